@@ -1,4 +1,4 @@
-"""How keys and values lie in the pages of the cache, defined once for every device."""
+"""The layout of keys and values in the pages of the cache, defined once for every device."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from .checks import FormatError
 from .float_bits import FLOAT_BITS
 from .weight_layout import TILE_ROWS
 
-# Tokens in a page of keys and values: two vectors of scores, one step of a product of tiles.
+# Tokens in a page of keys and values. Their scores fill two vectors, and they are one step of a tile matmul.
 PAGE_TOKENS = 32
-# Columns that share a scale where keys and values have 4 bits.
+# Number of columns that share a scale when keys and values have 4 bits.
 SCALE_COLUMNS = 32
 _SCALE_BYTES = 2  # float16
-# Sums of products of a packed head stay within int32.
+# The largest head size for which the integer dot products of packed heads fit in int32.
 MOST_PACKED_COLUMNS = 1024
 
 
 @dataclass(frozen=True)
 class PackedPages:
-    """Pages of keys and values as small integers with scales: what a KV head keeps of PAGE_TOKENS tokens.
+    """Pages of keys and values as small integers with scales. A page holds PAGE_TOKENS tokens of one KV head.
 
-    Four bytes of neighbouring columns (keys) or tokens (values) lie in a 32-bit lane, so that one instruction
-    multiplies sixteen tokens (or columns) by four numbers each. A page holds, one after the other:
+    A 32-bit lane holds the bytes of four neighbouring columns (keys) or tokens (values), so one instruction multiplies
+    sixteen tokens (or columns) by four numbers each. A page contains, in this order:
 
-    - of keys: [columns / 4][PAGE_TOKENS][4 columns] bytes; of values: [PAGE_TOKENS / 4][columns][4 tokens] bytes.
+    - keys: [columns / 4][PAGE_TOKENS][4 columns] bytes; or values: [PAGE_TOKENS / 4][columns][4 tokens] bytes.
     - scales [groups][PAGE_TOKENS], float16.
 
-    With 8 bits a byte is one column, an int8, and a token has one scale: value = integer * scale. Columns are filled
-    up with zeros to a multiple of 4 (keys) or 16 (values).
+    With 8 bits, each byte is one column (an int8), and each token has one scale: value = integer * scale. Columns are
+    padded with zeros to a multiple of 4 (keys) or 16 (values).
 
-    With 4 bits keys and values are stored multiplied by the normalised Hadamard matrix of the head's size. Each
-    32 columns have a scale, and 16 bytes: byte i holds column i in its low nibble and column i + 16 in its high one;
-    value = (nibble - 7.5) * scale.
+    With 4 bits, keys and values are multiplied by the normalised Hadamard matrix of the head's size before they are
+    stored. Every 32 columns have one scale and 16 bytes. Byte i holds column i in its low nibble and column i + 16 in
+    its high nibble: value = (nibble - 7.5) * scale.
 
     Attributes:
         bits: 8 or 4.
-        head_size, v_head_size: columns of a key and of a value; with 4 bits powers of two, at least 32.
+        head_size, v_head_size: number of columns of a key and of a value; with 4 bits, each is a power of two of at
+            least 32.
     """
 
     bits: int
@@ -58,22 +59,22 @@ class PackedPages:
 
     @property
     def key_columns(self) -> int:
-        """Bytes of a token's key, scales left out."""
+        """The number of bytes of a token's key without its scales."""
         return self.head_size // 2 if self.bits == 4 else -(-self.head_size // 4) * 4
 
     @property
     def value_columns(self) -> int:
-        """Bytes of a token's value, scales left out."""
+        """The number of bytes of a token's value without its scales."""
         return self.v_head_size // 2 if self.bits == 4 else -(-self.v_head_size // TILE_ROWS) * TILE_ROWS
 
     @property
     def key_groups(self) -> int:
-        """Scales of a token's key."""
+        """The number of scales of a token's key."""
         return self._groups(self.head_size)
 
     @property
     def value_groups(self) -> int:
-        """Scales of a token's value."""
+        """The number of scales of a token's value."""
         return self._groups(self.v_head_size)
 
     def _groups(self, size: int) -> int:
@@ -81,21 +82,21 @@ class PackedPages:
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of a head's page of keys, a multiple of a cache line."""
+        """The number of bytes of a head's page of keys, a multiple of a cache line."""
         return PAGE_TOKENS * (self.key_columns + _SCALE_BYTES * self.key_groups)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a head's page of values, a multiple of a cache line."""
+        """The number of bytes of a head's page of values, a multiple of a cache line."""
         return PAGE_TOKENS * (self.value_columns + _SCALE_BYTES * self.value_groups)
 
 
 def can_rotate(size: int) -> bool:
-    """Whether heads of this size can be stored with 4 bits: there is a Hadamard matrix that is made by halving."""
+    """Return True if heads of this size can be stored with 4 bits, which needs a Hadamard matrix of this size."""
     return size >= SCALE_COLUMNS and size & (size - 1) == 0
 
 
-# By NumPy's type of their bits.
+# The NumPy type of an array's bits, and the kind of float that the bits represent, for floats without a NumPy type.
 _FLOAT_KINDS = {bits: kind for kind, bits in FLOAT_BITS.items()}
 
 
@@ -104,8 +105,8 @@ class StateLayer:
     """The states of one recurrent layer.
 
     Attributes:
-        states: float32 [num_slots, size], each contiguous; between them there may be others' memory.
-        group: number of its cache group, whose `StateSlots` lead here.
+        states: float32 [num_slots, size]. Each state is contiguous; other memory may lie between states.
+        group: index of its cache group, whose `StateSlots` refer to these states.
     """
 
     states: NDArray[np.float32]
@@ -124,7 +125,7 @@ class StateLayer:
 
     @property
     def size(self) -> int:
-        """Numbers of a state."""
+        """The number of floats in a state."""
         return int(self.states.shape[1])
 
 
@@ -132,16 +133,17 @@ class StateLayer:
 class PagedLayer:
     """Keys and values of one attention layer, in pages of PAGE_TOKENS tokens.
 
+    Each block is contiguous; other memory may lie between blocks. A token's index is its slot,
+    block * PAGE_TOKENS + offset.
+
     Attributes:
         keys: float32, float16, or the bits of bfloat16 (uint16) or float8 (uint8), [num_blocks, kv_heads, head_size,
-            PAGE_TOKENS]. Tokens are innermost, so that the scores of neighbouring tokens are one vector and no sum
-            crosses its lanes.
+            PAGE_TOKENS]. Tokens are the innermost axis, so that the scores of neighbouring tokens form one vector and
+            no sum crosses its lanes.
         values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
-        packed: None; or how `keys` and `values`, uint8 [num_blocks, kv_heads, bytes of a page], hold small integers.
-        group: number of its cache group, which has the block tables that lead here (`StepContext.groups`).
-
-    Each block is contiguous; between blocks there may be others' memory. A token's index is its slot,
-    block * PAGE_TOKENS + offset.
+        packed: layout of `keys` and `values` if they are small integers, uint8 [num_blocks, kv_heads, bytes of a page];
+            None = floats.
+        group: index of its cache group in `StepContext.groups`, which holds the block tables of this layer.
     """
 
     keys: NDArray[Any]
@@ -169,15 +171,17 @@ class PagedLayer:
         if self.packed is not None:
             found, wanted = (self.keys.shape[2], self.values.shape[2]), (self.packed.key_bytes, self.packed.value_bytes)
             if found != wanted:
-                raise FormatError(f"pages of keys and values take {found} bytes, {self.packed} has {wanted}")
+                raise FormatError(f"pages of keys and values take {found} bytes, expected {wanted} for {self.packed}")
             return
         tokens = self.keys.shape[3], self.values.shape[2]
         if tokens != (PAGE_TOKENS, PAGE_TOKENS):
-            raise FormatError(f"pages of keys and values hold {tokens[0]} and {tokens[1]} tokens, not {PAGE_TOKENS}")
+            raise FormatError(
+                f"pages of keys and values hold {tokens[0]} and {tokens[1]} tokens, expected {PAGE_TOKENS}"
+            )
 
     @property
     def kind(self) -> str:
-        """float32, float16, bfloat16, float8, int8 or int4."""
+        """The type of keys and values: float32, float16, bfloat16, float8, int8 or int4."""
         if self.packed is not None:
             return f"int{self.packed.bits}"
         return _FLOAT_KINDS.get(str(self.keys.dtype), str(self.keys.dtype))
@@ -200,4 +204,4 @@ class PagedLayer:
 
 
 CacheLayer = PagedLayer | StateLayer
-"""What a layer of a program keeps of sequences."""
+"""The cached data of one layer of a program."""

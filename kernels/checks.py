@@ -1,4 +1,4 @@
-"""Shape checks at the edge of the kernels: machine code checks nothing, so a wrong array must not get there."""
+"""Shape checks before kernels are called. Compiled kernels check nothing, so a wrong array must not reach them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ FLOAT32 = np.dtype(np.float32)
 
 
 class FormatError(ValueError):
-    """Arrays that do not fit the layout asked for; the message names the shapes."""
+    """Arrays that do not match the requested layout; the message contains the shapes."""
 
 
 def check(
     name: str, array: NDArray[Any], shape: tuple[int | None, ...], dtype: np.dtype[Any] = FLOAT32, *,
     by_rows: bool = False,
 ) -> None:  # fmt: skip
-    """The array has this type and shape (None = any extent) and is C-contiguous.
+    """Raise an error unless the array has this type and shape (None = any size) and is C-contiguous.
 
     Args:
-        by_rows: only each row (all axes but the first) must be contiguous: column slices fit.
+        by_rows: True if only each row (all axes but the first) must be contiguous, so that column slices are accepted.
 
     Raises:
-        ValueError: it has not; the message names the array, what it is and what it should be.
+        ValueError: the array does not match; the message contains its name, its properties and the expected properties.
     """
     is_contiguous = array.flags.c_contiguous or (by_rows and array[:1].flags.c_contiguous)
     if is_contiguous and array.dtype == dtype and _fits(array.shape, shape):

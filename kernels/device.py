@@ -1,7 +1,8 @@
-"""What a device is to the engine: it compiles programs of ops, owns the cache and the logits, and samples.
+"""The interface of a device: it compiles programs of ops, owns the cache and the logits, and samples.
 
-A step tells it which tokens to compute, where they stand, which blocks they see, which logits are wanted: a flat batch
-of T tokens that belong to S sequences, in which decode rows and prefill chunks mix freely.
+A step (`StepContext`) holds the tokens to compute, their positions, the cache blocks that they see, and the rows whose
+logits are requested. The step is a flat batch of T tokens from S sequences, in which decode rows and prefill chunks mix
+freely.
 """
 
 from __future__ import annotations
@@ -19,31 +20,32 @@ from .sampling import SamplingBatch
 
 
 class TokenChoice(Protocol):
-    """Tokens that are being chosen (`Sampler.begin`)."""
+    """A choice of tokens that is in progress (see `Sampler.begin`)."""
 
     def wait(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """What `Sampler.sample` returns; to be called once. May raise what that may."""
+        """Wait, then return what `Sampler.sample` returns, or raise the same errors. To be called only once."""
 
 
 class DeviceAdapter(Protocol):
-    """An adapter in a device's memory, which goes back with the last reference to it.
+    """An adapter in a device's memory. The memory is freed when the last reference to the adapter is dropped.
 
     Attributes:
-        nbytes: how much that is.
+        nbytes: size in bytes.
     """
 
     @property
     def nbytes(self) -> int:
-        """See above."""
+        """The size in bytes."""
 
 
 class AdapterRows(NamedTuple):
-    """Which rows of a step go through which adapters, of S sequences with E entries in all.
+    """The adapters that the rows of a step use, for S sequences with E entries in total.
 
     Attributes:
-        adapters: what Executor.load_adapter returned, each once.
-        offsets: int32 [S + 1], the rows of sequence s go through entries offsets[s]:offsets[s + 1].
-        ids: int32 [E], indices into `adapters`. weights: float32 [E], factors on what they add.
+        adapters: return values of `Executor.load_adapter`, without duplicates.
+        offsets: int32 [S + 1]; the rows of sequence s use the entries offsets[s]:offsets[s + 1].
+        ids: int32 [E], indices into `adapters`.
+        weights: float32 [E], factors on the terms that the adapters add.
     """
 
     adapters: Sequence[DeviceAdapter]
@@ -53,16 +55,16 @@ class AdapterRows(NamedTuple):
 
 
 NO_ADAPTERS = AdapterRows((), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
-"""Of a step without adapters."""
+"""The `AdapterRows` of a step without adapters."""
 
 
 @dataclass(frozen=True)
 class PageTables:
-    """Where the keys and values of a cache group's layers lie: those of S sequences, and of T new tokens.
+    """The location of the keys and values of a cache group's layers, for S sequences and T new tokens.
 
     Attributes:
         block_tables: int32 [S, max_blocks], block ids of each sequence, in order.
-        slot_mapping: int64 [T], where each token's key and value go: block * block_size + offset.
+        slot_mapping: int64 [T], slot that each token's key and value are written to: block * block_size + offset.
     """
 
     block_tables: NDArray[np.int32]
@@ -71,11 +73,12 @@ class PageTables:
 
 @dataclass(frozen=True)
 class StateSlots:
-    """Where the states of recurrent layers are: those of S sequences, in a step of T rows.
+    """The location of the states of recurrent layers, for S sequences in a step of T rows.
 
     Attributes:
-        reads: int32 [S], the slot of the state that a sequence begins from; -1 = of zeros.
-        writes: int32 [T], the slot that the state behind a row goes to; -1 = it is not kept. No slot is read, too.
+        reads: int32 [S], slot of the state that each sequence starts from; -1 = a state of zeros.
+        writes: int32 [T], slot that receives the state after each row; -1 = the state is not stored. No slot is both
+            read and written.
     """
 
     reads: NDArray[np.int32]
@@ -88,17 +91,17 @@ class StepContext:
 
     Attributes:
         tokens: int64 [T], token ids.
-        positions: int64 [T], index of each token inside its sequence.
-        cu_seqlens_q: int32 [S + 1], sequence s owns rows cu_seqlens_q[s]:cu_seqlens_q[s + 1].
-        context_lens: int32 [S], tokens visible to the last row of each sequence, this step's included.
-        groups: per cache group where its layers keep their state (`PagedLayer.group`, `StateLayer.group`).
-        num_decode_sequences: so many sequences come first whose rows have decode numerics; those of the others have
-            prefill numerics.
-        logits_indices: int64 [R], rows whose logits are wanted.
-        rope_table: int32 [S], which RoPE table a sequence uses (0 short, 1 long).
-        choice, chosen: tokens that are still being chosen take the place of `tokens`: int64 [T], the row of the choice
-            that each of them is. Only where the program `takes_choices`.
-        adapter_rows: which rows go through which adapters.
+        positions: int64 [T], index of each token in its sequence.
+        cu_seqlens_q: int32 [S + 1]; sequence s owns the rows cu_seqlens_q[s]:cu_seqlens_q[s + 1].
+        context_lens: int32 [S], number of tokens visible to the last row of each sequence, including this step's.
+        groups: per cache group, the location of its layers' state (see `PagedLayer.group`, `StateLayer.group`).
+        num_decode_sequences: number of leading sequences whose rows are computed with decode numerics. The rows of the
+            remaining sequences are computed with prefill numerics.
+        logits_indices: int64 [R], rows whose logits are requested.
+        rope_table: int32 [S], RoPE table of each sequence (0 = short, 1 = long).
+        choice: choice in progress whose tokens replace `tokens`; only for programs with `takes_choices`.
+        chosen: int64 [T], row of `choice` that holds each token.
+        adapter_rows: adapters that the rows use.
     """
 
     tokens: NDArray[np.int64]
@@ -115,23 +118,24 @@ class StepContext:
 
     @property
     def page_tables(self) -> list[PageTables]:
-        """Those of the groups that keep rows in pages, which come first."""
+        """The tables of the groups that keep rows in pages; these groups come first."""
         return [group for group in self.groups if isinstance(group, PageTables)]
 
     @property
     def state_slots(self) -> StateSlots | None:
-        """Those of the group that keeps states, if there is one."""
+        """The slots of the group that keeps states, or None if there is no such group."""
         last = self.groups[-1] if self.groups else None
         return last if isinstance(last, StateSlots) else None
 
 
 @dataclass(frozen=True)
 class Factors:
-    """The two factors of what an adapter adds to some columns of a product: x @ a.T @ b.T.
+    """The two factors of the term x @ a.T @ b.T that an adapter adds to some columns of a linear layer's result.
 
     Attributes:
-        first: the first column of the result that they change.
-        a: float32 or float16 [rank, columns of x]. b: of the same type [columns of the result that change, rank].
+        first: first column of the result that the term changes.
+        a: float32 or float16 [rank, columns of x].
+        b: the same type as `a`, [columns of the result that change, rank].
     """
 
     first: int
@@ -140,16 +144,16 @@ class Factors:
 
     @property
     def rank(self) -> int:
-        """Numbers that lie between the two."""
+        """The inner dimension of the two factors."""
         return len(self.a)
 
 
 class KeyRotation(NamedTuple):
-    """A rotation of keys.
+    """A rotation of keys. The columns of a head from column 2 * pairs onwards are unchanged.
 
     Attributes:
-        cosine, sine: float64 [pairs]. interleaved: whether pairs are neighbours, or of the halves of 2 * pairs; what
-            lies behind them in a head stays as it is.
+        cosine, sine: float64 [pairs].
+        interleaved: True if a pair is two neighbouring columns; otherwise a pair is column i and column i + pairs.
     """
 
     cosine: NDArray[np.float64]
@@ -158,15 +162,16 @@ class KeyRotation(NamedTuple):
 
 
 DeviceArray: TypeAlias = Any
-"""An array in a device's memory: it can be cut, viewed as another type, reshaped, and brought to the host (np.asarray).
+"""An array in a device's memory. The array can be sliced, viewed as another type, reshaped, and copied to the host with
+np.asarray.
 
-Each device has a type of its own, which only its executor reads and writes where the memory is not the host's. `Any`,
-since a protocol cannot say that an executor takes the arrays that it made.
+Each device has a separate array type. If the memory is not the host's, only the device's executor reads and writes it.
+The alias is `Any` because a protocol cannot express that an executor accepts only the arrays that it created.
 """
 
 
 class DeviceMemory(Protocol):
-    """Memory that somebody owns.
+    """Device memory that its owner must close.
 
     Attributes:
         bytes: uint8 [n].
@@ -175,224 +180,234 @@ class DeviceMemory(Protocol):
     bytes: DeviceArray
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the memory."""
 
 
 class StepCancelled(Exception):
-    """The step was cancelled: what it computed is incomplete."""
+    """The step was cancelled, so its results are incomplete."""
 
 
 class DeviceFailed(RuntimeError):
-    """The device did not do what it was asked for; the message has its own words."""
+    """An operation of the device failed; the message contains the device's own error text."""
 
 
 class StepError(RuntimeError):
-    """The step was refused: its tokens, positions or blocks lead outside their tables."""
+    """The step was rejected: a token, position or block is outside its table."""
 
 
 class StepFunction(Protocol):
-    """A program that is ready to run. One step runs at a time."""
+    """A compiled program. One step runs at a time."""
 
     @property
     def takes_choices(self) -> bool:
-        """Whether `run` only starts a step, and takes tokens that nobody knows yet (`StepContext.choice`)."""
+        """True if `run` only starts a step and accepts tokens that are not known yet (`StepContext.choice`)."""
 
     def run(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> dict[str, DeviceArray]:
-        """Compute the program's outputs, [T, width] each, which the next step may overwrite.
+        """Compute the program's outputs, [T, width] each. The next step may overwrite them.
 
         Args:
             given: arrays for the program's `given`.
 
         Raises:
-            StepCancelled: `cancel` was called meanwhile.
-            StepError: an index of the step leads outside its table.
-            MemoryError: the device has no room for a step of this size; a smaller one can be run.
-            DeviceFailed: such as a GPU that was lost.
+            StepCancelled: `cancel` was called during the run.
+            StepError: an index of the step is outside its table.
+            MemoryError: the device does not have enough memory for a step of this size; a smaller step may fit.
+            DeviceFailed: the device failed, for example because a GPU was lost.
         """
 
     def seconds(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> float:
-        """Run a step, and say how long the device took for it, by its own clock where it has one: without what goes
-        there before and comes back behind it."""
+        """Run a step and return the seconds that the device took, by the device's own clock if there is one.
+
+        Transfers to the device before the step and from the device afterwards are not counted.
+        """
 
     def cancel(self) -> None:
-        """End the run in progress early; called from another thread."""
+        """End the current run early. Called from another thread."""
 
     def resume(self) -> None:
-        """Forget a cancellation."""
+        """Clear a cancellation."""
 
 
 class HostThreads(Protocol):
-    """Threads of the host that functions of arrays share their work among.
+    """Threads of the host that share the work of array functions.
 
     Attributes:
-        count: how many.
+        count: number of threads.
     """
 
     @property
     def count(self) -> int:
-        """See above."""
+        """The number of threads."""
 
 
 class Sampler(Protocol):
-    """Chooses tokens from rows of logits. One call runs at a time."""
+    """A sampler that selects tokens from rows of logits. One call runs at a time."""
 
     def sample(
         self, logits: DeviceArray, batch: SamplingBatch, distributions: NDArray[np.float64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """Take each row of the batch through its steps to a token.
+        """Apply the sampling steps of each row of the batch and draw one token per row.
 
         Args:
             logits: float32 [B, V], not changed.
             distributions: float64 [A, V] or None: receives the distributions from which the tokens were drawn.
 
         Returns:
-            tokens int64 [A]; float64 [A], the probability of each in the distribution it was drawn from (1 if greedy);
-            status int64 [A], FINE, or why there is no token: HAS_NAN, HAS_INFINITY, ALL_MASKED (then the token is -1).
+            int64 [A], the tokens.
+            float64 [A], the probability of each token in the distribution that it was drawn from (1 if greedy).
+            int64 [A], the status: FINE, or the reason that there is no token (the token is then -1): HAS_NAN,
+            HAS_INFINITY, ALL_MASKED.
         """
 
     @property
     def most_begun(self) -> int:
-        """The most rows that `begin` takes; 0 = this device chooses while it is asked."""
+        """The maximum number of rows that `begin` accepts; 0 = the device can only sample synchronously."""
 
     def begin(self, logits: DeviceArray, batch: SamplingBatch) -> TokenChoice:
-        """As `sample`, without waiting for the tokens. The logits have been read by whatever is started later."""
+        """Start `sample` without waiting for the tokens. Work that is started later cannot affect these logits."""
 
     def log_normalizers(
         self, logits: DeviceArray, rows: NDArray[np.int64], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """What turns logits into log-probabilities, and the most likely tokens, of some rows.
+        """Return the log-normalisers of some rows, which turn logits into log-probabilities, and the likeliest tokens.
 
         Args:
-            logits: float32 [B, V]. rows: int64 [A], 0 to B - 1. top: how many tokens are wanted, 0 to V.
+            logits: float32 [B, V].
+            rows: int64 [A], 0 to B - 1.
+            top: number of tokens to return per row, 0 to V.
 
         Returns:
-            float64 [A], log(sum(exp(row))): a token's log-probability is its logit less this. NaN for a row with NaN,
-            with infinity, or with nothing but -inf.
-            int64 [A, top], ids of the largest logits, the largest first, among equals the lowest id. Masked tokens
-            (-inf) do not count: a row with fewer others ends in -1.
+            float64 [A], log(sum(exp(row))): a token's log-probability is its logit minus this number. It is NaN for a
+            row that contains NaN or infinity, or that contains only -inf.
+            int64 [A, top], ids of the largest logits, in descending order, lower ids first among equals. Masked tokens
+            (-inf) are left out: a row with fewer than `top` other tokens is padded with -1.
         """
 
 
 class StepSizes(NamedTuple):
-    """Of steps: with `fast` tokens prompts are read the fastest, `most` are the most that one may have."""
+    """Numbers of tokens per step: `fast` is the number that prefills fastest, and `most` is the maximum."""
 
     fast: int
     most: int
 
 
 class Executor(Protocol):
-    """A device."""
+    """A device that compiles and runs programs."""
 
     @property
     def step_sizes(self) -> StepSizes:
-        """How many tokens to give it at a time."""
+        """The recommended and the maximum number of tokens per step."""
 
     @property
     def name(self) -> str:
-        """Its kind, such as "cpu"."""
+        """The kind of device, such as "cpu"."""
 
     @property
     def device(self) -> str:
-        """Which one of its kind, too, as people ask for it: "cpu", "cuda", "cuda:1"."""
+        """The device as users name it, with its index if there is one: "cpu", "cuda", "cuda:1"."""
 
     @property
     def threads(self) -> int:
-        """Threads of the host that it uses."""
+        """The number of host threads that the device uses."""
 
     @property
     def host_threads(self) -> HostThreads | None:
-        """What functions of arrays take as `threads`; None = the caller's alone."""
+        """The `threads` argument of array functions; None = the functions run only on the caller's thread."""
 
     def free_bytes(self) -> int | None:
-        """Memory of the device that is free now; None = its memory is the host's."""
+        """Return the number of bytes of device memory that are free now; None = the device uses the host's memory."""
 
     def wait(self) -> None:
-        """Until everything that was asked of the device is done."""
+        """Wait until the device has finished all submitted work."""
 
     def allocate(self, nbytes: int) -> DeviceMemory:
-        """Zeroed memory for the cache, which takes room only where it is written to if the device can do that.
+        """Return zeroed memory for the cache. If the device can, it backs only the written parts with physical memory.
 
         Raises:
-            MemoryError: there is not so much.
+            MemoryError: there is not enough memory.
         """
 
     def read_block(self, blocks: DeviceArray, index: int) -> NDArray[np.uint8]:
-        """A copy of a row of the cache's memory on the host, behind everything that was asked for before.
+        """Return a host copy of one row of the cache's memory, after all work that was submitted earlier.
 
         Raises:
-            DeviceFailed: such as a GPU that was lost.
+            DeviceFailed: the device failed, for example because a GPU was lost.
         """
 
     def write_block(self, blocks: DeviceArray, index: int, content: NDArray[np.uint8]) -> None:
-        """Copy bytes of the host's into a row of the cache's memory, behind everything that was asked for before. They
-        have been read on return.
+        """Copy host bytes to one row of the cache's memory, after all work that was submitted earlier.
+
+        `content` has been read when the method returns.
 
         Raises:
-            DeviceFailed: such as a GPU that was lost.
+            DeviceFailed: the device failed, for example because a GPU was lost.
         """
 
     def copy_blocks(self, blocks: DeviceArray, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy rows of the cache's memory, seen as [blocks, bytes]: (source, destination) each, in order."""
+        """Copy rows of the cache's memory [blocks, bytes]: one (source, destination) pair after another."""
 
     def rotate_keys(self, blocks: Sequence[int], rotations: Sequence[tuple[PagedLayer, KeyRotation]]) -> None:
-        """Rotate all keys in some blocks of the cache, in place, those of each layer as is said for it.
+        """Rotate all keys in some blocks of the cache in place, by one rotation per layer.
 
-        They are read as numbers and rounded to what pages hold once more. Where there are no blocks, what the device
-        needs for these layers is made ready.
+        The stored keys are converted to floats, rotated, and rounded back to the type that pages hold. If `blocks` is
+        empty, the method only prepares what the device needs for these layers.
 
         Raises:
-            MemoryError: the device has no room for the list of blocks.
-            DeviceFailed: as a step does.
+            MemoryError: the device does not have enough memory for the list of blocks.
+            DeviceFailed: the device failed, as in a step.
         """
 
     def compile(self, program: OpProgram, layers: Sequence[CacheLayer | None] = ()) -> StepFunction:
-        """Make a program ready: pack its weights, compile its kernels.
+        """Compile a program: pack its weights and compile its kernels.
 
         Args:
-            layers: per cache layer its pages, or its states.
+            layers: per cache layer, its pages or its states.
 
         Raises:
-            UnsupportedOp: an op that this device does not know.
+            UnsupportedOp: the device does not support an op.
         """
 
     def sampler(self, vocab_size: int) -> Sampler:
-        """A sampler of rows of so many logits."""
+        """Return a sampler for rows of `vocab_size` logits."""
 
     def host(self, rows: DeviceArray) -> NDArray[np.float32]:
-        """Logits as a NumPy array."""
+        """Return logits as a NumPy array."""
 
     def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
-        """An op as a function of arrays: its values in order to its outputs.
+        """Return an op as a function of arrays, which maps its input values in order to its outputs.
 
         Raises:
-            UnsupportedOp: there is none.
+            UnsupportedOp: the device has no array function for the op.
         """
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> DeviceAdapter:
         """Copy an adapter into the device's memory.
 
         Args:
-            factors: per target of the programs that it is for (see `ir.LoraDelta`), those that lie there, all of one
-                type; where there are several, of different columns.
+            factors: per adapter target of the programs (see `ir.LoraDelta`), the factors for the target. All factors
+                have the same type. If a target has several factors, each changes different columns.
 
         Raises:
-            MemoryError: there is not so much.
+            MemoryError: there is not enough memory.
         """
 
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
-        """Bytes that a product with this weight reads."""
+        """Return the number of bytes that a matmul with this weight reads."""
 
     def arithmetic(self, op: Op, constants: Constants, *, prefill: bool) -> str | None:
-        """The instructions that multiply in an op; None where it has no prefill numerics of its own."""
+        """Return the name of the instructions that an op's matmuls use; None = prefill uses the numerics of decode."""
 
     def ceiling(self, what: str) -> float | None:
-        """What the device can do at most, measured now: bytes that it reads per second ("bandwidth"), or operations per
-        second in an arithmetic that `arithmetic` named. None = the host computes, or nobody measures it.
+        """Measure and return the peak rate of the device, or None if the host computes or the rate cannot be measured.
+
+        Args:
+            what: "bandwidth", for bytes read per second; or an arithmetic that `arithmetic` returned, for operations
+                per second.
         """
 
     def close(self) -> None:
-        """Give packed weights back; programs that were compiled keep theirs as long as somebody holds them."""
+        """Release packed weights. Compiled programs keep their weights for as long as the programs are referenced."""
 
 
 class UnsupportedOp(ValueError):
-    """An op that a device cannot lower; the message names it."""
+    """A device cannot lower an op; the message names the op."""

@@ -1,8 +1,8 @@
-"""Fusions of ops, for devices whose kernels do the work of several.
+"""Fusions of ops, for devices whose kernels do the work of several ops.
 
-- Two products behind a gate as one op, where one kernel multiplies with both weights.
-- Additions moved into products, and norms behind the choice of rows, where a product adds what it is given to its sums.
-  Numbers are added in the order in which the ops say: where sums are float32, every bit stays.
+- The two linear layers of a gate become one op if one kernel can multiply by both weights.
+- Additions move into linear layers, and norms move after the selection of rows, for devices on which a linear layer
+  adds its addend to its sums. Numbers are added in the order that the ops define, so float32 sums stay bit-identical.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .ir import RowsType
 def fuse_gated_linears(
     parts: Sequence[Any], keep: Collection[str], alike: Callable[[ir.Weight, ir.Weight], bool]
 ) -> list[Any]:
-    """Parts of a program (ops, and what runs between them), with two products behind a gate made one.
+    """Return the parts of a program (ops and host nodes) with the two linear layers of each gate fused into one op.
 
     Args:
-        keep: values that are read elsewhere, so that they must exist.
-        alike: whether one call can multiply with both weights.
+        keep: values that are read elsewhere and so must be computed.
+        alike: function that returns True if one call can multiply by both weights.
     """
     uses = Counter(name for op in parts for name in op.inputs)
     uses.update(list(keep))
@@ -44,10 +44,12 @@ def fuse_gated_linears(
 
 
 def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:
-    """Parts of a program, where a product that only a norm reads, which adds it to something, adds that itself.
+    """Return the parts of a program with additions moved from norms into the preceding linear layers.
+
+    An addition moves if the linear layer's result is read only by the norm, which adds this result to its input.
 
     Args:
-        keep: values that are read elsewhere, so that they must exist.
+        keep: values that are read elsewhere and so must be computed.
     """
     uses = Counter(name for part in parts for name in part.inputs)
     uses.update(list(keep))
@@ -72,7 +74,7 @@ def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:
 def norm_late(
     parts: Sequence[Any], keep: Collection[str], types: Mapping[str, RowsType]
 ) -> tuple[list[Any], dict[str, RowsType]]:
-    """Parts where the rows that logits are made of are normed once they are taken, and the types of their values."""
+    """Return the parts with rows of logits normalised after they are selected, and the types of the parts' values."""
     uses = Counter(name for part in parts for name in part.inputs)
     uses.update(list(keep))
     makers = {part.out: part for part in parts if isinstance(part, ir.Norm)}

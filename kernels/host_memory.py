@@ -1,4 +1,4 @@
-"""A cache in the memory of the host: who copies its blocks, hands them out, and rotates the keys in them."""
+"""A cache in the host's memory: allocation, copies of blocks, and rotation of keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .float_bits import read_floats, stored_floats
 from .reference.attention import rotate
 from .reference.pages import read_pages, write_keys
 
-# Blocks that are copied and rotated at once.
+# Number of blocks that are rotated together.
 _AT_ONCE = 64
 
 
 class TimedByHost:
-    """What step functions of the host have in common; see `device.StepFunction`."""
+    """Base class of the host's step functions; see `device.StepFunction`."""
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Any:
         raise NotImplementedError
@@ -35,17 +35,17 @@ class TimedByHost:
 
 
 class HostMemory:
-    """What executors have in common whose memory is the host's; see `device.Executor`."""
+    """Base class of executors that use the host's memory; see `device.Executor`."""
 
-    # As fast as longer steps for short prompts and faster for long ones, because the rows stay in the second-level
-    # cache; and what a step needs of memory grows with it.
+    # For short prompts, steps of 256 tokens are as fast as longer steps. For long prompts they are faster, because the
+    # rows stay in the second-level cache. The memory that a step needs grows with its tokens.
     step_sizes = StepSizes(fast=256, most=sys.maxsize)
 
     def free_bytes(self) -> None:
         return None
 
     def wait(self) -> None:
-        """What was asked for is done already."""
+        """Return immediately, because all work is synchronous."""
 
     def allocate(self, nbytes: int) -> ReservedMemory:
         return ReservedMemory(nbytes)
@@ -70,10 +70,10 @@ class HostMemory:
 
 
 def _rotate_keys(layer: PagedLayer, blocks: Sequence[int], rotation: KeyRotation) -> None:
-    """Turn all keys of some blocks. They are rounded once more where they are not float32."""
+    """Rotate all keys of some blocks. Keys that are not stored as float32 are rounded again."""
     for begin in range(0, len(blocks), _AT_ONCE):
         some = np.asarray(blocks[begin : begin + _AT_ONCE], np.int64)
-        # What a block holds behind its last token may be anything.
+        # The slots after a block's last token may hold any bits.
         with np.errstate(invalid="ignore", over="ignore"):
             if layer.packed is None:
                 pages = read_floats(layer.keys[some], layer.kind).astype(np.float32)
@@ -85,7 +85,7 @@ def _rotate_keys(layer: PagedLayer, blocks: Sequence[int], rotation: KeyRotation
 
 
 def _rotated_pages(pages: NDArray[np.float32], rotation: KeyRotation) -> NDArray[np.float32]:
-    """Keys [blocks, heads, size, PAGE_TOKENS]."""
+    """Rotate keys [blocks, heads, size, PAGE_TOKENS] in place and return them."""
     half = len(rotation.cosine)
     parts = (
         (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rotation.interleaved else (slice(half), slice(half, 2 * half))

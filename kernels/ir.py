@@ -1,8 +1,9 @@
-"""Ops: what a decoder computes over rows of tokens, one frozen op per meaning, as data.
+"""Ops: the operations of a decoder over rows of tokens, as plain data (one frozen dataclass per operation).
 
-The graph side makes them (`genai.ops`), a device lowers them (`kernels.cpu`, `kernels.reference`). An op names
-values and constants and never holds an address or a function. Values are float32 rows, one per token of the step (or
-one per row whose logits are wanted); their types stand in the `OpProgram`. Shapes below write T for a value's rows.
+The graph side creates ops (`genai.ops`) and a device lowers them (`kernels.cpu`, `kernels.reference`). An op refers to
+values and constants by name and never holds an address or a function. Values consist of float32 rows, one per token of
+the step (or one per row of requested logits); `OpProgram.types` holds the types of values. In the shapes below, T is
+the number of rows of a value.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from numpy.typing import NDArray
 
 from .weights import QuantizationError, QuantizedWeight, WeightFormat
 
-# Names. A value that an op reads or makes ("" = absent), and a constant that it reads.
+# Names of a value that an op reads or writes ("" = absent), and of a constant that an op reads.
 In = Annotated[str, "in"]
 Out = Annotated[str, "out"]
 Constant = Annotated[str, "constant"]
 
 
 class Per(Enum):
-    """What a value has one row for."""
+    """The unit for which a value has one row."""
 
     TOKEN = "token"
     LOGITS = "row of logits that is wanted"
 
 
 class Ids(Enum):
-    """Integers that every step brings, one per token."""
+    """Integers that every step supplies, one per token."""
 
     TOKENS = "token ids"
     POSITIONS = "positions in the sequence"
@@ -41,11 +42,12 @@ class Ids(Enum):
 
 @dataclass(frozen=True)
 class RowsType:
-    """A value with one float32 row per token (or per row of logits).
+    """The type of a value with one float32 row per token (or per row of logits).
 
     Attributes:
-        shape: as the graph sees it, with -1 where the number of rows goes in, such as (1, -1, 2048).
-        width: numbers per row; a multiple of the last axis, if a row holds several of those.
+        shape: shape in the graph, with -1 for the number of rows, such as (1, -1, 2048).
+        width: numbers per row: the size of the last axis, or a multiple of it if a row holds several vectors.
+        per: unit for which the value has one row.
     """
 
     shape: tuple[int, ...]
@@ -54,11 +56,11 @@ class RowsType:
 
     @property
     def last(self) -> int:
-        """Size of the last axis."""
+        """The size of the last axis."""
         return self.shape[-1]
 
     def with_width(self, width: int) -> RowsType:
-        """The same rows with other contents: a last axis of `width` numbers, one per row."""
+        """Return the type of the same rows with `width` numbers each, all in the last axis."""
         return replace(self, shape=(*self.shape[:-1], width), width=width)
 
 
@@ -67,19 +69,24 @@ class RowsType:
 
 @dataclass(frozen=True)
 class BlockWeight:
-    """A quantised matrix [rows, columns] by the names of its constants; "" = it has none. `load` reads it.
+    """A quantised matrix [rows, columns], described by the names of its constants ("" = absent).
 
     Equal weights are packed once, so a tied embedding and head share memory.
 
     Attributes:
-        data: codes, uint8, those of `experts` matrices one after the other; 0 = no mixture's, but one.
+        data: codes, uint8; in a mixture, the codes of the `experts` matrices follow one another.
         scales: floats, one per group or one per row.
-        offsets: packed integers. Without `offset_scales` they are zero points, whose scales are `scales`, and may be
-            floats too.
-        multipliers: packed integers. offset_scales: floats.
-        grid: float32 [2 ** bits]. Without it, `values` are the grid; without both it counts by ones.
-        high_first: of two numbers in a byte the first one has the high bits.
-        interleaved: rows are in turn those of a gate and of what it gates.
+        offsets: packed integers. Without `offset_scales`, they are zero points, which are scaled by `scales` and may
+            also be floats.
+        format: number of bits of each part, and the number of columns that share it.
+        experts: number of matrices in a mixture of experts; 0 = a single matrix outside a mixture.
+        interleaved: True if the rows of a gate alternate with the rows that it gates.
+        multipliers: packed integers.
+        offset_scales: floats.
+        grid: float32 [2 ** bits], the value of each code. If `grid` is absent, `values` is the grid; if both are
+            absent, the grid has steps of one.
+        values: grid as numbers instead of a constant.
+        high_first: True if the first of two codes in a byte is in the high bits.
     """
 
     data: Constant
@@ -98,27 +105,27 @@ class BlockWeight:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """The number of bits of a code."""
         return self.format.bits
 
     @property
     def block_size(self) -> int:
-        """Columns of a block."""
+        """The number of columns of a block."""
         return self.format.block_size
 
     @property
     def is_uniform(self) -> bool:
-        """Whether it has what onnxruntime's blocks have: integers, a scale, and perhaps a zero point."""
+        """True if the format is that of onnxruntime: integers, a scale, and optionally a zero point."""
         return not (self.grid or self.values or self.multipliers or self.offset_scales)
 
     def load(self, array: Callable[[str], NDArray[Any]]) -> QuantizedWeight:
-        """The matrix itself, where its constants are not onnxruntime's blocks (`is_uniform`).
+        """Return the matrix. Its constants must not be in onnxruntime's block format (see `is_uniform`).
 
         Args:
-            array: gives a constant by its name.
+            array: function that returns a constant by name.
 
         Raises:
-            QuantizationError: an array has another type or shape.
+            QuantizationError: an array has the wrong type or shape.
         """
         names = (self.data, self.scales, self.multipliers, self.offset_scales, self.offsets)
         data, scales, multipliers, offset_scales, offsets = (array(name) if name else None for name in names)
@@ -141,7 +148,7 @@ class BlockWeight:
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """A matrix of float32, float16 or bfloat16: stored [columns, rows], or [rows, columns] if `transposed`."""
+    """A matrix of float32, float16 or bfloat16, stored as [columns, rows], or as [rows, columns] if `transposed`."""
 
     data: Constant
     rows: int
@@ -156,11 +163,11 @@ Weight = BlockWeight | DenseWeight
 
 @dataclass(frozen=True)
 class LoraDelta:
-    """What low-rank adapters (Hu et al. 2021) add to a product: hidden @ B.T, for every adapter of a row.
+    """The term hidden @ B.T that each low-rank adapter of a row (Hu et al. 2021) adds to a linear layer.
 
     Attributes:
-        hidden: what `LoraShrink` made for this target.
-        target: number of the product among those of the program that adapters can change.
+        hidden: output of `LoraShrink` for this target.
+        target: index of the linear layer among the linear layers of the program that adapters can change.
     """
 
     hidden: In
@@ -169,11 +176,12 @@ class LoraDelta:
 
 @dataclass(frozen=True)
 class Projection:
-    """x @ weight.T + bias + addend + delta.
+    """The linear layer x @ weight.T + bias + addend + delta.
 
     Attributes:
-        bias: float32 [rows] ([experts, rows] of experts). addend: rows as wide as the result.
-        delta: the target of adapters; None = they cannot change this product.
+        bias: float32 [rows], or [experts, rows] for experts.
+        addend: rows as wide as the result.
+        delta: term of the adapters; None = adapters cannot change this layer.
     """
 
     weight: Weight
@@ -190,19 +198,19 @@ class Op:
     """Base class of all ops.
 
     Attributes (of every op, keyword only):
-        op_type: what the graph calls it.
+        op_type: operator type in the graph.
     """
 
     op_type: str = field(default="", kw_only=True, compare=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the values that it reads."""
+        """Names of the values that the op reads."""
         return tuple(_names(self, "in"))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the values that it makes."""
+        """Names of the values that the op writes."""
         return tuple(_names(self, "out"))
 
 
@@ -217,7 +225,7 @@ class Embedding(Op):
 
 @dataclass(frozen=True)
 class SliceColumns(Op):
-    """Columns [first, first + width of out) of every row, or all of them in another shape: nothing is computed."""
+    """Columns [first, first + width of out) of every row, or all columns in another shape. No arithmetic is needed."""
 
     x: In
     first: int
@@ -226,7 +234,7 @@ class SliceColumns(Op):
 
 @dataclass(frozen=True)
 class SelectColumns(Op):
-    """out[:, i] = x[:, order[i]]: columns chosen by a constant `order`, int64 [width of out]."""
+    """out[:, i] = x[:, order[i]], where `order` is a constant, int64 [width of out]."""
 
     x: In
     order: Constant
@@ -235,7 +243,7 @@ class SelectColumns(Op):
 
 @dataclass(frozen=True)
 class LogitsRows(Op):
-    """out = x[logits_indices]: the rows whose logits are wanted."""
+    """out = x[logits_indices]: the rows whose logits are requested."""
 
     x: In
     out: Out
@@ -243,10 +251,11 @@ class LogitsRows(Op):
 
 @dataclass(frozen=True)
 class LoraShrink(Op):
-    """out = weight * (x @ A.T) for every adapter of a row that has factors at a target; see `LoraDelta`.
+    """out = weight * (x @ A.T) for each of a row's adapters that changes the linear layer `target` (see `LoraDelta`).
 
-    How wide that is, and whether there is anything, is said by each step: which adapters a row has, their weights, and
-    their ranks. So `out` has no type, and a program serves adapters that it has never heard of.
+    Each step supplies the adapters of every row with their weights and ranks, and so determines the width of `out`,
+    which may be 0. Therefore `out` has no type, and a program works with any adapter that is loaded after the program
+    was compiled.
     """
 
     x: In
@@ -256,7 +265,7 @@ class LoraShrink(Op):
 
 @dataclass(frozen=True)
 class Linear(Op):
-    """out = projection(x). `exact`: with float32 activations; otherwise a device may round them to 8 bits per block."""
+    """out = projection(x). Unless `exact`, a device may quantise the float32 activations to 8 bits per block."""
 
     x: In
     projection: Projection
@@ -278,7 +287,7 @@ class GatedLinear(Op):
 
 @dataclass(frozen=True)
 class Norm(Op):
-    """The norm of s = x + skip + input_bias over groups of a row, and s itself.
+    """The norm of s = x + skip + input_bias over groups of a row (`out`), and s itself (`total`).
 
     out = s / sqrt(mean(s ** 2) + epsilon) * weight (Zhang & Sennrich 2019), or, if `centred`,
     (s - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016). A group is as wide as the weight.
@@ -297,7 +306,7 @@ class Norm(Op):
 
 @dataclass(frozen=True)
 class Unary(Op):
-    """out = function(x, *parameters), element by element; the functions are those of `functions`."""
+    """out = function(x, *parameters), elementwise. `kernels.reference.functions` defines the functions."""
 
     function: str
     x: In
@@ -307,7 +316,7 @@ class Unary(Op):
 
 @dataclass(frozen=True)
 class Binary(Op):
-    """out = function(a, b), element by element; either may be a constant instead, one number or as wide as a row."""
+    """out = function(a, b), elementwise. Either operand may be a constant: one number, or one number per column."""
 
     function: str
     a: In
@@ -329,7 +338,7 @@ class Gate(Op):
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary tables (Su et al. 2021), [positions, rotary_dim / 2]; the long ones serve sequences that ask for them."""
+    """Rotary tables (Su et al. 2021), [positions, rotary_dim / 2]. `StepContext.rope_table` selects the long ones."""
 
     cos: Constant
     sin: Constant
@@ -340,19 +349,22 @@ class Rope:
 
 @dataclass(frozen=True)
 class Attention(Op):
-    """Keys and values into the layer's pages, then softmax(q k * scale) v of every row over its sequence.
+    """Write keys and values to the layer's pages, then compute softmax(q k * scale) v for every row over its sequence.
 
-    Queries and keys are normed and rotated on the way.
+    Queries and keys are normalised and rotated first.
 
     Attributes:
-        query: [T, heads * head_size], and behind it keys and values where `key` is "".
-        layer: number of the cache layer. scale: factor on scores; 0 = 1 / sqrt(head_size).
-        softcap: scores become softcap * tanh(score / softcap); 0 = off.
-        window: a row sees its own token and window - 1 before it; -1 = all before it.
-        chunk: a row sees the tokens of its own chunk of so many, up to its own (Llama 4); 0 = there are no chunks.
-        sinks: float32 [heads], a score per head that takes part in the softmax with a value of zero.
-        smooth_softmax: a sink of 0 for every head.
-        q_norm, k_norm: float32 [head_size], weights of an RMS norm per head before the rotation; epsilon: its.
+        query: [T, heads * head_size], followed in each row by the keys and values if `key` is "".
+        layer: index of the cache layer.
+        scale: factor on scores; 0 = 1 / sqrt(head_size).
+        softcap: limit of scores, which become softcap * tanh(score / softcap); 0 = off.
+        window: number of tokens that a row sees: its own token and the window - 1 tokens before it; -1 = all tokens up
+            to its own.
+        chunk: number of tokens in a chunk (Llama 4). A row sees the tokens of its chunk up to its own token; 0 = off.
+        sinks: float32 [heads], an additional score per head in the softmax, with a value of zero.
+        smooth_softmax: True if every head has a sink of 0.
+        q_norm, k_norm: float32 [head_size], weights of an RMS norm per head before the rotation.
+        epsilon: epsilon of that norm.
     """
 
     query: In
@@ -378,13 +390,13 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class LinearRecurrence(Op):
-    """A recurrent layer, column by column: out_t = state_t = decay_t * state_(t-1) + x_t over a sequence's rows.
+    """A recurrent layer, elementwise: out_t = state_t = decay_t * state_(t-1) + x_t over the rows of a sequence.
 
-    Before the first token of a sequence its state is zero. With a decay of 1 it is a running sum; gated layers
+    The state before the first token of a sequence is zero. With a decay of 1 the layer is a running sum; gated layers
     (RG-LRU: De et al. 2024) compute the decay of each token.
 
     Attributes:
-        layer: number of the cache layer, which has as many numbers as a row of x.
+        layer: index of the cache layer. Its states have as many numbers as a row of x.
     """
 
     x: In
@@ -395,14 +407,15 @@ class LinearRecurrence(Op):
 
 @dataclass(frozen=True)
 class MoE(Op):
-    """A mixture of experts: out = sum over the chosen of share * second(activation(first(x))).
+    """A mixture of experts: out = sum over the selected experts of share * second(activation(first(x))).
 
-    The `per_token` best of `scores` [T, experts] are chosen, of equal scores the first. Their shares are the softmax
-    over the chosen ones if `normalized`, otherwise over all.
+    The `per_token` experts with the highest `scores` [T, experts] are selected; among equal scores, the first wins.
+    Their shares are a softmax over the selected experts if `normalized`, otherwise over all experts.
 
     Attributes:
-        activation: "swiglu" (gate and up are alternating rows of `first`), or the name of a unary function.
-        parameters: of swiglu alpha, beta, limit: gate * sigmoid(alpha * gate) * (up + beta), both kept within limit.
+        activation: "swiglu" (the rows of gate and up alternate in `first`), or the name of a unary function.
+        parameters: parameters of swiglu: alpha, beta and limit in gate * sigmoid(alpha * gate) * (up + beta). `gate` is
+            clipped to at most limit, and `up` is clipped to [-limit, limit].
     """
 
     x: In
@@ -425,9 +438,11 @@ class HostNode:
     """A node that has no op: a function of arrays that runs on the host, between two parts of a program.
 
     Attributes:
-        function: called with its inputs ("" and constants are filled in); returns its outputs in order.
-        inputs: names of values and of `OpProgram.ids`; "" = not computed by the program. outputs: "" = not wanted.
-        values: per input its value where `inputs` has "".
+        label: name of the node in messages.
+        function: called with the list of all inputs, constants included; returns the outputs in order.
+        inputs: names of values and of `OpProgram.ids`; "" = the value of the input is in `values`.
+        outputs: names of values; "" = unused.
+        values: values of the inputs whose names in `inputs` are "".
     """
 
     op_type: str
@@ -438,7 +453,7 @@ class HostNode:
     values: tuple[Any, ...]
 
     def call(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Its outputs by name, from the values known so far."""
+        """Compute the node from the values known so far and return its outputs by name."""
         given = [known[name] if name else value for name, value in zip(self.inputs, self.values, strict=True)]
         results = self.function(given)
         return {name: value for name, value in zip(self.outputs, results, strict=False) if name}
@@ -448,20 +463,21 @@ class Constants(Protocol):
     """The constants of a program."""
 
     def array(self, name: str) -> NDArray[Any]:
-        """A constant's value."""
+        """Return the value of a constant."""
 
     def packed(self, weight: Weight) -> None:
-        """A weight has been brought into a format of the device's: its constants will not be read again."""
+        """Record that the device has packed a weight into its own format and will not read its constants again."""
 
 
 @dataclass(frozen=True)
 class OpProgram:
-    """Ops (and what runs between them) in order.
+    """Ops, and the host nodes between them, in order of execution.
 
     Attributes:
-        types: of every value that ops read or make.
-        ids: names under which host nodes find the step's integers.
-        given: values that are not computed here. outputs: those that are wanted at the end.
+        types: type of every value that an op reads or writes.
+        outputs: names of the values to return.
+        ids: names by which host nodes refer to the step's integers.
+        given: names of the values that the caller supplies.
     """
 
     parts: tuple[Op | HostNode, ...]
@@ -473,11 +489,11 @@ class OpProgram:
 
     @property
     def ops(self) -> list[Op]:
-        """The parts that are ops."""
+        """The parts of the program that are ops."""
         return [part for part in self.parts if isinstance(part, Op)]
 
     def apart(self) -> list[OpProgram]:
-        """The same work, a program per part, so that every value can be seen."""
+        """Return one program per part, so that every intermediate value can be inspected."""
         ends = [(tuple(filter(None, part.inputs)), tuple(filter(None, part.outputs))) for part in self.parts]
         return [
             replace(self, parts=(part,), given=given, outputs=outputs)
@@ -486,19 +502,19 @@ class OpProgram:
 
 
 def projections(op: Op) -> tuple[Projection, ...]:
-    """The products with weights in an op."""
+    """Return the linear layers of an op."""
     values = (getattr(op, one.name) for one in fields(op))
     return tuple(value for value in values if isinstance(value, Projection))
 
 
 def weights_of(op: Op) -> tuple[Weight, ...]:
-    """The weights that an op names."""
+    """Return the weights of an op."""
     table = (op.table,) if isinstance(op, Embedding) else ()
     return (*table, *(projection.weight for projection in projections(op)))
 
 
 def constant_names(part: Op | Weight) -> list[str]:
-    """Names of the constants that an op or a weight reads."""
+    """Return the names of the constants that an op or a weight reads."""
     return _names(part, "constant")
 
 
@@ -516,7 +532,7 @@ def _names(op: Any, role: str) -> list[str]:
 
 @cache
 def _roles(kind: type) -> tuple[tuple[str, str], ...]:
-    """The fields of a class, each "in", "out", "constant", "nested" or "plain"."""
+    """Return the name of each field of a class, with its role: "in", "out", "constant", "nested" or "plain"."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = []
     for one in fields(kind):

@@ -1,17 +1,17 @@
-"""What a quantised weight is, whatever its family: one description, one meaning, one order of bits.
+"""Quantised weights, with one description, one meaning and one bit order for all families of formats.
 
     value[r, c] = scale[r, c // group] * multiplier[r, c // block] * grid[code[r, c]]
                   - offset_scale[r, c // group] * offset[r, c // block]
 
-Codes are small unsigned integers that choose a value of a grid. A grid that counts by ones is uniform quantisation;
-any other one is non-linear (NF4, IQ4_NL, MXFP4). Scales are floats. Where `group_size` is larger than `block_size`
-there are two levels: the blocks of a group share its floats and have integers of a few bits of their own, multipliers
-and, where values do not lie around zero, offsets (the minima of k-quants; zero points are offsets whose scale is the
-block's). What a format has not is 1 (multipliers) or 0 (offsets).
+Codes are small unsigned integers that index a grid of values. A grid with steps of one is uniform quantisation; any
+other grid is non-linear (NF4, IQ4_NL, MXFP4). Scales are floats. If `group_size` is larger than `block_size`, there are
+two levels: the blocks of a group share its floats, and each block has integers of a few bits: a multiplier and, if
+values are not centred on zero, an offset (the minima of k-quants; a zero point is an offset whose scale is the block's
+scale). If a format has no multipliers, they count as 1; if it has no offsets, they count as 0.
 
-Codes, multipliers and offsets are stored in rows of bits: number i of b bits has the bits [i * b, (i + 1) * b) of its
-row, the lowest bit first, and a row ends with a whole byte. With 2, 4 and 8 bits that is the order of ONNX's packed
-integers.
+Codes, multipliers and offsets are stored in rows of bits: number i of b bits occupies the bits [i * b, (i + 1) * b) of
+its row, lowest bit first, and each row is padded to a whole byte. With 2, 4 and 8 bits, this is the order of ONNX's
+packed integers.
 """
 
 from __future__ import annotations
@@ -29,42 +29,43 @@ from numpy.typing import NDArray
 
 from genai.common.cores import allowed_processors
 
-# As a block or a group: all columns of a row.
+# A block or group size that means all columns of a row.
 ROW = 0
 CODE_BITS = (2, 3, 4, 5, 6, 8)
 BLOCKS = (16, 32, 64, 128, 256)
 _BLOCK_UNIT = 16
-# Bits of the integers of blocks; 0 = there are none.
+# Numbers of bits that a block's integers may have; 0 = the block has no such integers.
 MULTIPLIER_BITS = OFFSET_BITS = (0, 2, 3, 4, 5, 6, 8)
 # Types of scales.
 FLOAT_TYPES = ("float16", "bfloat16", "float32")
-# Rows of codes are filled up to a multiple of this many columns.
+# Rows without blocks are padded to a multiple of this many columns.
 _WHOLE = 16
-# Weights that are packed or dequantised at once: they stay inside a core's cache.
+# Number of weights that are packed or dequantised together, small enough to stay in a core's cache.
 _CHUNK_WEIGHTS = 1 << 16
-# The largest value of a grid as a byte, of which the unit is found between these.
+# `grid_unit` scales a grid so that its largest magnitude, as a signed byte, lies between these two numbers.
 _LARGEST_BYTE, _SMALLEST_REACH = 127, 64
 
 
 class QuantizationError(ValueError):
-    """A weight format that does not exist, a matrix that cannot be quantised, or arrays that do not fit it."""
+    """An invalid weight format, a matrix that cannot be quantised, or arrays that do not match their format."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How a quantised matrix [rows, columns] is stored.
+    """The storage format of a quantised matrix [rows, columns].
 
     Attributes:
-        bits: of a code: 2, 3, 4, 5, 6 or 8.
-        block_size: columns that share a multiplier and an offset: a multiple of 16 up to 256, or ROW.
-        group_size: columns that share a scale (and an offset scale): the block size, a larger number of columns, or
+        bits: bits of a code: 2, 3, 4, 5, 6 or 8.
+        block_size: number of columns that share a multiplier and an offset: a multiple of 16 up to 256, or ROW.
+        group_size: number of columns that share a scale (and an offset scale): the block size, a multiple of it, or
             ROW.
-        multiplier_bits: of a block's multiplier; 0 = none.
-        signed: multipliers are stored plus 2 ** (multiplier_bits - 1), and lie around zero.
-        offset_bits: of a block's offset; 0 = none.
+        multiplier_bits: bits of a block's multiplier; 0 = none.
+        signed: True if 2 ** (multiplier_bits - 1) is added to multipliers for storage, so that multipliers are centred
+            on zero.
+        offset_bits: bits of a block's offset; 0 = none.
 
     Raises:
-        QuantizationError: a value that no kernel reads.
+        QuantizationError: no kernel supports the given value.
     """
 
     bits: int
@@ -85,20 +86,21 @@ class WeightFormat:
         if self.block_size != ROW and self.block_size not in range(_BLOCK_UNIT, BLOCKS[-1] + 1, _BLOCK_UNIT):
             raise QuantizationError(
                 f"block_size is {self.block_size}, expected a multiple of {_BLOCK_UNIT} up to {BLOCKS[-1]}, "
-                f"or {ROW}: a row"
+                f"or {ROW} for a whole row"
             )
         whole = self.block_size and self.group_size > 0 and self.group_size % self.block_size == 0
         if self.group_size != ROW and not whole:
             raise QuantizationError(
-                f"group_size is {self.group_size}, expected a multiple of block_size {self.block_size}, or {ROW}: a row"
+                f"group_size is {self.group_size}, expected a multiple of block_size {self.block_size}, or {ROW} for a "
+                f"whole row"
             )
         if self.group_size != self.block_size and not self.multiplier_bits:
             raise QuantizationError(
-                f"blocks of {self.block_size} in groups of {self.group_size} need multipliers of their own"
+                f"blocks of {self.block_size} in groups of {self.group_size} need multipliers, but multiplier_bits is 0"
             )
 
     def __str__(self) -> str:
-        """Such as "4 bits by 32, multipliers of 6 bits, groups of 256"."""
+        """Return a description such as "4 bits by 32, multipliers of 6 bits, groups of 256"."""
         parts = [f"{self.bits} bits by {self.block_size or 'row'}"]
         if self.multiplier_bits:
             parts.append(f"multipliers of {self.multiplier_bits} bits, groups of {self.group_size or 'a row'}")
@@ -108,27 +110,28 @@ class WeightFormat:
 
     @property
     def multiplier_zero(self) -> int:
-        """What is stored for a multiplier of 0."""
+        """The stored integer that represents a multiplier of 0."""
         return 1 << (self.multiplier_bits - 1) if self.signed else 0
 
     def padded(self, columns: int) -> int:
-        """Columns that a row is filled up to: whole groups."""
+        """Return the number of columns including padding, which extends rows to whole groups."""
         unit = self.group_size or self.block_size or _WHOLE
         return -(-columns // unit) * unit
 
     def blocks(self, columns: int) -> int:
-        """Blocks of a row."""
+        """Return the number of blocks in a row."""
         return self.padded(columns) // self.block_size if self.block_size else 1
 
     def groups(self, columns: int) -> int:
-        """Groups of a row."""
+        """Return the number of groups in a row."""
         return self.padded(columns) // self.group_size if self.group_size else 1
 
     def bits_per_weight(self, columns: int, scale_bits: int = 16, *, floats_per_group: int | None = None) -> float:
-        """Bits that a weight takes in such a row, scales and what fills it up included; the grid is not counted.
+        """Return the average bits per weight of a row, including scales and padding. The grid is not counted.
 
         Args:
-            floats_per_group: None = a scale, and an offset scale where there are offsets.
+            floats_per_group: number of floats that a group stores; None = a scale, and an offset scale if there are
+                offsets.
         """
         floats = (2 if self.offset_bits else 1) if floats_per_group is None else floats_per_group
         blocks = self.blocks(columns)
@@ -137,31 +140,32 @@ class WeightFormat:
 
 
 def uniform_format(bits: int, block_size: int, *, zero_points: bool = False) -> WeightFormat:
-    """One level: a scale per block (ROW: per row), and with `zero_points` an integer of as many bits as a code has."""
+    """Return a one-level format with a scale (and, if `zero_points`, an integer of `bits` bits) per block or ROW."""
     return WeightFormat(bits, block_size, block_size, offset_bits=bits if zero_points else 0)
 
 
 def uniform_grid(bits: int, *, centred: bool = True) -> NDArray[np.float32]:
-    """The integers of so many bits, float32 [2 ** bits]: around zero as symmetric formats have them, or from 0 on."""
+    """Return the integers of `bits` bits, float32 [2 ** bits]: around zero as in symmetric formats, or from 0 up."""
     return np.arange(1 << bits, dtype=np.float32) - np.float32((1 << (bits - 1)) * centred)
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A matrix [rows, columns] of quantised numbers: what every method makes, every file holds and every device reads.
+    """A quantised matrix [rows, columns], in the form that quantisation methods produce, files store and devices read.
 
     Attributes:
-        format: how many bits each part has, and which columns share it.
-        rows, columns: outputs and inputs of a linear layer.
+        format: number of bits of each part, and the number of columns that share it.
+        rows, columns: number of outputs and of inputs of a linear layer.
         data: codes, uint8 [rows, padded columns * bits / 8], packed as rows of bits. The padding is never read.
-        grid: float32 [2 ** bits], what each code stands for.
+        grid: float32 [2 ** bits], the value of each code.
         scales: float32 [rows, groups].
         multipliers: int16 [rows, blocks], or None.
         offset_scales: float32 [rows, groups], or None. Zero points are offsets whose scales are `scales`.
         offsets: uint8 [rows, blocks], or None.
 
     Raises:
-        QuantizationError: an array has another type or shape, or numbers that its bits cannot hold.
+        QuantizationError: an array has the wrong type or shape, or contains numbers that do not fit in the format's
+            bits.
     """
 
     format: WeightFormat
@@ -177,7 +181,7 @@ class QuantizedWeight:
     def __post_init__(self) -> None:
         format, columns = self.format, self.columns
         if self.rows < 1 or columns < 1:
-            raise QuantizationError(f"a weight of {self.rows} x {columns}, expected at least one row and one column")
+            raise QuantizationError(f"the weight is {self.rows} x {columns}, expected at least one row and one column")
         groups, blocks = (self.rows, format.groups(columns)), (self.rows, format.blocks(columns))
         _check("data", self.data, (self.rows, format.padded(columns) * format.bits // 8), "B")
         _check("grid", self.grid, (1 << format.bits,), "f")
@@ -189,7 +193,9 @@ class QuantizedWeight:
         ):
             array = getattr(self, name)
             if (array is None) == bool(wanted):
-                raise QuantizationError(f"{name} is {'absent' if wanted else 'given'}, which {format} does not expect")
+                raise QuantizationError(
+                    f"{name} is {'absent' if wanted else 'given'}, which does not match the format {format}"
+                )
             if array is not None:
                 _check(name, array, shape, kind)
         if self.multipliers is not None:
@@ -204,10 +210,10 @@ class QuantizedWeight:
         multipliers: NDArray[np.int16] | None = None, offset_scales: NDArray[np.float32] | None = None,
         offsets: NDArray[np.uint8] | None = None, columns: int | None = None,
     ) -> QuantizedWeight:  # fmt: skip
-        """Pack codes [rows, columns], integers below 2 ** bits; the padding of rows becomes 0.
+        """Pack codes [rows, columns], which are integers below 2 ** bits. The padding of rows becomes 0.
 
         Args:
-            columns: of the matrix, where the codes have the padding of rows too.
+            columns: number of columns of the matrix, if the codes include padding.
         """
         if codes.ndim != 2 or 0 in codes.shape or codes.dtype.kind not in "iu":
             raise QuantizationError(f"codes are {codes.dtype} {list(codes.shape)}, expected integers [rows, columns]")
@@ -232,10 +238,12 @@ class QuantizedWeight:
         scales: NDArray[Any], multipliers: NDArray[Any] | None, offset_scales: NDArray[Any] | None,
         offsets: NDArray[Any] | None,
     ) -> QuantizedWeight:  # fmt: skip
-        """From constants as models store them: floats of any type, multipliers (plus their zero) and offsets packed.
+        """Build a weight from constants as models store them: floats of any type, and packed multipliers and offsets.
+
+        `WeightFormat.multiplier_zero` has been added to the stored multipliers.
 
         Raises:
-            QuantizationError: an array has another type or shape.
+            QuantizationError: an array has the wrong type or shape.
         """
         groups, blocks = format.groups(columns), format.blocks(columns)
         integers = [(rows, packed_bytes(blocks, bits)) for bits in (format.multiplier_bits, format.offset_bits)]
@@ -249,7 +257,7 @@ class QuantizedWeight:
         ):
             if (array is None) != (shape is None):
                 state = "absent" if array is None else "given"
-                raise QuantizationError(f"{name} is {state}, which {format} does not expect")
+                raise QuantizationError(f"{name} is {state}, which does not match the format {format}")
             if array is None:
                 continue
             is_right = array.dtype == np.uint8 if kinds == "u1" else array.dtype.name in FLOAT_TYPES
@@ -273,11 +281,11 @@ class QuantizedWeight:
 
     @property
     def codes(self) -> NDArray[np.uint8]:
-        """uint8 [rows, columns]."""
+        """The unpacked codes, uint8 [rows, columns]."""
         return unpack_bits(self.data, self.format.bits, self.columns)
 
     def dequantize(self) -> NDArray[np.float32]:
-        """The weights as float32 [rows, columns], on all processors."""
+        """Return the weights as float32 [rows, columns], computed in parallel on all processors."""
         values = np.empty((self.rows, self.columns), np.float32)
 
         def fill(part: slice) -> None:
@@ -287,16 +295,16 @@ class QuantizedWeight:
         return values
 
     def dequantise(self) -> NDArray[np.float32]:
-        """The earlier name of `dequantize`."""
+        """Call `dequantize`, the current name of this method."""
         warnings.warn("QuantizedWeight.dequantise is now QuantizedWeight.dequantize", DeprecationWarning, stacklevel=2)
         return self.dequantize()
 
     def dequantize_rows(self, rows: Any, dtype: Any = np.float32) -> NDArray[Any]:
-        """Some rows [.., columns]: (scale * multiplier) * grid[code] - offset scale * offset, in this order.
+        """Return some rows [.., columns]: (scale * multiplier) * grid[code] - offset scale * offset, in this order.
 
         Args:
-            rows: an index of rows, such as a slice or an array of integers.
-            dtype: of the arithmetic.
+            rows: index of the rows, such as a slice or an array of integers.
+            dtype: type of the arithmetic.
         """
         format = self.format
         values = _grid_values(self.data[rows], format.bits, format.padded(self.columns), self.grid.astype(dtype))
@@ -315,19 +323,19 @@ class QuantizedWeight:
 
     @property
     def half_scales(self) -> bool:
-        """Whether float16 holds all scales exactly, so that they take 16 bits where they are stored."""
+        """True if float16 holds all scales exactly, so that they can be stored in 16 bits."""
         return all(_fits_half(array) for array in (self.scales, self.offset_scales) if array is not None)
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits that a weight takes as it is stored, scales and padding included."""
+        """The average bits per stored weight, including scales and padding."""
         floats = 1 if self.offset_scales is None or self.offset_scales is self.scales else 2
         scale_bits = 16 if self.half_scales else 32
         return self.format.bits_per_weight(self.columns, scale_bits, floats_per_group=floats)
 
 
 def _by_rows(work: Callable[[slice], None], rows: int, columns: int) -> None:
-    """work(rows) of all rows, in pieces that a core's cache holds."""
+    """Call work(rows) for all rows in parallel, in slices that fit in a core's cache."""
     step = max(1, _CHUNK_WEIGHTS // columns)
     with ThreadPoolExecutor(len(allowed_processors())) as pool:
         for _ in pool.map(work, [slice(first, min(first + step, rows)) for first in range(0, rows, step)]):
@@ -350,21 +358,21 @@ def _check_range(name: str, array: NDArray[Any], low: int, high: int) -> None:
 
 
 def num_blocks(columns: int, block_size: int) -> int:
-    """Blocks of a row, the last one perhaps padded."""
+    """Return the number of blocks in a row. The last block may be padded."""
     return -(-columns // block_size)
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Bytes of a row of so many numbers."""
+    """Return the number of bytes of a row of `count` packed numbers."""
     return -(-count * bits // 8)
 
 
 def pack_bits(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """Unsigned integers below 2 ** bits [..., count] to rows of bits, uint8 [..., ceil(count * bits / 8)]."""
+    """Pack unsigned integers below 2 ** bits [..., count] into rows of bits, uint8 [..., ceil(count * bits / 8)]."""
     array = np.ascontiguousarray(numbers, np.uint8)
     if 8 % bits == 0 and array.shape[-1] * bits % 8 == 0:
         per_byte = 8 // bits
-        if sys.byteorder == "little" and bits < 8:  # a word has the codes of a byte, and its lowest one takes all in
+        if sys.byteorder == "little" and bits < 8:  # a word holds the codes of one byte, and its low byte collects them
             words = array.view(f"u{per_byte}")
             merged = words.copy()
             for index in range(1, per_byte):
@@ -378,7 +386,7 @@ def pack_bits(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
         single = np.unpackbits(array[..., None], axis=-1, count=bits, bitorder="little")
         return np.packbits(single.reshape(*array.shape[:-1], -1), axis=-1, bitorder="little")
     words = array.view(np.uint64)
-    for lane in (8, 16, 32):  # two neighbours become one number of twice the bits
+    for lane in (8, 16, 32):  # two neighbouring numbers become one number of twice the bits
         width = bits * lane // 8
         low = np.uint64(sum(((1 << width) - 1) << shift for shift in range(0, 64, 2 * lane)))
         words = words & low | words >> np.uint64(lane - width) & low << np.uint64(width)
@@ -386,7 +394,7 @@ def pack_bits(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 
 
 def unpack_bits(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """Rows of bits to their first `count` numbers, uint8 [..., count]."""
+    """Unpack the first `count` numbers of each row of bits, uint8 [..., count]."""
     if bits == 8:
         return packed[..., :count]
     if 8 % bits == 0:
@@ -399,12 +407,12 @@ def unpack_bits(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.
 
 
 def repeated(factors: NDArray[Any], columns: int) -> NDArray[Any]:
-    """Numbers of blocks or groups [rows, count] per column [rows, columns]: each stands for as many columns."""
+    """Expand numbers of equal blocks or groups [rows, count] to one per column [rows, columns]."""
     return factors[:, np.arange(columns) * factors.shape[1] // columns]
 
 
 def grid_unit(grid: NDArray[np.float32]) -> float:
-    """The unit in which the values of a grid are nearest to whole numbers of a signed byte."""
+    """Return the unit in which the values of a grid are closest to integers of a signed byte."""
     reach = float(np.abs(grid).max())
 
     def error(unit: float) -> float:
@@ -412,14 +420,14 @@ def grid_unit(grid: NDArray[np.float32]) -> float:
         return float(np.sum((np.rint(steps) - steps) ** 2)) * unit**2
 
     def preference(unit: float) -> tuple[float, bool]:
-        """Of units that fit equally well, a power of two changes no number."""
+        """Prefer the smallest error, then a power of two, because scaling by a power of two is exact."""
         return error(unit), math.frexp(unit)[0] != 0.5
 
     return min((reach / top for top in range(_LARGEST_BYTE, _SMALLEST_REACH - 1, -1)), key=preference)
 
 
 def _combine(operation: np.ufunc, values: NDArray[Any], factors: NDArray[Any]) -> None:
-    """values [rows, columns] with factors [rows, count], each of which stands for as many columns, in place."""
+    """Combine values [rows, columns] in place with factors [rows, count], each for columns / count columns."""
     rows, columns = values.shape
     if columns % factors.shape[1] == 0:
         blocks = values.reshape(rows, factors.shape[1], -1)
@@ -429,7 +437,7 @@ def _combine(operation: np.ufunc, values: NDArray[Any], factors: NDArray[Any]) -
 
 
 def _grid_values(packed: NDArray[np.uint8], bits: int, count: int, grid: NDArray[Any]) -> NDArray[Any]:
-    """What packed codes stand for [..., count]: where bytes hold whole codes, one look gives all of a byte."""
+    """Return the values of packed codes [..., count], by one lookup per byte if a byte holds whole codes."""
     if 8 % bits or packed.shape[-1] * 8 != count * bits:
         return grid.take(unpack_bits(packed, bits, count))
     bytes_ = unpack_bits(np.arange(256, dtype=np.uint8)[:, None], bits, 8 // bits)

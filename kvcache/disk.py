@@ -1,12 +1,13 @@
-"""A folder on disk that keeps published blocks, within a limit of bytes, for this process and others, now and later.
+"""A prefix cache on disk: published blocks in a folder of limited size, shared by processes and kept after a restart.
 
-    FOLDER/<2 digits>/<62>   a block: 8 bytes "genai-kv", 4 bytes length of its note, the note, the block, SHA-256 of
-                             its name and these. Its name is the SHA-256 of what it depends on and of its key
-    FOLDER/lock              held by who changes the sum of all sizes, which it holds
+    FOLDER/<2 digits>/<62>   a block: 8 bytes "genai-kv", the length of the note (4 bytes), the note, the block, and the
+                             SHA-256 of the file's name and all preceding bytes. The name is the SHA-256 of the
+                             identity (what the content of all blocks depends on) and of the block's key
+    FOLDER/lock              locked while the total size of all blocks changes; contains that total
 
-A block is written beside its place and renamed, so that it is whole or absent. One that a power cut damaged, or that
-was copied over another one, has another digest: it counts as absent. Whoever finds a block makes it the youngest; when
-the sum exceeds the limit, the blocks that were not used for longest are removed.
+A block is written to a temporary file that is then renamed, so a block is either complete or absent. A block that was
+damaged by a power failure, or that was copied over another block, has a different digest and counts as absent. Reading
+a block makes it the most recently used. When the total exceeds the limit, the least recently used blocks are removed.
 """
 
 from __future__ import annotations
@@ -33,37 +34,40 @@ from genai.kernels.device import DeviceArray, DeviceFailed
 _MAGIC = b"genai-kv"
 _NOTE = struct.Struct("<I")
 _DIGEST = hashlib.sha256().digest_size
-# Blocks wait to be written in memory; those that come while so many bytes do are not kept.
+# Blocks that wait to be written occupy memory. While they fill this limit, additional blocks are dropped.
 _MOST_WAITING_BYTES = 2**28
-# When the limit is exceeded, blocks are removed until so much of it is used.
+# When the limit is exceeded, blocks are removed until the folder uses this fraction of the limit.
 _AFTER_REMOVAL = 0.9
-# Files that a killed process was writing are removed when they are that old.
+# The age in seconds at which a partial file, left by a killed process, is removed.
 _ABANDONED_SECONDS = 3600.0
 
 
 class BlockMover(Protocol):
-    """What is asked of a device here; see `genai.kernels.device.Executor`."""
+    """The operations that `BlockDirectory` needs from a device; see `genai.kernels.device.Executor`."""
 
     def read_block(self, blocks: DeviceArray, index: int) -> NDArray[np.uint8]:
-        """A copy of a block on the host."""
+        """Return a copy of a block on the host."""
 
     def write_block(self, blocks: DeviceArray, index: int, content: NDArray[np.uint8]) -> None:
         """Copy bytes into a block."""
 
 
 class DirectoryError(OSError):
-    """A folder cannot keep blocks; says why."""
+    """The folder cannot hold blocks; the message gives the reason."""
 
 
 class BlockDirectory:
-    """Blocks of a cache in a folder; a `Backing` of its pool.
+    """A folder of cache blocks, which serves as the `Backing` of their pool.
 
     Args:
-        folder: made if there is none, for this user only. It is refused where others could write into it.
-        identity: all that the content of blocks depends on besides their keys: model, numerics, layout.
-        max_bytes: most bytes of all files in the folder, whatever they are of.
-        blocks: their memory, uint8 [blocks, bytes]. device: whose it is.
-        note_size: most bytes of a note.
+        folder: the folder. If it does not exist, it is created for the current user only. It is refused if other users
+            could write to it.
+        identity: a value that identifies everything that the content of blocks depends on, except their keys: model,
+            numerics, layout.
+        max_bytes: maximum total size of all files in the folder, whatever identity they belong to.
+        blocks: the memory of the blocks, uint8 [blocks, bytes].
+        device: the device that holds `blocks`.
+        note_size: maximum number of bytes of a note.
 
     Raises:
         DirectoryError: the folder cannot be used.
@@ -94,7 +98,7 @@ class BlockDirectory:
         except FileExistsError as error:
             raise DirectoryError(f"{error.filename or folder} is a file") from error
         except NotADirectoryError as error:
-            raise DirectoryError(f"{error.filename or folder} lies below a file") from error
+            raise DirectoryError(f"a parent of {error.filename or folder} is a file") from error
         except OSError as error:
             raise DirectoryError(f"{error.filename or folder}: {error.strerror or error}") from error
         self._waiting: queue.SimpleQueue[tuple[bytes, bytes, NDArray[np.uint8]] | None] = queue.SimpleQueue()
@@ -107,7 +111,7 @@ class BlockDirectory:
     # --- for the pool ------------------------------------------------------------------------------------------------
 
     def load(self, key: bytes) -> tuple[bytes, NDArray[np.uint8]] | None:
-        """See Backing.load. A file that is damaged, or vanishes meanwhile, is none."""
+        """See Backing.load. Returns None for a file that is damaged, or that is deleted during the call."""
         path = self._path(key)
         found = self._read(path)
         if found is not None:
@@ -135,8 +139,9 @@ class BlockDirectory:
         self._device.write_block(self._blocks, block, content)
 
     def store(self, key: bytes, note: bytes, block: int) -> None:
-        """See Backing.store: copied now, written by a thread of its own; not kept where the device fails, of which the
-        next step tells.
+        """See Backing.store. The block is copied immediately, and a separate thread writes it.
+
+        If the device fails, the block is dropped; the next step raises the error.
         """
         if self._process != os.getpid():
             return
@@ -161,16 +166,16 @@ class BlockDirectory:
         self._waiting.put((key, note, content))
 
     def figures(self) -> dict[str, int]:
-        """Blocks found and written by this process, and not kept; bytes of the folder, as last counted."""
+        """Return the number of blocks that this process found, wrote and dropped, and the last known folder size."""
         return {"found": self._found, "written": self._written, "dropped": self._dropped, "bytes": self._bytes}
 
     def flush(self) -> None:
-        """Wait until all that was stored is written."""
+        """Wait until all stored blocks are written."""
         while self._waiting_bytes and self._writer is not None and self._writer.is_alive():
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write the queued blocks and stop the writer thread."""
         if self._process != os.getpid() or self._writer is None:
             return
         self._waiting.put(None)
@@ -184,7 +189,7 @@ class BlockDirectory:
         return self.folder / name[:2] / name[2:]
 
     def _read(self, path: Path) -> tuple[bytes, NDArray[np.uint8]] | None:
-        """The note and the block of a file; None if it is not there or damaged."""
+        """Return the note and the block in a file; None if the file is missing or damaged."""
         size = self._blocks.shape[1]
         most = len(_MAGIC) + _NOTE.size + _DIGEST + size + self._note_size
         try:
@@ -204,8 +209,8 @@ class BlockDirectory:
     def _write_all(self) -> None:
         while (item := self._waiting.get()) is not None:
             key, note, content = item
-            with suppress(OSError):  # a full disk: the cache in memory goes on
-                if self._read(self._path(key)) is None:  # others may have written it meanwhile
+            with suppress(OSError):  # if the disk is full, the cache in memory continues to work
+                if self._read(self._path(key)) is None:  # another process may have written the block in the meantime
                     self._write(self._path(key), note, content)
             with self._lock:
                 self._waiting_bytes -= content.nbytes
@@ -237,7 +242,10 @@ class BlockDirectory:
 
     @contextmanager
     def _sum(self) -> Iterator[list[int]]:
-        """The bytes of all files, to be changed by nobody else meanwhile; counted anew where nobody knows them."""
+        """Lock the folder and yield its total size, in a list so that the caller can change it.
+
+        If the lock file contains no total, the files are counted.
+        """
         with (self.folder / "lock").open("a+b") as file:
             _lock_whole(file.fileno())
             file.seek(0)
@@ -245,7 +253,7 @@ class BlockDirectory:
             known = said.strip()
             total = [int(known) if known.isdigit() else sum(size for _, size, _ in self._files())]
             try:
-                # Who is killed in between leaves no sum, so that the next one counts.
+                # If the process is killed here, the file contains no total, and the next process counts the files.
                 file.truncate(0)
                 yield total
             finally:
@@ -255,7 +263,7 @@ class BlockDirectory:
                 self._bytes = total[0]
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """When each was used last, its size, its path."""
+        """Yield each file's time of last use, size and path."""
         for folder in self.folder.iterdir():
             if len(folder.name) == 2 and folder.is_dir():
                 for entry in os.scandir(folder):
@@ -264,7 +272,7 @@ class BlockDirectory:
                         yield facts.st_mtime, facts.st_size, Path(entry.path)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Remove blocks, those first that were not used for longest, until the others take so much; what they take."""
+        """Remove the least recently used blocks until the others fit into `most_bytes`; return the others' size."""
         now, left, files = time.time(), 0, sorted(self._files(), reverse=True)
         for used, size, path in files:
             if path.suffix == ".partial":
@@ -280,7 +288,7 @@ class BlockDirectory:
 
 
 def _digest_of(path: Path, content: bytes | memoryview) -> hashlib._Hash:
-    """Of the name of a block's file, and of what it begins with."""
+    """Return a hash object for a block file, updated with the file's name and the beginning of its content."""
     digest = hashlib.sha256((path.parent.name + path.name).encode())
     digest.update(content)
     return digest
@@ -292,9 +300,9 @@ def _check_trust(folder: Path) -> None:
 
 
 def _lock_whole(descriptor: int) -> None:
-    """Wait for the lock of a file, which ends with its descriptor."""
+    """Wait for an exclusive lock on a file; closing the descriptor releases it."""
     try:
         import fcntl
-    except ImportError:  # Windows: two processes may count the same bytes twice, and remove too much
+    except ImportError:  # on Windows two processes may count the same bytes twice and remove too many files
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX)

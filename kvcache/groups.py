@@ -1,10 +1,10 @@
-"""Cache groups: layers that keep their state alike share a block table, and all groups share the pages of one pool.
+"""Cache groups: layers that cache the same tokens share a block table, and all groups share the pages of one pool.
 
-A layer with full attention keeps a row per token. A layer with sliding-window attention needs the last rows only, and a
-recurrent layer one state of fixed size. Layers of the same kind form groups, and each sequence has one table per group,
-so that a window gives its blocks back while a full layer of the same model keeps its own. To let one pool serve every
-group, a block of each group takes one page of the same size; a kind with many layers is split into several groups.
-vLLM's hybrid cache manager works in the same way.
+A layer with full attention caches a row per token. A layer with sliding-window attention needs only the last rows, and
+a recurrent layer needs one state of fixed size. Layers of the same kind form groups, and each sequence has one table
+per group. A window can therefore return its blocks while a full-attention layer of the same model retains its blocks.
+To let one pool serve every group, a block of each group occupies one page of the same size; a kind with many layers is
+split into several groups. vLLM's hybrid cache manager works in the same way.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from enum import Enum
 
 
 class GroupKind(Enum):
-    """What the layers of a group keep."""
+    """The tokens that the layers of a group cache."""
 
     FULL = "full"
-    """A row of keys and values per token; of latent attention (MLA) the latent row."""
+    """A row of keys and values per token; for latent attention (MLA), the latent row."""
     WINDOW = "window"
     """The rows of the last `window` tokens."""
     CHUNKED = "chunked"
-    """The rows of the current chunk: a token sees those before it in its own chunk of `window` tokens."""
+    """The rows of the current chunk: a token attends to the preceding tokens of its own chunk of `window` tokens."""
     STATE = "state"
-    """A state of fixed size, which has seen every token (see `states`)."""
+    """A state of fixed size that covers all tokens (see `states`)."""
 
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers with one block table per sequence.
+    """Layers that share one block table per sequence.
 
     Attributes:
-        layers: their numbers, ascending.
+        layers: the layer numbers, ascending.
         kind: see GroupKind.
-        window: tokens that a token sees, itself included (WINDOW), or tokens of a chunk (CHUNKED); 0 = all.
+        window: number of tokens that a token attends to, including itself (WINDOW), or tokens per chunk (CHUNKED);
+            0 = all.
     """
 
     layers: tuple[int, ...]
@@ -49,11 +50,11 @@ class CacheGroup:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether tokens that are no longer visible give their blocks back."""
+        """True if blocks are returned once their tokens are no longer visible."""
         return self.window > 0
 
     def first_visible(self, position: int) -> int:
-        """The first token that the token at a position sees."""
+        """Return the index of the first token that the token at `position` attends to."""
         match self.kind:
             case GroupKind.WINDOW:
                 return max(0, position - self.window + 1)
@@ -63,15 +64,17 @@ class CacheGroup:
                 return 0
 
     def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
-        """The most blocks that a sequence of so many tokens holds at a time.
+        """Return the maximum number of blocks that a sequence of `tokens` tokens holds at a time.
 
         Args:
-            step_tokens: the most tokens of a step: a window gives its blocks back between steps.
+            tokens: length of the sequence.
+            step_tokens: maximum number of tokens per step; a window returns its blocks between steps.
+            block_size: tokens per block.
         """
         every = -(-tokens // block_size)
         if not self.is_bounded:
             return every
-        # The window, the tokens of a step, parts of blocks at both ends, and the block that stays behind the window.
+        # The window, the tokens of a step, a partial block at each end, and the block retained before the window.
         return min(every, (self.window + min(step_tokens, tokens)) // block_size + 3)
 
     def __str__(self) -> str:
@@ -87,20 +90,21 @@ class CacheGroup:
                 return f"{count} with full attention"
 
 
-# A page has as much unused room as this part of what the layers of a kind keep: those that keep every token, and those
-# that keep few.
+# The maximum unused part of a page, relative to the bytes that the layers of a kind need. The first limit is for kinds
+# that cache every token, the second for kinds that cache only some tokens.
 _SPARE_FULL, _SPARE_BOUNDED = 1 / 16, 1 / 4
 
 
 def plan_groups(layer_bytes: Sequence[int], kinds: Sequence[tuple[GroupKind, int]]) -> tuple[CacheGroup, ...]:
-    """Form groups whose blocks have about the same size: as few as waste little memory.
+    """Split the layers into the fewest groups that have blocks of about the same size and waste little memory.
 
     Args:
-        layer_bytes: what each layer keeps in a block. kinds: per layer its kind, and its window (0 = all).
+        layer_bytes: bytes per token of each layer.
+        kinds: kind and window (0 = all) of each layer.
 
     Returns:
-        The groups, those with full attention first, and one of all layers with states last. Layers of one kind alone
-        form one group.
+        The groups. Groups with full attention come first, and one group of all layers with states comes last. Layers of
+        a single kind form one group.
     """
     states = tuple(layer for layer, (kind, _) in enumerate(kinds) if kind is GroupKind.STATE)
     last = [CacheGroup(states, GroupKind.STATE)] if states else []
@@ -120,7 +124,8 @@ def plan_groups(layer_bytes: Sequence[int], kinds: Sequence[tuple[GroupKind, int
             is_fine &= spare <= (_SPARE_FULL if kind is GroupKind.FULL else _SPARE_BOUNDED)
             waste += spare
             groups += [CacheGroup(tuple(part), kind, window) for part in packed]
-        # Large pages come first, which make the fewest groups: the first that is fine, else the least wasteful.
+        # Larger pages need fewer groups, so they are tried first. The first size that wastes little is used; if no size
+        # does, the size that wastes the least is used.
         if is_fine:
             return (*groups, *last)
         if waste < least:
@@ -129,7 +134,7 @@ def plan_groups(layer_bytes: Sequence[int], kinds: Sequence[tuple[GroupKind, int
 
 
 def _page_sizes(layer_bytes: Sequence[int], kinds: Sequence[Sequence[int]]) -> set[int]:
-    """Sizes that hold the layers of one kind in 1, 2, 3, … pages, and no layer is larger than."""
+    """Return the page sizes at which the layers of some kind fill 1, 2, 3, … pages, and the largest layer fits."""
     largest = max((layer_bytes[layer] for layers in kinds for layer in layers), default=0)
     sizes = set()
     for layers in kinds:
@@ -142,7 +147,7 @@ def _page_sizes(layer_bytes: Sequence[int], kinds: Sequence[Sequence[int]]) -> s
 
 
 def _packed(layers: Sequence[int], layer_bytes: Sequence[int], page: int) -> Iterator[list[int]]:
-    """Layers in order, as many as a page holds together."""
+    """Yield the layers in order, in the largest consecutive parts that fit into a page."""
     part: list[int] = []
     used = 0
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Reference-counted cache blocks: who may use which block, and which are free."""
+"""A pool of reference-counted cache blocks."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from genai.common.interrupts import uninterrupted
 
 
 class CacheFull(RuntimeError):
-    """The pool has fewer free blocks than were asked for; nothing was allocated."""
+    """The pool has fewer free blocks than the caller needs; nothing was allocated."""
 
 
 class BlockError(ValueError):
-    """A block was used in a way its state does not allow, such as released twice."""
+    """A block was used in a way that its state does not allow, for example released twice."""
 
 
 class Backing(Protocol):
-    """Where published blocks are kept besides memory, and found again."""
+    """A second store for published blocks, such as a disk; the pool searches it for blocks that are not in memory."""
 
     def load(self, key: bytes) -> tuple[bytes, Any] | None:
-        """The note and the content that have a key; None if there is none."""
+        """Return the note and the content stored under a key; None if the key has no entry."""
 
     def note_of(self, key: bytes) -> bytes | None:
-        """The note of what has a key, which may still turn out to be damaged; None if there is none."""
+        """Return the note stored under a key; None if there is no entry. The content may still prove to be damaged."""
 
     def fill(self, block: int, content: Any) -> None:
-        """Put content that `load` gave into a block that nobody else reads."""
+        """Copy content that `load` returned into a block that no other sequence reads."""
 
     def store(self, key: bytes, note: bytes, block: int) -> None:
-        """Keep the content of a block, which does not change as long as this call takes."""
+        """Store the content of a block. The content does not change during this call."""
 
     def figures(self) -> dict[str, int]:
-        """What it has done."""
+        """Return usage statistics by name."""
 
     def close(self) -> None:
-        """Nothing more is kept."""
+        """Stop storing blocks."""
 
 
 class BlockPool:
-    """Hands out block ids 0 .. num_blocks - 1 and counts their references.
+    """An allocator of block ids 0 to num_blocks - 1 that counts references to the blocks.
 
     A block is in exactly one of three states:
       referenced: at least one table holds it.
-      idle: no table holds it, but its content is published under a key and can still be found; the longest-idle
-        block is evicted when no free block is left.
-      free: it holds nothing of use.
+      idle: no table holds it, but its content is published under a key and can still be found. When no free block
+        remains, the block that has been idle the longest is evicted.
+      free: its content is unused.
 
-    Every call is O(1) per block and atomic under one lock, so tables of several threads may share a pool.
+    Every call is O(1) per block and atomic under one lock, so tables used by different threads may share a pool.
 
     Args:
-        num_blocks: size of the pool, at least 1.
+        num_blocks: number of blocks, at least 1.
 
     Attributes:
-        backing: keeps what is published, and finds what memory does not hold; None = memory is all.
+        backing: a store for published blocks, which supplies blocks that are not in memory; None = memory only.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -67,57 +67,57 @@ class BlockPool:
             raise ValueError(f"num_blocks = {num_blocks}: a pool needs at least one block")
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
-        # Low ids first and the last one released again first: the fewest pages of memory are ever touched.
+        # Low ids are allocated first and released blocks are reused first, which touches the fewest memory pages.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._block_of_key: dict[bytes, int] = {}
         self._key_of_block: dict[int, bytes] = {}
         self._note_of_block: dict[int, bytes] = {}
         self._lock = threading.Lock()
-        self.was_forked = False  # while it was being changed
+        self.was_forked = False  # True if the process forked while another thread was changing the pool
         renew_locks(self, "_lock", flag="was_forked")
         self.backing: Backing | None = None
         self._owners: dict[weakref.ref[Any], Callable[[], None]] = {}
         self._dropped: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
 
     def release_after(self, owner: object, release: Callable[[], None]) -> None:
-        """Once `owner` was dropped, call `release` before blocks are given out or counted.
+        """Call `release` after `owner` was garbage-collected, before blocks are next allocated or counted.
 
-        Not when it is dropped: that may be anywhere, also inside this lock, and what an interrupt raises there is lost.
-        The queue takes note of it in one call that nothing comes between.
+        The garbage collector itself does not call `release`: it can run anywhere, even while this lock is held, and an
+        interrupt raised in it is lost. Adding the owner to the queue is a single uninterruptible call.
         """
         self._owners[weakref.ref(owner, self._dropped.put)] = release
 
     @uninterrupted
     def _release_dropped(self) -> None:
         while not self._dropped.empty():
-            with suppress(Empty):  # another thread was faster
+            with suppress(Empty):  # another thread took the last entry
                 self._owners.pop(self._dropped.get_nowait())()
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, idle ones included."""
+        """The number of blocks that can be allocated now, including idle blocks."""
         self._release_dropped()
         return len(self._free) + len(self._idle)
 
     def references(self, block: int) -> int:
-        """How many holders a block has."""
+        """Return the reference count of a block."""
         self._check_id(block)
         return self._references[block]
 
     def is_writable(self, block: int) -> bool:
-        """Whether the block's only holder may write into it: nobody else reads it, now or by its key."""
+        """Return True if the only holder of the block may write to it: it is neither shared nor published."""
         self._check_id(block)
         return self._references[block] == 1 and block not in self._key_of_block
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each, or none at all.
+        """Allocate `count` blocks with one reference each, or raise an error and allocate none.
 
         Raises:
             CacheFull: fewer than `count` blocks are free.
         """
         if count < 0:
-            raise ValueError(f"count = {count}: cannot allocate fewer than no blocks")
+            raise ValueError(f"count = {count}: the number of blocks must not be negative")
         self._release_dropped()
         with self._lock:
             if count > (free := len(self._free) + len(self._idle)):
@@ -128,10 +128,10 @@ class BlockPool:
             return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add one reference to each block, or to none.
+        """Add one reference to each block; if an error is raised, no block gets a reference.
 
         Raises:
-            BlockError: nobody holds one of them.
+            BlockError: at least one of the blocks has no references.
         """
         with self._lock:
             for block in blocks:
@@ -140,10 +140,10 @@ class BlockPool:
                 self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block, in order: of those that become idle, the first is evicted first.
+        """Drop one reference to each block, in order; blocks that become idle are evicted in the same order.
 
         Raises:
-            BlockError: nobody holds one of them (released twice, or never allocated).
+            BlockError: at least one of the blocks has no references (it was released twice, or never allocated).
         """
         with self._lock:
             for block in blocks:
@@ -156,12 +156,12 @@ class BlockPool:
                         self._free.append(block)
 
     def publish(self, block: int, key: bytes, note: bytes = b"") -> None:
-        """Make a held block findable by a key that names its content; from then on nobody may write into it.
+        """Make a referenced block findable by a key that identifies its content. The block becomes read-only.
 
-        If the key is already published, the older block keeps it. Who finds the block is given the note.
+        If the key is already published, it stays with the older block. `find` returns the note with the block.
 
         Raises:
-            BlockError: nobody holds the block, or it is published under another key.
+            BlockError: the block has no references, or is published under another key.
         """
         with self._lock:
             self._check_held(block)
@@ -176,7 +176,7 @@ class BlockPool:
             self.backing.store(key, note, block)
 
     def withdraw(self, block: int) -> bool:
-        """Let nobody find a published block any more, so that its only holder may write into it; whether it may."""
+        """Unpublish a block so that its only holder may write to it; return False if it has several holders."""
         with self._lock:
             self._check_held(block)
             if self._references[block] > 1:
@@ -186,7 +186,7 @@ class BlockPool:
             return True
 
     def fetch(self, key: bytes) -> tuple[int, bytes] | None:
-        """As `find`, for what memory does not hold: the block is filled from the backing, and published."""
+        """Load the block of a key from the backing into a new block and publish it. Returns the same as `find`."""
         if self.backing is None or (found := self.backing.load(key)) is None:
             return None
         note, content = found
@@ -206,11 +206,11 @@ class BlockPool:
         return block, note
 
     def take(self, key: bytes) -> tuple[int, bytes] | None:
-        """`find` in memory, else `fetch` from the backing."""
+        """Find a block in memory, or else fetch it from the backing."""
         return self.find(key) or self.fetch(key)
 
     def note_of(self, key: bytes) -> bytes | None:
-        """The note of what is published under a key, of which nothing is taken; None if there is none."""
+        """Return the note published under a key without taking a reference; None if the key is unknown."""
         with self._lock:
             block = self._block_of_key.get(key)
             if block is not None:
@@ -218,7 +218,7 @@ class BlockPool:
         return None if self.backing is None else self.backing.note_of(key)
 
     def find(self, key: bytes) -> tuple[int, bytes] | None:
-        """The block published under a key, with one more reference, and its note; None if there is none."""
+        """Return the block published under a key and its note, and add a reference; None if the key is unknown."""
         with self._lock:
             block = self._block_of_key.get(key)
             if block is None:
@@ -239,4 +239,4 @@ class BlockPool:
     def _check_held(self, block: int) -> None:
         self._check_id(block)
         if self._references[block] == 0:
-            raise BlockError(f"block {block} is not held by anyone: it was released too often, or never allocated")
+            raise BlockError(f"block {block} has no references: it was released too often, or never allocated")

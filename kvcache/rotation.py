@@ -1,8 +1,7 @@
-"""How keys in blocks are rotated to other positions: rotations by rotary tables add up, so no key is made anew.
+"""Rotation of cached keys to other positions. Rotations by rotary tables add up, so keys are not recomputed.
 
-What is kept of a sequence whose middle is forgotten moves to earlier positions that way. The idea is that of
-llama.cpp's context shift, and of StreamingLLM (G. Xiao et al. 2023), which also keeps the first tokens
-("attention sinks").
+When the middle of a sequence is dropped, the rest moves to earlier positions in this way. The idea is from llama.cpp's
+context shift and from StreamingLLM (G. Xiao et al. 2023), which also retains the first tokens ("attention sinks").
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 
 from genai.kernels.device import KeyRotation
 
-_TOLERANCE = 2e-3  # of tables in float16
+_TOLERANCE = 2e-3  # the rounding error of float16 tables is smaller
 
 
 def rotate_back(cos: NDArray[Any], sin: NDArray[Any], interleaved: bool, distance: int) -> KeyRotation:
-    """The rotation to positions that are `distance` lower, by rotary tables [positions, pairs].
+    """Return the rotation of keys to positions lower by `distance`, from rotary tables [positions, pairs].
 
     Raises:
         ValueError: rotations by these tables do not add up.
@@ -31,7 +30,7 @@ def rotate_back(cos: NDArray[Any], sin: NDArray[Any], interleaved: bool, distanc
 
 
 def _unit(cos: NDArray[Any], sin: NDArray[Any], position: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A row of the tables without the factor that some of them hold."""
+    """Return a row of the tables, without the scaling factor that some tables include."""
     cosine, sine = cos[position].astype(np.float64), sin[position].astype(np.float64)
     size = np.hypot(cosine, sine)
     return cosine / size, sine / size
@@ -40,4 +39,6 @@ def _unit(cos: NDArray[Any], sin: NDArray[Any], position: int) -> tuple[NDArray[
 def _check_sum(cos: NDArray[Any], sin: NDArray[Any], first: int, second: int) -> None:
     (a, b), (c, d), (e, f) = (_unit(cos, sin, position) for position in (first, second, first + second))
     if not (np.allclose(a * c - b * d, e, atol=_TOLERANCE) and np.allclose(b * c + a * d, f, atol=_TOLERANCE)):
-        raise ValueError(f"positions {first} and {second} do not add up to {first + second} in its rotary tables")
+        raise ValueError(
+            f"the rotations of positions {first} and {second} do not add up to that of position {first + second}"
+        )

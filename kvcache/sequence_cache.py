@@ -1,9 +1,9 @@
-"""The cache of one sequence: a table per cache group, all of the same length.
+"""The cache of a sequence: one table per cache group, all of the same length.
 
-A sequence finds blocks that already hold a prefix of it, where another has published them. The idea is vLLM's automatic
-prefix caching; eviction is the pool's. Of a group with full attention every block of the prefix is needed, of a window
-only those that the next token sees, of recurrent layers the state behind it: the longest prefix that all groups can
-serve is taken.
+A sequence reuses blocks that already contain a prefix of its tokens, if another sequence published them. The idea is
+vLLM's automatic prefix caching; the pool handles eviction. A group with full attention needs every block of the prefix,
+a window only the blocks that the next token attends to, and recurrent layers the state after the prefix. The longest
+prefix that all groups can serve is used.
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ from .states import StateTable
 from .table import GONE, BlockCopy, BlockTable
 
 Origin = int | tuple[int | bytes, ...]
-"""What keys and values depend on besides tokens and numerics."""
+"""A key that identifies everything that keys and values depend on, except tokens and numerics. Example: adapters."""
 
 ONE_GROUP = (CacheGroup((0,)),)
 SNAPSHOT_TOKENS = 512
-"""At every so many tokens the state of recurrent layers is kept for others to go on from."""
+"""The state of recurrent layers is published for other sequences at every multiple of this number of tokens."""
 
 
 class SequenceCache:
-    """The tables of one sequence.
+    """The block tables and the states of a sequence.
 
-    One thread at a time may use it; caches of different threads may share a pool and blocks.
+    One thread at a time may use it. Caches of different threads may share a pool and blocks.
 
     Args:
-        pool: where blocks come from. block_size: tokens per block, at least 1.
-        groups: see `storage.CacheLayout`; one with states comes last.
-        state_pool: where slots of states come from; None where there are none.
+        pool: the pool that blocks are allocated from.
+        block_size: tokens per block, at least 1.
+        groups: see `storage.CacheLayout`; a group with states comes last.
+        state_pool: the pool of slots for states; None if there are no recurrent layers.
 
     Attributes:
-        tables: of the groups with pages, by their numbers. states: those of recurrent layers, if there are any.
-        boundaries: lengths, multiples of the block size, at which others may go on: what a token there sees is
-            published before it leaves its window, and the state there is kept (as it is at every SNAPSHOT_TOKENS).
+        tables: the tables of the groups with pages, by group number.
+        states: the states of recurrent layers; None if there are none.
+        boundaries: lengths, multiples of the block size, at which other sequences may continue. The blocks that the
+            next token after a boundary attends to are published before they leave the window. The state at a boundary
+            is stored, as it is at every multiple of SNAPSHOT_TOKENS.
     """
 
     def __init__(
@@ -59,35 +62,35 @@ class SequenceCache:
         self._bounded = [
             (group, table) for group, table in zip(self.page_groups, self.tables, strict=True) if group.is_bounded
         ]
-        # Keys of the full blocks, as far as they are known, and what they were made with; per group, how many of its
-        # blocks are published.
+        # The known keys of the full blocks, and the origin that the keys were computed with; then, per group, the
+        # number of published blocks.
         self._keys: list[bytes] = []
         self._origin: Origin = 0
         self._published = [0] * len(self.tables)
 
     @property
     def length(self) -> int:
-        """Tokens in the tables."""
-        return 0 if self._first is None else self._first._length  # asked for several times in every step
+        """The number of tokens in the tables."""
+        return 0 if self._first is None else self._first._length  # private access: read several times per step
 
     @property
     def held_blocks(self) -> list[int]:
-        """Every block that a table holds a reference to."""
+        """All blocks that the tables hold references to."""
         return [block for table in self.tables for block in table.held_blocks]
 
     # --- growing and shrinking ---------------------------------------------------------------------------------------
 
     def append(self, num_tokens: int) -> tuple[list[list[int]], list[BlockCopy]]:
-        """Make room for tokens at the end; for their states see `append_states`.
+        """Allocate slots for tokens at the end; for the tokens' states, see `append_states`.
 
         Returns:
-            Per group with pages the slots of the new tokens, and the block copies that the storage must perform first;
-            see BlockTable.append.
+            Per group with pages, the slots of the new tokens; and the block copies that the storage must perform first
+            (see BlockTable.append).
 
         Raises:
-            CacheFull: not enough free blocks; the tables are as they were.
+            CacheFull: there are not enough free blocks; the tables are unchanged.
         """
-        if len(self.tables) == 1:  # as most models have it, and every step pays for it
+        if len(self.tables) == 1:  # a shortcut for most models, because every step runs this
             own, copies = self.tables[0].append(num_tokens)
             return [own], copies
         before, slots, copies = self.length, [], []
@@ -102,11 +105,12 @@ class SequenceCache:
         return slots, copies
 
     def append_states(self, num_tokens: int, guessed_from: int) -> tuple[int, dict[int, int]]:
-        """Make room for the states of the same tokens: behind the last one, behind each guess, and for snapshots.
+        """Allocate slots for states of the same tokens: after the last token, after each draft token, and snapshots.
 
         Args:
-            guessed_from: so many tokens are certain; the states from there on are kept, so that guesses that turn out
-                to be wrong cost nothing.
+            num_tokens: number of tokens.
+            guessed_from: the length up to which tokens are certain. The states after that length are stored, so that
+                rejected draft tokens need no recomputation.
 
         Returns, raises: see StateTable.append.
         """
@@ -118,11 +122,13 @@ class SequenceCache:
 
     @uninterrupted
     def allocate(self, num_tokens: int) -> None:
-        """Fill this empty cache with blocks of its own for so many tokens, a multiple of the block size: all of those
-        that a token behind them sees.
+        """Fill this empty cache with new blocks for a prefix: all blocks that the next token attends to.
+
+        Args:
+            num_tokens: length of the prefix, a multiple of the block size.
 
         Raises:
-            CacheFull: not enough free blocks; the cache is empty.
+            CacheFull: there are not enough free blocks; the cache is empty.
         """
         count = num_tokens // self.block_size
         try:
@@ -138,7 +144,7 @@ class SequenceCache:
 
     @uninterrupted
     def undo(self, length: int) -> None:
-        """Take back what was appended since the tables had this length, also where that failed half-way."""
+        """Undo all appends since the tables had this length, even an append that failed half-way."""
         self._undo_tables(length)
         if self.states is not None and self.states.length > length:
             self.states.truncate(length)
@@ -152,11 +158,13 @@ class SequenceCache:
 
     @uninterrupted
     def truncate(self, length: int) -> int:
-        """Forget all tokens from `length` on; and some before it, where a window no longer has what comes before them,
-        or no state is held of exactly so many tokens.
+        """Drop all tokens from index `length`.
+
+        If a window no longer has the blocks that the next token needs, or there is no state for exactly this length,
+        earlier tokens are also dropped.
 
         Returns:
-            How many tokens are left: the tokens from there on have to be computed again.
+            The number of remaining tokens; the tokens after them have to be computed again.
 
         Raises:
             ValueError: `length` is negative or greater than the tables' length.
@@ -165,7 +173,7 @@ class SequenceCache:
             raise ValueError(f"length = {length}: the tables hold {self.length} tokens")
         if self.states is not None:
             length = self.states.reachable(length)
-        # What a window gave back lies before all that it has: a token there cannot be computed from what is left.
+        # The blocks that a window returned precede all of its blocks, so the window cannot serve any shorter prefix.
         if not self.has_all(length):
             length = 0
         for table in self.tables:
@@ -176,11 +184,11 @@ class SequenceCache:
         return length
 
     def release(self) -> None:
-        """Give all blocks back; the cache is empty afterwards and may be used again."""
+        """Return all blocks to the pool; the cache is empty afterwards and may be used again."""
         self.truncate(0)
 
     def _cut(self, length: int) -> None:
-        """Forget what is known of blocks that are no longer full."""
+        """Drop the keys of blocks that are no longer full, and do not count these blocks as published."""
         full = length // self.block_size
         del self._keys[full:]
         self._published = [min(count, full) for count in self._published]
@@ -191,7 +199,7 @@ class SequenceCache:
             table.settle()
 
     def fork(self) -> SequenceCache:
-        """A cache with the same tokens that shares every block; whoever writes first into a shared block copies it."""
+        """Return a cache with the same tokens that shares every block; the first write to a shared block copies it."""
         other = SequenceCache(
             self.pool, self.block_size, self.groups, None if self.states is None else self.states.pool
         )
@@ -210,8 +218,9 @@ class SequenceCache:
     # --- windows -----------------------------------------------------------------------------------------------------
 
     def _leaving(self, position: int) -> list[tuple[BlockTable, int]]:
-        """Tables with blocks that no token from a position on sees, and how many such blocks there are at their
-        beginning. What the tokens of a block before that see stays, so that a few tokens can be taken back.
+        """Return the tables with leading blocks that no token from `position` attends to, and the number of blocks.
+
+        The blocks needed to continue one block earlier are retained, so that a few tokens can be undone.
         """
         leaving = []
         for group, table in self._bounded:
@@ -221,21 +230,22 @@ class SequenceCache:
         return leaving
 
     def has_all(self, length: int) -> bool:
-        """Whether each window still has what a token at this length sees."""
+        """Return True if each window still has the blocks that a token at this length attends to."""
         return all(table.num_gone * self.block_size <= group.first_visible(length) for group, table in self._bounded)
 
     def has_left(self, position: int) -> bool:
-        """Whether there are blocks that no token from a position on sees."""
+        """Return True if there are blocks that neither the token at `position` nor any later token attends to."""
         return bool(self._bounded and self._leaving(position))
 
     @property
     def has_boundaries(self) -> bool:
-        """Whether others cannot go on from everywhere."""
+        """True if other sequences can only continue at certain lengths, because there are windows or states."""
         return self.states is not None or bool(self._bounded)
 
     def publish_leaving(self, position: int, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
-        """Publish those of the blocks that are about to leave which a token at a boundary sees. Others would fill the
-        memory with what is hardly ever found again.
+        """Publish the blocks that are about to leave a window if a token at a boundary attends to them.
+
+        Other blocks are not published: they would fill the memory, but they are hardly ever reused.
         """
         self._find_keys(position // self.block_size, tokens, origin, numerics)
         for table, num_blocks in self._leaving(position):
@@ -245,19 +255,19 @@ class SequenceCache:
                     self._publish_block(number, index, numerics)
 
     def _sees(self, group: int, length: int, index: int) -> bool:
-        """Whether a token at this length sees a block."""
+        """Return True if a token at this length attends to the block at `index`."""
         first = self.page_groups[group].first_visible(length)
         return first // self.block_size <= index < length // self.block_size
 
     def leave_behind(self, position: int) -> None:
-        """Give blocks back that no token from a position on sees; published before, they may still be found."""
+        """Return blocks that no token from `position` attends to. Published blocks can still be found afterwards."""
         for table, num_blocks in self._leaving(position):
             table.leave_behind(num_blocks)
 
     def can_forget(self, first: int, count: int) -> bool:
-        """Whether every group still has what the next token needs once these blocks are taken out (see `forget`)."""
+        """Return True if every group still has what the next token needs after these blocks are removed (`forget`)."""
         position = self.length - count * self.block_size
-        if position < first * self.block_size or self.states is not None:  # a state has seen what is forgotten
+        if position < first * self.block_size or self.states is not None:  # a state includes the removed tokens
             return False
         for group, table in self._bounded:
             gone = table.num_gone - max(0, min(table.num_gone, first + count) - first)
@@ -267,10 +277,10 @@ class SequenceCache:
 
     @uninterrupted
     def forget(self, first: int, count: int) -> list[BlockCopy]:
-        """Take `count` full blocks out of every table, from block `first` on; see BlockTable.forget.
+        """Remove `count` full blocks from every table, starting at block `first`; see BlockTable.forget.
 
         Raises:
-            CacheFull: not enough free blocks for the copies. The cache is as it was, or empty.
+            CacheFull: there are not enough free blocks for the copies. The cache is unchanged or empty.
         """
         copies: list[BlockCopy] = []
         for table in self.tables:
@@ -292,16 +302,17 @@ class SequenceCache:
     def reuse(self, tokens: Sequence[int], origin: Origin, numerics: bytearray, settled: int = 0) -> int:
         """Fill this empty cache with the published blocks of the longest known prefix.
 
-        The last token is never taken from the cache: it has to be computed to get logits.
+        The last token is never taken from the cache: it must be computed, because its logits are needed.
 
         Args:
-            origin: what the keys and values depend on besides tokens and numerics, such as adapters.
-            numerics: per token, a number for how it rounds. What is found need not round as it would have been: the
-                found tokens' numbers are written here.
-            settled: for so many tokens only blocks that agree with `numerics` are taken.
+            tokens: the tokens of the sequence.
+            origin: a key for what the keys and values depend on, except tokens and numerics. Example: adapters.
+            numerics: one number per token that identifies how its computation rounds. The blocks found may have been
+                computed with other numerics; the numbers for their tokens are written here.
+            settled: number of leading tokens for which only blocks that agree with `numerics` are used.
 
         Returns:
-            How many tokens the cache now holds: a multiple of the block size, less than len(tokens).
+            The number of tokens that the cache now holds: a multiple of the block size, less than len(tokens).
 
         Raises:
             BlockError: the cache is not empty.
@@ -320,11 +331,11 @@ class SequenceCache:
         for group, table, blocks in zip(self.page_groups, self.tables, held, strict=True):
             first = group.first_visible(count * self.block_size) // self.block_size
             wanted = range(min(first, count), count)
-            # Last block first: of a published prefix, the end is the first to be evicted.
+            # The last block is released first, so that the end of a published prefix is evicted before its start.
             self.pool.release(blocks[index] for index in sorted(blocks, reverse=True) if index not in wanted)
             table.fill([GONE] * wanted.start + [blocks[index] for index in wanted])
         numerics[: count * self.block_size] = b"".join(notes[:count])
-        # What went another way found nothing to go on from here; the next one will.
+        # A sequence that diverges here cannot continue at this length. Publish a boundary for the next such sequence.
         if len(notes) > count:
             self.boundaries.add(len(notes) * self.block_size)
         del self._keys[count:]
@@ -334,10 +345,11 @@ class SequenceCache:
     def _find_prefix(
         self, tokens: Sequence[int], numerics: bytearray, settled: int, held: list[dict[int, int]]
     ) -> list[bytes]:
-        """Walk along the prefix as far as all groups with full attention have it, and take their blocks.
+        """Follow the prefix for as long as all groups with full attention have it, and take references to their blocks.
 
         Returns:
-            Per block how its tokens round: as the blocks that were found, or, where there is none, as `numerics`.
+            The numerics of each block's tokens: those of the block found or, if no group determines them, those in
+            `numerics`.
         """
         notes: list[bytes] = []
         size = self.block_size
@@ -356,10 +368,10 @@ class SequenceCache:
         return notes
 
     def _take_full(self, key: bytes, index: int, held: list[dict[int, int]]) -> bytes | None:
-        """Take a block of each group with full attention.
+        """Take a reference to the block of each group with full attention.
 
         Returns:
-            How it rounds; empty where no group says so, None where one of them does not have it.
+            The numerics of the block; empty if no group determines them; None if at least one group has no such block.
         """
         note = b""
         for number, group in enumerate(self.page_groups):
@@ -372,7 +384,7 @@ class SequenceCache:
             if note and found[1] != note:
                 return None
             note = found[1]
-        if len(self._bounded) == len(self.tables):  # nothing says so for certain, but what is there may
+        if len(self._bounded) == len(self.tables):  # without full-attention groups, use any published block's note
             known = [self.pool.note_of(_group_key(key, number)) for number in range(len(self.tables))]
             if self.states is not None:
                 known.append(self.states.pool.note_of(_state_key(key)))
@@ -380,8 +392,10 @@ class SequenceCache:
         return note
 
     def _shorten(self, notes: Sequence[bytes], held: list[dict[int, int]]) -> int:
-        """The most blocks of a prefix behind which there is a state, and for which each window has what the next token
-        sees; those blocks, and the state, are taken.
+        """Take the windows' blocks and the state for the longest possible part of the prefix.
+
+        Returns:
+            The maximum number of blocks at which each window has what the next token attends to, and a state is stored.
         """
         count = len(notes)
         while count:
@@ -398,7 +412,7 @@ class SequenceCache:
         return count
 
     def _take_state(self, count: int, note: bytes) -> bool:
-        """Whether the state behind so many blocks could be taken."""
+        """Take the state after `count` blocks; return False if there is no state with these numerics."""
         assert self.states is not None
         found = self.states.pool.take(_state_key(self._keys[count - 1]))
         if found is None:
@@ -410,7 +424,7 @@ class SequenceCache:
         return True
 
     def _take_windows(self, count: int, notes: Sequence[bytes], held: list[dict[int, int]]) -> int | None:
-        """Take the blocks that a token behind so many blocks sees; the number of one that is not there, if any."""
+        """Take the blocks that a token after `count` blocks attends to; return the index of a missing block, if any."""
         for number, group in enumerate(self.page_groups):
             if not group.is_bounded:
                 continue
@@ -428,14 +442,14 @@ class SequenceCache:
         return None
 
     def publish(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
-        """Make full blocks findable; call it only once their keys and values have been written.
+        """Make full blocks findable. Call this method only after the blocks' keys and values were written.
 
         Args:
-            tokens: the tokens in the tables, at least as many as they hold.
-            origin, numerics: what computed them, and how, see `reuse`.
+            tokens: the sequence's tokens, at least as many as the tables hold.
+            origin, numerics: see `reuse`.
         """
         if len(tokens) < self.length:
-            raise ValueError(f"{len(tokens)} tokens given for a table of {self.length}")
+            raise ValueError(f"there are {len(tokens)} tokens for a table of {self.length}")
         size, full = self.block_size, self.length // self.block_size
         self._find_keys(full, tokens, origin, numerics)
         for number, table in enumerate(self.tables):
@@ -450,7 +464,7 @@ class SequenceCache:
                     self.states.pool.publish(slot, _state_key(self._keys[index]), note)
 
     def _find_keys(self, count: int, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
-        """Know the keys of so many blocks."""
+        """Compute the keys of the first `count` blocks."""
         if origin != self._origin:
             self._keys, self._origin, self._published = [], origin, [0] * len(self.tables)
         while len(self._keys) < count:
@@ -463,20 +477,23 @@ class SequenceCache:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether it holds states that are to be published."""
+        """True if the cache has states to publish."""
         return self.states is not None and any(map(self._is_snapshot, self.states.slots))
 
     def _is_snapshot(self, length: int) -> bool:
         return length % SNAPSHOT_TOKENS == 0 or length in self.boundaries
 
     def _next_key(self, tokens: Sequence[int], note: bytes) -> bytes:
-        """The key of the block behind those whose keys are known: a chain of hashes over the tokens, over all that
-        their keys and values depend on before the block, but not over the block's own numerics.
+        """Return the key of the block that follows the blocks with known keys.
 
-        SHA-256, so that nobody can choose tokens whose key collides with another user's.
+        The key is a hash chain over the tokens and over everything that the keys and values depend on before the block.
+        The block's own numerics are not included.
+
+        SHA-256 ensures that no user can choose tokens whose key collides with another user's.
 
         Args:
-            note: the numerics of the block before it.
+            tokens: the sequence's tokens.
+            note: the numerics of the preceding block.
         """
         size, begin = self.block_size, len(self._keys) * self.block_size
         before = self._keys[-1] + note if self._keys else repr(self._origin).encode()
@@ -485,10 +502,10 @@ class SequenceCache:
 
 
 def _state_key(key: bytes) -> bytes:
-    """The key of the state behind a block."""
+    """Return the key of the state after a block."""
     return key + b"state"
 
 
 def _group_key(key: bytes, group: int) -> bytes:
-    """The key of a group's block."""
+    """Return the key of a group's block."""
     return key + b"%d" % group if group else key

@@ -1,8 +1,9 @@
-"""States of recurrent layers: one of fixed size per sequence, which has seen all of its tokens, in slots of a pool.
+"""States of recurrent layers: a state of fixed size covers all tokens of a sequence, and is stored in a slot of a pool.
 
-A state cannot be cut back as rows of keys and values can. So a step writes the states that may be asked for again to
-slots of their own: behind the last token, behind each guess, and at places where other sequences may go on (snapshots).
-A state is never changed in place: forks share slots, and a step that fails leaves what it began from.
+Unlike rows of keys and values, a state cannot be truncated. A step therefore writes every state that may be needed
+again to a separate slot: after the last token, after each draft token, and at positions where other sequences may
+continue (snapshots). A state is never changed in place: forks share slots, and a step that fails leaves its initial
+state intact.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from genai.common.interrupts import uninterrupted
 from .pool import BlockPool, CacheFull
 
 NO_STATE = -1
-"""In the place of a slot: nothing was seen yet, the state is zero."""
+"""The slot number that stands for the initial state of zeros, when no token has been computed."""
 
 
 class StateTable:
-    """The states of one sequence, by how many tokens they have seen.
+    """The states of a sequence, keyed by the number of tokens that each state covers.
 
     Args:
-        pool: of slots.
+        pool: the pool of slots.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -31,36 +32,37 @@ class StateTable:
 
     @property
     def length(self) -> int:
-        """Tokens that the last state has seen."""
+        """The number of tokens that the last state covers."""
         return self._length
 
     @property
     def slots(self) -> dict[int, int]:
-        """The slot that holds the state behind so many tokens. A live view: read it, do not keep it."""
+        """The slots of the states, keyed by the number of tokens covered. A live view: read it, do not store it."""
         return self._slots
 
     @property
     def own_slots(self) -> int:
-        """Slots that nobody else holds."""
+        """The number of slots that no other table holds."""
         return sum(self.pool.references(slot) == 1 for slot in self._slots.values())
 
     def reachable(self, length: int) -> int:
-        """The most tokens, at most so many, whose state is held; 0 can always be gone back to."""
+        """Return the length of the longest prefix, up to `length` tokens, that has a stored state; else 0."""
         return max((position for position in self._slots if position <= length), default=0)
 
     @uninterrupted
     def append(self, count: int, keep: Collection[int] = ()) -> tuple[int, dict[int, int]]:
-        """Make room for the states of a step. Those of earlier steps go, but for the one that this step begins from.
+        """Allocate slots for the states of a step. Earlier states are released, except the step's initial state.
 
         Args:
-            count: tokens of the step. keep: how many tokens the states have seen that are wanted besides the last one.
-                They are left out where there is no room for them.
+            count: number of tokens in the step.
+            keep: additional prefix lengths for which to store the state. They are skipped if the pool has too few
+                slots.
 
         Returns:
-            The slot to begin from, or NO_STATE; by how many tokens it has seen, the slot of each state to be kept.
+            The slot of the initial state, or NO_STATE; and the slot to write for each prefix length that is stored.
 
         Raises:
-            CacheFull: there is no slot for the last state; the table is as it was.
+            CacheFull: there is no slot for the last state; the table is unchanged.
         """
         first, last = self._length, self._length + count
         if not count:
@@ -78,20 +80,20 @@ class StateTable:
 
     @uninterrupted
     def truncate(self, length: int) -> None:
-        """Forget all states that have seen more tokens. That of `length` tokens must be held, or `length` be 0."""
+        """Drop all states after `length` tokens. The state at `length` tokens must be stored, unless `length` is 0."""
         if length != self.reachable(length):
-            raise ValueError(f"length = {length}: no state has seen so many tokens, only {sorted(self._slots)}")
+            raise ValueError(f"length = {length}: no state is stored there, only at the lengths {sorted(self._slots)}")
         self._release(position for position in [*self._slots] if position > length)
         self._length = length
 
     @uninterrupted
     def fill(self, length: int, slot: int) -> None:
-        """Begin this empty table with a state, of whose slot the caller has a reference."""
+        """Start this empty table with a state. The table takes over the caller's reference to the state's slot."""
         self._slots, self._length = {length: slot}, length
 
     @uninterrupted
     def share(self, other: StateTable) -> None:
-        """Hold the states of another table, too; this one is empty."""
+        """Share the states of another table; this one must be empty."""
         self.pool.share([*other._slots.values()])
         self._slots, self._length = dict(other._slots), other._length
 

@@ -1,4 +1,4 @@
-"""Block tables: which blocks hold a sequence's tokens, grown on demand and shared copy-on-write."""
+"""Block tables map a sequence's tokens to blocks. They grow on demand and share blocks copy-on-write."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from genai.common.interrupts import uninterrupted
 from .pool import BlockError, BlockPool, CacheFull
 
 GONE = -1
-"""In the place of a block that was given back."""
+"""The entry in `BlockTable.blocks` for a block that was returned to the pool."""
 
-# Every list of blocks that a table ever has gets a number of its own.
+# Every change to a table's list of blocks gets a new number, which is unique across all tables.
 _VERSIONS = count()
 
 BlockCopy = tuple[int, int]
-"""(source block, destination block): contents that the storage must copy before anything is written."""
+"""(source block, destination block): the storage must copy the content before anything else is written."""
 
 
 class _ReportedCopy(NamedTuple):
-    """A copy the storage was asked for; its source stays referenced until the table's next call, to be read."""
+    """A copy requested from the storage. Its source stays referenced and readable until the table's next call."""
 
     source: int
     block_index: int
@@ -29,18 +29,18 @@ class _ReportedCopy(NamedTuple):
 
 
 class BlockTable:
-    """The blocks of one sequence: token i lies in blocks[i // block_size] at offset i % block_size.
+    """The blocks of a sequence: token i is in blocks[i // block_size] at offset i % block_size.
 
-    One thread at a time may use a table; tables of different threads may share a pool and blocks.
+    One thread at a time may use a table. Tables used by different threads may share a pool and blocks.
 
     Args:
-        pool: where blocks come from.
+        pool: the pool that blocks are allocated from.
         block_size: tokens per block, at least 1.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         if block_size < 1:
-            raise ValueError(f"block_size = {block_size}: a block holds at least one token")
+            raise ValueError(f"block_size = {block_size}: a block must hold at least one token")
         self.pool = pool
         self.block_size = block_size
         self._blocks: list[int] = []
@@ -50,61 +50,59 @@ class BlockTable:
 
     @property
     def length(self) -> int:
-        """Tokens in the table."""
+        """The number of tokens in the table."""
         return self._length
 
     @property
     def blocks(self) -> Sequence[int]:
-        """Block ids in token order, GONE for the first `num_gone`. A live view: read it, do not keep it."""
+        """The block ids in token order; the first `num_gone` are GONE. A live view: read it, do not store it."""
         return self._blocks
 
     @property
     def version(self) -> int:
-        """Another number whenever `blocks` has changed; no other table ever has the same. What is made of the blocks
-        can be kept as long as it stays.
-        """
+        """A number that changes whenever `blocks` changes, unique across all tables; a key for data derived from it."""
         return self._version
 
     @property
     def num_gone(self) -> int:
-        """So many blocks at the beginning were given back, see `leave_behind`."""
+        """The number of leading blocks that were returned to the pool; see `leave_behind`."""
         return self._num_gone
 
     @property
     def held_blocks(self) -> Sequence[int]:
-        """Every block this table holds a reference to: `blocks`, and the source of a copy just reported."""
+        """All blocks that this table references: `blocks`, and the source of a copy that was just reported."""
         held = self._blocks[self._num_gone :]
         return held if self._reported_copy is None else [*held, self._reported_copy.source]
 
     @property
     def usable_blocks(self) -> int:
-        """Blocks with which the table can grow: a last one that is shared and not full will be copied."""
+        """The number of blocks that the table can grow in: a shared and partial last block does not count."""
         partial = self._length % self.block_size != 0
         return len(self._blocks) - (partial and not self.pool.is_writable(self._blocks[-1]))
 
     @property
     def own_blocks(self) -> int:
-        """Blocks that nobody else holds."""
+        """The number of blocks that only this table holds."""
         return sum(self.pool.references(block) == 1 for block in self._blocks[self._num_gone :])
 
     def append(self, num_tokens: int) -> tuple[list[int], list[BlockCopy]]:
-        """Make room for tokens at the end.
+        """Allocate slots for tokens at the end.
 
         Args:
-            num_tokens: how many, at least 0.
+            num_tokens: number of tokens, at least 0.
 
         Returns:
             The slots of the new tokens (block * block_size + offset), and the block copies (at most one) that the
             storage must perform before the slots are written and before the next call to this table.
 
         Raises:
-            CacheFull: not enough free blocks; the table is as it was.
+            CacheFull: there are not enough free blocks; the table is unchanged.
         """
         if num_tokens < 0:
-            raise ValueError(f"num_tokens = {num_tokens}: cannot append fewer than no tokens; truncate() removes them")
+            raise ValueError(f"num_tokens = {num_tokens} is negative; use truncate() to remove tokens")
         copies: list[BlockCopy] = []
         if self._has_room(num_tokens):
-            self._length += num_tokens  # nothing that an interrupt could leave half done
+            self._length += num_tokens  # a single assignment, so an interrupt cannot leave it half done
             if num_tokens == 1:
                 return [self._blocks[-1] * self.block_size + (self._length - 1) % self.block_size], copies
         else:
@@ -112,7 +110,7 @@ class BlockTable:
         return self._slots(self._length - num_tokens), copies
 
     def _has_room(self, num_tokens: int) -> bool:
-        """Whether the last block, which nobody else may read, takes them."""
+        """Return True if the tokens fit into the last block and that block is writable."""
         used = self._length % self.block_size
         room = self._reported_copy is None and 0 < used <= self.block_size - num_tokens
         return room and self.pool.is_writable(self._blocks[-1])
@@ -136,7 +134,7 @@ class BlockTable:
         return copies
 
     def _slots(self, start: int) -> list[int]:
-        """Slots of the tokens from `start` to the end."""
+        """Return the slots of the tokens from index `start` to the end."""
         slots: list[int] = []
         for index in range(start // self.block_size, len(self._blocks)):
             first = max(start - index * self.block_size, 0)
@@ -147,9 +145,9 @@ class BlockTable:
 
     @uninterrupted
     def truncate(self, length: int) -> None:
-        """Forget all tokens from `length` on, and give back the blocks that then hold nothing.
+        """Drop all tokens from index `length`, and return blocks that become unused to the pool.
 
-        Straight after an append it undoes that append completely, whether or not the copy was performed.
+        Directly after an append, this undoes the append completely, whether or not the copy was performed.
 
         Raises:
             ValueError: `length` is negative or greater than the table's length.
@@ -158,7 +156,7 @@ class BlockTable:
             raise ValueError(f"length = {length}: the table holds {self._length} tokens")
         self._settle_copy(length)
         keep = -(-length // self.block_size)
-        # Last block first: of a published prefix, the end is the first to be evicted.
+        # The last block is released first, so that the end of a published prefix is evicted before its start.
         self.pool.release(reversed(self._blocks[max(keep, self._num_gone) :]))
         del self._blocks[keep:]
         self._length, self._num_gone = length, min(keep, self._num_gone)
@@ -166,10 +164,10 @@ class BlockTable:
 
     @uninterrupted
     def leave_behind(self, num_blocks: int) -> None:
-        """Give the first full blocks back, up to so many: nobody reads them any more. The length stays as it is."""
+        """Return up to `num_blocks` full leading blocks, which are no longer read, to the pool; the length stays."""
         end = min(num_blocks, self._length // self.block_size)
         if end > self._num_gone:
-            self._settle_copy(self._length)  # its block may be one of these
+            self._settle_copy(self._length)  # the copied block may be among the returned blocks
             self.pool.release(reversed(self._blocks[self._num_gone : end]))
             self._blocks[self._num_gone : end] = [GONE] * (end - self._num_gone)
             self._num_gone = end
@@ -177,15 +175,15 @@ class BlockTable:
 
     @uninterrupted
     def forget(self, first: int, count: int) -> list[BlockCopy]:
-        """Take `count` full blocks out, from block `first` on: what lies behind them moves to earlier positions.
+        """Remove `count` full blocks, starting at block `first`; the tokens after them move to earlier positions.
 
-        Nobody else reads the blocks behind them afterwards, so that their content may be changed.
+        After the call, the later blocks are no longer shared, so their content may be changed.
 
         Returns:
-            Copies that the storage must perform at once; the caller then releases their sources in the pool.
+            The copies that the storage must perform immediately; the caller then releases their sources in the pool.
 
         Raises:
-            CacheFull: not enough free blocks for the copies; the table is as it was.
+            CacheFull: there are not enough free blocks for the copies; the table is unchanged.
             ValueError: these are not full blocks of the table.
         """
         last = first + count
@@ -196,7 +194,7 @@ class BlockTable:
         shared = [block for block in behind if block != GONE and not self.pool.is_writable(block)]
         try:
             own = dict(zip(shared, self.pool.allocate(len(shared)), strict=True))
-        except CacheFull:  # what nobody else holds is no longer found, and needs no copy
+        except CacheFull:  # unpublish blocks that have a single holder: these blocks need no copy
             shared = [block for block in shared if not self.pool.withdraw(block)]
             own = dict(zip(shared, self.pool.allocate(len(shared)), strict=True))
         self.pool.release(reversed(self._blocks[max(first, self._num_gone) : last]))
@@ -207,18 +205,18 @@ class BlockTable:
         return [*own.items()]
 
     def release(self) -> None:
-        """Give all blocks back; the table is empty afterwards and may be used again."""
+        """Return all blocks to the pool; the table is empty afterwards and may be used again."""
         self.truncate(0)
 
     def fork(self) -> BlockTable:
-        """A table with the same tokens that shares every block; whoever writes first into a shared block copies it."""
+        """Return a table with the same tokens that shares every block; the first write to a shared block copies it."""
         other = BlockTable(self.pool, self.block_size)
         other.share(self)
         return other
 
     @uninterrupted
     def share(self, other: BlockTable) -> None:
-        """Hold the tokens of another table, too, whose blocks are shared; this one is empty."""
+        """Share the blocks and tokens of another table; this table must be empty."""
         other._settle_copy(other._length)
         self.pool.share(other._blocks[other._num_gone :])
         self._blocks = list(other._blocks)
@@ -227,10 +225,10 @@ class BlockTable:
 
     @uninterrupted
     def fill(self, blocks: Sequence[int]) -> None:
-        """Take full blocks of which the caller has a reference each, GONE at the beginning; the table is empty.
+        """Fill this empty table with full blocks, leading GONE entries included. Takes over the caller's references.
 
         Raises:
-            BlockError: it is not.
+            BlockError: the table is not empty.
         """
         if self._blocks:
             raise BlockError(f"the table already holds {self._length} tokens")
@@ -240,14 +238,15 @@ class BlockTable:
 
     @uninterrupted
     def settle(self) -> None:
-        """Let go of the block that the last append reported to copy, which is copied by now.
+        """Release the source of the copy that the last append reported; the copy must have been performed.
 
-        Otherwise that waits for the next call, so that an append which is undone shares the block again.
+        Without this call, the source stays referenced until the next call, so that undoing the append shares the block
+        again.
         """
         self._settle_copy(self._length)
 
     def _settle_copy(self, length: int) -> None:
-        """Let go of a reported copy's source; or, if the append is undone, of its destination."""
+        """Release the source of a reported copy, or its destination if the append is undone."""
         copy, self._reported_copy = self._reported_copy, None
         if copy is None:
             return

@@ -1,7 +1,7 @@
-"""Weight quantisation: float arrays in, packed integer arrays out.
+"""Weight quantisation: functions that take float arrays and return packed integer arrays.
 
-Layouts are those of the ONNX contrib operators (block-quantised products and tables), so that what is made here can
-be written into a model as it is.
+The layouts are those of the ONNX contrib operators (block-quantised matmuls and lookup tables), so the results can be
+written to a model without conversion.
 
-Nothing here knows about graphs, checkpoints or the engine, and nothing touches a disk.
+This package does not depend on graphs, checkpoints or the engine, and does not access files.
 """

@@ -1,7 +1,8 @@
-"""Uniform quantisation by tensor or by channel: value = (integer - zero point) * scale.
+"""Uniform quantisation per tensor or per channel: value = (integer - zero point) * scale.
 
-The definition is that of ONNX's QuantizeLinear and DequantizeLinear, and the parameters are the usual ones for a range
-[low, high] (Jacob et al. 2018, arXiv:1712.05877): the range is widened to hold 0, so that 0 is exact.
+The definition is that of ONNX's QuantizeLinear and DequantizeLinear. Scale and zero point are derived from a range
+[low, high] in the usual way (Jacob et al. 2018, arXiv:1712.05877): the range is widened to include 0, so that 0 is
+exact.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 from genai.kernels.weights import QuantizationError
 
-# Below this a float32 scale has lost bits, and 1 / scale overflows.
+# Below this limit, a float32 scale loses precision, and 1 / scale overflows.
 _LEAST_SCALE = float(np.finfo(np.float32).tiny)
 _CHUNK_FLOATS = 1 << 20
 
 
 @dataclass(frozen=True)
 class IntegerRange:
-    """The integers that values become, both ends included."""
+    """A range of quantised integers, including both ends."""
 
     low: int
     high: int
@@ -29,11 +30,11 @@ class IntegerRange:
 
 @dataclass(frozen=True)
 class AffineParameters:
-    """Scales and zero points of one tensor.
+    """The scales and zero points of a tensor.
 
     Attributes:
         scale: float32, [] for the whole tensor or [channels].
-        zero_point: int32, of the same shape.
+        zero_point: int32, with the same shape as scale.
     """
 
     scale: NDArray[np.float32]
@@ -41,13 +42,14 @@ class AffineParameters:
 
 
 def integer_range(bits: int, *, signed: bool, symmetric: bool = False, reduce_range: bool = False) -> IntegerRange:
-    """The integers of a type that are used.
+    """Return the range of integers to use for an integer type.
 
     Args:
         bits: 4, 8 or 16.
-        symmetric: leaves the lowest signed integer out, so that the range is the same on both sides of 0; not of 4
-            bits, which cannot spare one of 16.
-        reduce_range: one bit less, for instructions that saturate sums of two products of 8 bits.
+        signed: True for signed integers.
+        symmetric: True to exclude the lowest signed integer, so that the range is symmetric around 0. Ignored with 4
+            bits, which have only 16 values.
+        reduce_range: True to use one bit less, for instructions that saturate sums of two 8-bit products.
     """
     half = 1 << (bits - 1)
     if reduce_range:
@@ -63,25 +65,27 @@ def integer_range(bits: int, *, signed: bool, symmetric: bool = False, reduce_ra
 def affine_parameters(
     low: NDArray[Any], high: NDArray[Any], integers: IntegerRange, *, symmetric: bool, least_range: float = 0.0
 ) -> AffineParameters:
-    """Scales and zero points for ranges.
+    """Return scales and zero points for ranges.
 
     Args:
-        low, high: [] or [channels], finite. Symmetric ranges are widened to the same magnitude on both sides.
-        least_range: ranges are at least so wide.
+        low, high: [] or [channels], finite.
+        integers: the range of integers.
+        symmetric: True to widen ranges to the same magnitude on both sides of 0.
+        least_range: minimum width of a range.
 
     Raises:
-        QuantizationError: a range is not finite, or ends before it begins.
+        QuantizationError: a range is not finite, or its ends are in the wrong order.
     """
     lowest, highest = np.asarray(low, np.float64), np.asarray(high, np.float64)
     if not np.all(np.isfinite(lowest) & np.isfinite(highest)) or np.any(lowest > highest):
-        raise QuantizationError(f"the range {low} to {high} is not one of finite numbers in order")
+        raise QuantizationError(f"the range {low} to {high} is not a finite, ascending range")
     lowest, highest = np.minimum(lowest, 0), np.maximum(highest, 0)
     highest = np.maximum(highest, lowest + least_range)
     if symmetric:
         highest = np.maximum(-lowest, highest)
         lowest = -highest
     scale = (highest - lowest) / (integers.high - integers.low)
-    empty = scale < _LEAST_SCALE  # nothing but zeros: every integer would do
+    empty = scale < _LEAST_SCALE  # every value is (almost) 0, so any scale works
     scale = np.where(empty, 1.0, scale)
     if symmetric:
         points = np.full(scale.shape, np.rint((integers.low + integers.high) / 2))
@@ -94,7 +98,7 @@ def affine_parameters(
 def snapped_parameters(
     low: float, high: float, integers: IntegerRange, *, least_range: float = 0.0
 ) -> AffineParameters:
-    """Parameters with the zero point at the lowest integer where no value is negative, else in the middle."""
+    """Return parameters with the zero point at the lowest integer if no value is negative, otherwise in the middle."""
     if min(low, 0.0) >= 0.0:
         return affine_parameters(np.asarray(0.0), np.asarray(high), integers, symmetric=False, least_range=least_range)
     middle = (integers.low + integers.high + 1) // 2
@@ -112,15 +116,17 @@ def quantize_affine(
     axis: int | None = None,
     dtype: Any = np.int32,
 ) -> NDArray[Any]:
-    """round(value / scale) + zero point, halves to even, saturated.
+    """Return round(value / scale) + zero point, with halves rounded to even, saturated.
 
     Args:
-        values: any float type; a part of the rows at a time is made float32.
-        axis: of the channels, where the parameters have several.
-        dtype: of the result; it must hold the integers.
+        values: an array of any float type; converted to float32 in parts.
+        parameters: scales and zero points.
+        integers: the range of integers.
+        axis: axis of the channels, if there are several scales.
+        dtype: dtype of the result; must represent the integers.
 
     Raises:
-        QuantizationError: NaN or infinity in `values`; the message says where.
+        QuantizationError: a value is NaN or infinite; the message contains its index.
     """
     shape, rows = values.shape, np.atleast_1d(values)
     scale, point = (along(one, rows.ndim, axis) for one in (parameters.scale, parameters.zero_point))
@@ -144,26 +150,26 @@ def quantize_affine(
 def dequantize_affine(
     steps: NDArray[Any], parameters: AffineParameters, axis: int | None = None
 ) -> NDArray[np.float32]:
-    """(integer - zero point) * scale."""
+    """Return (integer - zero point) * scale."""
     scale, point = along(parameters.scale, steps.ndim, axis), along(parameters.zero_point, steps.ndim, axis)
     result: NDArray[np.float32] = (steps.astype(np.int32) - point).astype(np.float32) * scale
     return result
 
 
 def along(parameter: NDArray[Any], rank: int, axis: int | None) -> NDArray[Any]:
-    """One number as it is, or one per position of an axis in a shape that broadcasts to arrays of this rank."""
+    """Reshape parameters, one per index of an axis, to broadcast to arrays of this rank; a scalar is unchanged."""
     if parameter.ndim == 0:
         return parameter
     if axis is None:
-        raise QuantizationError(f"{parameter.size} scales and no axis that they belong to")
+        raise QuantizationError(f"there are {parameter.size} scales, but no channel axis")
     return parameter.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
 def channel_ranges(values: NDArray[Any], axis: int | None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Least and largest values: [] over the whole, or [channels] along an axis.
+    """Return the minimum and maximum values: [] for the whole array, or [channels] for an axis.
 
     Raises:
-        QuantizationError: there are no values.
+        QuantizationError: the array is empty.
     """
     if not values.size:
         raise QuantizationError(f"an array of shape {list(values.shape)} has no values")
@@ -172,10 +178,11 @@ def channel_ranges(values: NDArray[Any], axis: int | None) -> tuple[NDArray[np.f
 
 
 def bias_steps(bias: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.int32]:
-    """A bias as int32 at the scales of the products that it is added to, saturated.
+    """Convert a bias to int32 at the scales of the matmul that it is added to, saturated.
 
     Args:
-        bias: [channels]. scale: [] or [channels].
+        bias: [channels].
+        scale: [] or [channels].
     """
     steps = np.rint(np.asarray(bias, np.float64) / np.asarray(scale, np.float64))
     limits = np.iinfo(np.int32)
@@ -183,10 +190,12 @@ def bias_steps(bias: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.int32]:
 
 
 def widened_for_bias(weight_scale: NDArray[np.float32], x_scale: float, bias: NDArray[Any]) -> NDArray[np.float32]:
-    """Weight scales, enlarged where a bias at x_scale * weight_scale would not fit 31 bits.
+    """Return weight scales, enlarged where a bias at x_scale * weight_scale would not fit 31 bits.
 
     Args:
-        weight_scale: [] or [channels]. bias: [channels].
+        weight_scale: [] or [channels].
+        x_scale: scale of the activations.
+        bias: [channels].
     """
     magnitude = np.abs(np.asarray(bias, np.float64))
     needed = magnitude / (np.iinfo(np.int32).max * max(float(x_scale), _LEAST_SCALE))

@@ -1,9 +1,9 @@
-"""Arrays of blocks: matrices that are quantised already, as NumPy arrays of records, read without rounding.
+"""Arrays of blocks: quantised matrices as NumPy arrays of records, which can be converted without rounding.
 
-The `dtype` of such an array has one field, named after the block's type, of the block's bytes; so rows of a matrix can
-be cut, put in another order and joined as those of any array. A type says which weights its blocks become: the one
-formula of `kernels.weights`, with its numbers. Those of llama.cpp's files are in `quant.ggml`; `plain_blocks`
-makes types for all whose blocks are codes with a float or two.
+The `dtype` of such an array has a single field, which has the name of the block type and holds the block's bytes. Rows
+can therefore be sliced, reordered and concatenated as in any array. A block type defines how its blocks are converted
+to the formula in `kernels.weights`. The types in llama.cpp's files are in `quant.ggml`; `plain_blocks` creates types
+whose blocks are codes with one or two floats.
 """
 
 from __future__ import annotations
@@ -33,26 +33,28 @@ from .formats import GRIDS
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-# Weights that are converted at once: 2 MiB of codes.
+# The number of weights to convert at a time; the codes take 2 MiB.
 _CHUNK_WEIGHTS = 1 << 18
 
 
-# What blocks hold, in the order of QuantizedWeight: codes [..., columns], scales [..., groups] and, where there
-# are any, multipliers [..., blocks], offset scales [..., groups], offsets [..., blocks].
+# The content of blocks, in the order of QuantizedWeight: codes [..., columns], scales [..., groups] and, if present,
+# multipliers [..., blocks], offset scales [..., groups], offsets [..., blocks].
 Numbers = tuple[NDArray[Any] | None, ...]
-# From blocks, uint8 [..., nbytes], to their numbers.
+# A function that converts blocks, uint8 [..., nbytes], to their numbers.
 Decoder = Callable[[Bytes], Numbers]
 
 
 @dataclass(frozen=True)
 class BlockType:
-    """A quantised type.
+    """A quantised block type.
 
     Attributes:
-        name: of the type; two of one name are one.
-        columns: weights of a block. nbytes: bytes of a block.
-        format: what a matrix of such blocks becomes. grid: what its codes stand for.
-        decode: from blocks to their numbers.
+        name: unique name of the type.
+        columns: number of weights in a block.
+        nbytes: number of bytes in a block.
+        format: format of the QuantizedWeight that a matrix of these blocks is converted to.
+        grid: values of the codes.
+        decode: converts blocks to their numbers.
     """
 
     name: str
@@ -64,12 +66,12 @@ class BlockType:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of an array of blocks."""
+        """The dtype of an array of blocks."""
         return np.dtype([(self.name, np.uint8, (self.nbytes,))])
 
     @property
     def is_uniform(self) -> bool:
-        """Whether its blocks are integers of 4 or 8 bits with a scale, and perhaps a zero point: QMoE's."""
+        """True if blocks are integers of 4 or 8 bits with a scale and possibly a zero point, as QMoE requires."""
         format = self.format
         if (
             format.bits not in (4, 8)
@@ -82,7 +84,7 @@ class BlockType:
 
     @property
     def bits_per_weight(self) -> float:
-        """Of the blocks, as a file has them."""
+        """The number of bits per weight in a file of such blocks."""
         return 8 * self.nbytes / self.columns
 
 
@@ -90,32 +92,32 @@ _BY_NAME: dict[str, BlockType] = {}
 
 
 def register(kind: BlockType) -> BlockType:
-    """Make a type known to `type_of`; returns it."""
+    """Register a type so that `type_of` finds it, and return the type."""
     _BY_NAME[kind.name] = kind
     return kind
 
 
 def type_of(array: NDArray[Any]) -> BlockType | None:
-    """The type of an array of blocks; None for any other array."""
+    """Return the type of an array of blocks; None for any other array."""
     return _BY_NAME.get(array.dtype.names[0]) if array.dtype.names else None
 
 
 def weight_of(blocks: NDArray[Any]) -> QuantizedWeight:
-    """A matrix of blocks [rows, blocks per row] as a weight of ours, without any rounding.
+    """Convert a matrix of blocks [rows, blocks per row] to a QuantizedWeight, without rounding.
 
     Raises:
-        QuantizationError: the array has no blocks, or a scale among them is infinite or no number.
+        QuantizationError: the array contains no blocks, or at least one scale is infinite or NaN.
     """
     kind = type_of(blocks)
     if kind is None or blocks.ndim != 2 or 0 in blocks.shape:
-        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} is no matrix of blocks")
+        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} is not a matrix of blocks")
     format, rows, columns = kind.format, len(blocks), blocks.shape[1] * kind.columns
     data = np.empty((rows, columns * format.bits // 8), np.uint8)
     factors = _empty_factors(format, rows, columns)
 
     def convert(first: int) -> None:
         part = slice(first, first + step)
-        # Overflow is found by what it leaves: a scale that is no number.
+        # Overflow is detected afterwards: it makes a scale infinite or NaN.
         codes, *found = kind.decode(np.ascontiguousarray(blocks[part])[kind.name])
         assert codes is not None
         data[part] = pack_bits(codes.reshape(len(codes), -1), format.bits)
@@ -131,12 +133,12 @@ def weight_of(blocks: NDArray[Any]) -> QuantizedWeight:
     for floats in (scales, offset_scales):
         if floats is not None and not np.isfinite(floats).all():
             row = int(np.flatnonzero(~np.isfinite(floats).all(axis=1))[0])
-            raise QuantizationError(f"row {row} of {kind.name} blocks has a scale that is infinite or no number")
+            raise QuantizationError(f"row {row} of {kind.name} blocks has a scale that is infinite or NaN")
     return QuantizedWeight(format, rows, columns, data, kind.grid, *factors)
 
 
 def without_gaps(blocks: NDArray[Any]) -> NDArray[Any]:
-    """The same blocks, but those whose scales are infinite or no numbers stand for zeros; itself if there are none."""
+    """Replace blocks that have infinite or NaN scales with zeros; return the same array if there are none."""
     kind = type_of(blocks)
     assert kind is not None
     matrix = blocks.reshape(-1, blocks.shape[-1])
@@ -151,12 +153,12 @@ def without_gaps(blocks: NDArray[Any]) -> NDArray[Any]:
     if not bad.any():
         return blocks
     mended = matrix.copy()
-    mended[bad] = np.zeros((), kind.dtype)  # of every type a block of zeros stands for zeros
+    mended[bad] = np.zeros((), kind.dtype)  # a block of zero bytes represents zeros in every type
     return mended.reshape(blocks.shape)
 
 
 def _empty_factors(format: WeightFormat, rows: int, columns: int) -> tuple[Any, Any, Any, Any]:
-    """Arrays to fill: scales, multipliers, offset scales, offsets; None = the format has none."""
+    """Allocate scales, multipliers, offset scales and offsets; None for parts that the format does not have."""
     groups, blocks = (rows, format.groups(columns)), (rows, format.blocks(columns))
     return (
         np.empty(groups, np.float32),
@@ -167,10 +169,10 @@ def _empty_factors(format: WeightFormat, rows: int, columns: int) -> tuple[Any, 
 
 
 def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
-    """Blocks [..., rows, blocks per row] as float32 [..., rows, columns]; raises as `weight_of` does."""
+    """Convert blocks [..., rows, blocks per row] to float32 [..., rows, columns]; same errors as `weight_of`."""
     kind = type_of(blocks)
     if kind is None:
-        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} holds no blocks")
+        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} contains no blocks")
     matrix = blocks.reshape(-1, blocks.shape[-1])
     values = np.empty((len(matrix), blocks.shape[-1] * kind.columns), np.float32)
     step = max(1, _CHUNK_WEIGHTS // values.shape[1])
@@ -179,22 +181,24 @@ def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
     return values.reshape(*blocks.shape[:-1], -1)
 
 
-# What blocks have beside a scale: nothing, an integer that stands for 0, or the float that a code of 0 stands for.
+# The second number of a block: no number, the integer that represents 0 (zero point), or the float that code 0
+# represents (minimum).
 Second = Literal["none", "zero point", "least"]
 
 
 @dataclass(frozen=True)
 class PlainType(BlockType):
-    """A type of one level: blocks of a float32 scale, perhaps `second`, and codes as rows of bits."""
+    """A one-level type: each block has a float32 scale, an optional second number, and codes as rows of bits."""
 
     second: Second
 
     def array(self, packed: Bytes, scales: NDArray[Any], second: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Blocks [rows, blocks].
+        """Assemble blocks [rows, blocks].
 
         Args:
             packed: codes as rows of bits, uint8 [rows, columns * bits / 8].
-            scales: [rows, blocks], any floats. second: [rows, blocks], as the type says.
+            scales: [rows, blocks], any float type.
+            second: [rows, blocks], zero points or minima, depending on the type.
         """
         rows, count = scales.shape
         made = np.empty((rows, count, self.nbytes), np.uint8)
@@ -209,15 +213,17 @@ class PlainType(BlockType):
 
 @cache
 def plain_blocks(bits: int, columns: int, *, grid: str = "int", second: Second = "none") -> PlainType:
-    """The type of blocks of so many codes.
+    """Return the type of blocks with codes of the given size and number.
 
     Args:
-        bits, columns: as `WeightFormat` has them. grid: "int", or a key of `quant.formats.GRIDS`.
+        bits, columns: bits per code and block size; see `WeightFormat`.
+        grid: "int", or a key of `quant.formats.GRIDS`.
+        second: kind of the second number.
     """
     format = {
         "none": uniform_format(bits, columns),
         "zero point": uniform_format(bits, columns, zero_points=True),
-        # Of one level: the least value of a block is a float of its own, so a group is a block.
+        # The type has one level: the minimum belongs to the block, so a group is a single block.
         "least": WeightFormat(bits, columns, columns, multiplier_bits=2, offset_bits=2),
     }[second]
     values = uniform_grid(bits, centred=second == "none") if grid == "int" else GRIDS[grid]
@@ -242,5 +248,5 @@ def plain_blocks(bits: int, columns: int, *, grid: str = "int", second: Second =
 
 
 def block_of(group: int) -> int | None:
-    """The largest block of which a group of so many columns consists; None if there is none."""
+    """Return the largest block size that divides a group of `group` columns; None if no block size does."""
     return next((size for size in reversed(BLOCKS) if group % size == 0), None)

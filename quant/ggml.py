@@ -1,9 +1,8 @@
-"""The blocks of llama.cpp's quantised types (ggml-common.h, MIT) as quantised weights of ours, number for number.
+"""Conversion of llama.cpp's quantised blocks (ggml-common.h, MIT) to quantised weights, with every number exact.
 
-Every type is the one formula of `kernels.weights` with other numbers, so that nothing is rounded: codes choose
-values of a grid, blocks have integers, groups have floats. Types that choose whole vectors from a table (IQ1, IQ2, IQ3)
-take more bits here, as each number of a vector gets a code of its own.
-See `quant.block_types` for what arrays of such blocks are.
+Every type is an instance of the formula in `kernels.weights`, so nothing is rounded: codes select values of a grid,
+blocks have integers, and groups have floats. Types that select whole vectors from a table (IQ1, IQ2, IQ3) need more
+bits here, because each number of a vector gets a separate code. See `quant.block_types` for arrays of such blocks.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from .block_types import BlockType, Bytes, Decoder, Floats, Numbers, register
 from .formats import GRIDS
 from .ggml_grids import level_table
 
-# Columns of the larger blocks.
+# The number of columns in a super-block.
 _SUPER = 256
 
 
 @dataclass(frozen=True)
 class GgmlType(BlockType):
-    """A type of llama.cpp, by its name; `number` is the one that GGUF files have for it."""
+    """A block type of llama.cpp; `number` identifies the type in GGUF files."""
 
     number: int
 
 
 def _floats(blocks: Bytes, first: int, count: int = 1) -> Floats:
-    """Numbers of 16 bits that lie in blocks from a byte on."""
+    """Return the float16 numbers at a byte offset in each block, as float32."""
     cut = np.ascontiguousarray(blocks[..., first : first + 2 * count])
     return cut.view(np.float16).astype(np.float32)
 
 
 def _words(blocks: Bytes, first: int, last: int, kind: str) -> NDArray[Any]:
-    """Bytes of blocks as unsigned integers."""
+    """Return a range of bytes of each block, as unsigned integers."""
     return np.ascontiguousarray(blocks[..., first:last]).view(kind)
 
 
@@ -48,14 +47,14 @@ def _flat(array: NDArray[Any], blocks: Bytes) -> NDArray[Any]:
 
 
 def _runs(low: Bytes, bits: int, run: int) -> Bytes:
-    """Runs of bytes whose lowest `bits` are the first numbers, the next ones the numbers behind these, and so on."""
+    """Unpack runs of bytes: the lowest `bits` hold the first numbers, the next bits the next numbers, and so on."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     cut = low.reshape(*low.shape[:-1], -1, 1, run)
     return _flat(cut >> shifts & np.uint8((1 << bits) - 1), low)
 
 
 def _each(packed: NDArray[Any], shifts: range, mask: int) -> NDArray[Any]:
-    """Several numbers out of each integer [..., count], side by side: [..., count * len(shifts)]."""
+    """Extract several numbers from each integer [..., count], side by side: [..., count * len(shifts)]."""
     steps = np.array(shifts, packed.dtype)
     numbers: NDArray[Any] = packed[..., None] >> steps & packed.dtype.type(mask)
     return numbers.reshape(*packed.shape[:-1], -1)
@@ -66,7 +65,7 @@ def _single_bits(packed: Bytes) -> Bytes:
 
 
 def _plain(first: int, high: int | None, *, least: bool = False) -> Decoder:
-    """Q4_0 to Q5_1: nibbles from byte `first` on, fifth bits from `high` on, a float, and perhaps a least value."""
+    """Decode Q4_0 to Q5_1: nibbles starting at byte `first`, fifth bits at `high`, a scale, and possibly a minimum."""
 
     def read(blocks: Bytes) -> Numbers:
         codes = _runs(blocks[..., first:], 4, 16)
@@ -105,7 +104,7 @@ def _q3_k(blocks: Bytes) -> Numbers:
 
 
 def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Twelve bytes: eight scales and eight minima of 6 bits."""
+    """Unpack twelve bytes: eight scales and eight minima of 6 bits."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], -1)
     return scales, np.concatenate([second & 63, third >> 4 | (second >> 6) << 4], -1)
@@ -138,13 +137,13 @@ def _iq4_xs(blocks: Bytes) -> Numbers:
 
 
 def _mxfp4(blocks: Bytes) -> Numbers:
-    with np.errstate(over="ignore"):  # 255 is no number
+    with np.errstate(over="ignore"):  # the exponent 255 represents NaN
         scales = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 127).astype(np.float32)
     return _runs(blocks[..., 1:], 4, 16), scales
 
 
 def _nvfp4(blocks: Bytes) -> Numbers:
-    """Scales are unsigned floats of 4 bits of exponent and 3 of mantissa, whose 127 means 0."""
+    """Decode NVFP4. Scales are unsigned floats with 4 exponent bits and 3 mantissa bits; 127 represents 0."""
     packed = blocks[..., :4]
     exponent, mantissa = (packed >> 3 & 15).astype(np.int32), (packed & 7).astype(np.float32)
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)
@@ -153,7 +152,7 @@ def _nvfp4(blocks: Bytes) -> Numbers:
 
 
 def _tq1_0(blocks: Bytes) -> Numbers:
-    """Five ternary digits per byte, as the fraction of 256 that they make."""
+    """Decode TQ1_0: five ternary digits per byte, stored as a fraction of 256."""
 
     def digits(first: int, last: int, run: int, count: int) -> Bytes:
         cut = blocks[..., first:last].reshape(*blocks.shape[:-1], -1, 1, run)
@@ -169,21 +168,21 @@ def _tq2_0(blocks: Bytes) -> Numbers:
 
 
 def _eight_signs(seven: NDArray[Any]) -> Bytes:
-    """Signs of eight numbers [..., count] to [..., count, 8]: seven bits, and one that makes their number even."""
+    """Expand the signs of eight numbers, [..., count] to [..., count, 8]: seven bits, and a bit of even parity."""
     single = _single_bits(seven.astype(np.uint8)[..., None])
     single[..., 7] = single[..., :7].sum(-1) & 1
     return single
 
 
 def _signed(table: str, index: NDArray[Any], signs: Bytes, blocks: Bytes) -> Bytes:
-    """Codes of vectors from a table: the level of each number, and its sign above it."""
+    """Return the codes of vectors from a table: each is the level of a number, with the sign in the next higher bit."""
     levels, shift = level_table(table)[index], np.uint8(3 if table.startswith("IQ3") else 2)
     codes: Bytes = _flat(levels, blocks) | _flat(signs, blocks) << shift
     return codes
 
 
 def _odd(scales: NDArray[Any]) -> NDArray[np.uint8]:
-    """2 s + 1: what multiplies a block is s + 1/2."""
+    """Return 2 s + 1, because a block's multiplier is s + 1/2."""
     return (2 * scales + 1).astype(np.uint8)
 
 
@@ -219,7 +218,7 @@ def _iq3_s(blocks: Bytes) -> Numbers:
 
 
 def _iq1_s(blocks: Bytes) -> Numbers:
-    """-1, 0 or 1, and an eighth that is added to all numbers of a block, or taken from them."""
+    """Decode IQ1_S: -1, 0 or 1, plus or minus an eighth, with the same sign for all numbers of a block."""
     packed = _words(blocks, 34, 50, "<u2")
     high = _each(packed, range(0, 12, 3), 7)
     codes = level_table("IQ1_S")[blocks[..., 2:34] | high << 8].reshape(*blocks.shape[:-1], 8, 32)
@@ -228,7 +227,7 @@ def _iq1_s(blocks: Bytes) -> Numbers:
 
 
 def _iq1_m(blocks: Bytes) -> Numbers:
-    """The same with an eighth for every eight numbers, and the float's bits spread over four words."""
+    """Decode IQ1_M: like IQ1_S, but with a sign per eight numbers and the scale's bits spread over four words."""
     words, packed = _words(blocks, 48, 56, "<u2"), _each(blocks[..., 32:48], range(0, 8, 4), 15)
     shifted = words >> 12 << np.array([0, 4, 8, 12], np.uint16)
     scales = np.bitwise_or.reduce(shifted, -1, keepdims=True).astype(np.uint16).view(np.float16).astype(np.float32)
@@ -242,14 +241,14 @@ def _grid(*values: float, divisor: float = 1.0) -> Floats:
 
 
 def _both(*values: float, divisor: float) -> Floats:
-    """Levels and their negatives."""
+    """Return the levels and their negatives."""
     return _grid(*values, *(-value for value in values), divisor=divisor)
 
 
 _LEVELS_2 = _both(8, 25, 43, 0, divisor=8)
 _LEVELS_1 = _grid(-7, 1, 9, 0, -9, -1, 7, 0, divisor=8)
 _TERNARY = _grid(-1, 0, 1, 2)
-# Of one level with a least value: that of each block is its own float, so a group is a block.
+# One level with a minimum: the minimum of each block is a separate float, so a group is a single block.
 _LEAST_4, _LEAST_5 = (WeightFormat(bits, 32, 32, multiplier_bits=2, offset_bits=2) for bits in (4, 5))
 
 

@@ -1,7 +1,7 @@
-"""The vectors that llama.cpp's IQ types choose from, as ggml-common.h (MIT) has them.
+"""The vector tables of llama.cpp's IQ types, from ggml-common.h (MIT).
 
-Each entry of a table is eight numbers (four in IQ3), of which every one is the index of a level, in 2 bits (4 in IQ3),
-lowest first. The bytes are compressed by zlib and written in base 85.
+Each entry of a table holds eight numbers (four in IQ3). Each number is the index of a level in 2 bits (4 bits in IQ3),
+lowest bits first. The bytes are compressed with zlib and encoded in base 85.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _TABLES = {
 
 @cache
 def level_table(name: str) -> NDArray[np.uint8]:
-    """Indices of levels, uint8 [entries, numbers]."""
+    """Return the indices of levels, uint8 [entries, numbers]."""
     packed = np.frombuffer(zlib.decompress(base64.b85decode(_TABLES[name])), np.uint8)
     bits, numbers = (4, 4) if name.startswith("IQ3") else (2, 8)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)

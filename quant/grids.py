@@ -1,11 +1,11 @@
-"""What a block may hold: the abstract format of a packed format, in which every method of quantisation works.
+"""Grids: an abstraction of packed formats on which all quantisation methods work.
 
-A weight in a block is (point - zero) * scale, where `point` is one of a few values that the format knows (the integers
-0 to 2 ** bits - 1, or a table), and scale and zero belong to the block. A method chooses scales, zeros and points; the
-grid says which of them can be stored, and packs them.
+A weight in a block is (point - zero) * scale. `point` is one of the few values of the format (the integers 0 to 2 **
+bits - 1, or a table); scale and zero belong to the block. A method chooses scales, zeros and points; the grid
+determines which of them can be stored, and packs them.
 
-Where blocks share something (`quant.two_levels`: their scales are integers times a float of a group of blocks), a grid
-is bound to a matrix first, which settles what they share; it then says of each block which scales there are.
+If blocks share data (in `quant.two_levels`, scales are integers times a float of a group of blocks), a grid is first
+bound to a matrix. Binding determines the shared data, and thereby the possible scales of each block.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ Bytes = NDArray[np.uint8]
 
 
 class CodeGrid(Protocol):
-    """A packed format, as methods see it.
+    """A packed format, in the form that methods use.
 
     Attributes:
         block_size: columns that share a scale and a zero.
-        points: float32 [L], ascending: the values that a code stands for. rounding: the same for kernels.
-        has_zeros: whether zeros are stored; otherwise every zero is `centre`.
-        centre: the zero of a block that stores none.
-        format: what is stored.
+        points: float32 [L], ascending: the values of codes.
+        rounding: the points in the form that kernels accept.
+        has_zeros: True if zeros are stored; otherwise every zero is `centre`.
+        centre: the zero of blocks without a stored zero.
+        format: the stored format.
     """
 
     @property
@@ -61,46 +62,52 @@ class CodeGrid(Protocol):
     def format(self) -> WeightFormat: ...
 
     def codes(self, scaled: Float32) -> Bytes:
-        """Per number, counted in scales with the zero added, the index of the closest point. Any shape."""
+        """Return the index of the closest point for each number, in any shape.
+
+        The numbers are in units of the scale, with the zero added.
+        """
 
     def nearest(self, scaled: Float32) -> Float32:
-        """Per number the closest point itself; may be computed in place."""
+        """Return the closest point for each number; may overwrite the input."""
 
     def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
-        """Scales and zeros [..., blocks] as they can be stored: the closest ones."""
+        """Return the closest scales and zeros [..., blocks] that can be stored."""
 
     def bound(self, weight: NDArray[Any], find_scales: FindScales) -> CodeGrid:
-        """The grid for one matrix [rows, columns]: what its blocks share is settled, from the scales that are found."""
+        """Return the grid for a matrix [rows, columns].
+
+        The grid includes the data that the blocks share, which is determined from the scales that `find_scales` finds.
+        """
 
     def part(self, rows: slice, blocks: slice) -> CodeGrid:
-        """The grid of some rows and blocks of the matrix that it is bound to."""
+        """Return the grid for some rows and blocks of the bound matrix."""
 
     def packed(self, blocks: CodedBlocks) -> QuantizedWeight:
-        """A whole matrix as a model stores it."""
+        """Return an entire matrix in the stored format."""
 
 
-# Given a matrix and a grid, the scales and zeros [rows, blocks] that a method begins with.
+# A function that returns the initial scales and zeros [rows, blocks] for a matrix and a grid.
 FindScales = Callable[[NDArray[Any], CodeGrid], tuple[Float32, Float32]]
 
 
 def _is_one_of(value: object, known: Sequence[int]) -> bool:
-    """Whether it is one of these numbers, as a whole number: they become shifts and extents."""
+    """Return True if the value is one of these integers. Refuse other types, because it is used in shapes."""
     return isinstance(value, int | np.integer) and value is not True and value in known
 
 
 @dataclass(frozen=True)
 class UniformGrid:
-    """Whole numbers, a scale per block of columns or per row.
+    """Whole numbers with one scale per block of columns or per row.
 
     Args:
         bits: 2, 3, 4, 5, 6 or 8.
-        block_size: 16, 32, 64, 128 or 256; with `by_row` the columns of the matrix.
-        symmetric: False stores a whole zero point per block.
-        half_scales: scales are numbers of float16, unless one is outside its range.
-        by_row: one scale per row, of float32.
+        block_size: 16, 32, 64, 128 or 256; with `by_row`, the number of columns of the matrix.
+        symmetric: False stores a whole-number zero point for each block.
+        half_scales: True if scales are rounded to float16, unless a scale is outside float16's range.
+        by_row: True for one float32 scale per row.
 
     Raises:
-        QuantizationError: a format that there is not.
+        QuantizationError: there is no such format.
     """
 
     bits: int = 4
@@ -111,9 +118,9 @@ class UniformGrid:
 
     def __post_init__(self) -> None:
         if not _is_one_of(self.bits, CODE_BITS):
-            raise QuantizationError(f"bits is {self.bits!r}, expected one of {list(CODE_BITS)}")
+            raise QuantizationError(f"bits is {self.bits!r}, but must be one of {list(CODE_BITS)}")
         if not self.by_row and not _is_one_of(self.block_size, BLOCKS):
-            raise QuantizationError(f"block_size is {self.block_size!r}, expected one of {list(BLOCKS)}")
+            raise QuantizationError(f"block_size is {self.block_size!r}, but must be one of {list(BLOCKS)}")
 
     @property
     def format(self) -> WeightFormat:
@@ -176,13 +183,13 @@ class UniformGrid:
 
 
 class CodebookGrid:
-    """Any few numbers, a scale per block.
+    """A few arbitrary values with one scale per block.
 
     Args:
-        values: float32 [2 ** bits], what codes stand for, in any order.
-        block_size: columns that share a scale.
-        half_scales: as for UniformGrid.
-        powers_of_two: scales are powers of two, as MXFP4 has them.
+        values: float32 [2 ** bits], the values of the codes, in any order.
+        block_size: number of columns that share a scale.
+        half_scales: see UniformGrid.
+        powers_of_two: True if scales are powers of two, as in MXFP4.
     """
 
     has_zeros, centre = False, 0.0
@@ -193,7 +200,7 @@ class CodebookGrid:
         self.values = np.asarray(values, np.float32)
         self.format = WeightFormat(len(self.values).bit_length() - 1, block_size, block_size)
         self.block_size, self.half_scales, self._powers = block_size, half_scales, powers_of_two
-        # FP4 has 0 twice; the order of equal values does not matter.
+        # FP4 has two zeros; the order of equal values does not matter.
         order = np.argsort(self.values, kind="stable")
         self.points, self._order = self.values[order], order.astype(np.uint8)
         self._middles = (self.points[1:] + self.points[:-1]) / 2
@@ -211,7 +218,7 @@ class CodebookGrid:
     def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
         scales = np.asarray(scales, np.float32)
         if self._powers:
-            with np.errstate(divide="ignore"):  # 2 ** -24 is the smallest number of float16
+            with np.errstate(divide="ignore"):  # 2 ** -24 is the smallest positive float16
                 scales = np.where(scales == 0, 0, np.exp2(np.clip(np.rint(np.log2(np.abs(scales))), -24, 15)))
         scales = scales.astype(np.float32)
         return (rounded_to_half(scales) if self.half_scales else scales), np.zeros_like(scales)
@@ -223,7 +230,7 @@ class CodebookGrid:
         return self
 
     def stored(self, codes: Bytes) -> Bytes:
-        """Codes as the format counts them, from positions among the ascending points."""
+        """Convert indices of ascending points to codes of the format."""
         return self._order[codes]
 
     def packed(self, blocks: CodedBlocks) -> QuantizedWeight:
@@ -233,12 +240,13 @@ class CodebookGrid:
 
 @dataclass(frozen=True)
 class CodedBlocks:
-    """A matrix [rows, columns] in the terms of a grid.
+    """A matrix [rows, columns], expressed in a grid.
 
     Attributes:
-        codes: uint8 [rows, blocks, block_size], indices of points; past the last column that of the closest to 0.
+        codes: uint8 [rows, blocks, block_size], indices of points. After the last column, the index of the point that
+            is closest to 0.
         scales, zeros: float32 [rows, blocks].
-        columns: of the matrix; the last block may be longer.
+        columns: number of columns in the matrix; the last block may extend beyond this number.
     """
 
     codes: Bytes
@@ -252,12 +260,12 @@ class CodedBlocks:
         return self.codes.reshape(len(self.codes), -1)[:, : self.columns]
 
     def padded_to(self, format: WeightFormat) -> Bytes:
-        """The codes with the padding of a format, which stands for 0, where blocks are those of the format."""
+        """Return the codes, with the format's padding, which represents 0, if the blocks have the format's size."""
         codes = self.codes.reshape(len(self.codes), -1)
         return codes if codes.shape[1] == format.padded(self.columns) else self.matrix
 
     def values(self, grid: CodeGrid) -> Float32:
-        """The matrix that is stored, float32 [rows, columns]."""
+        """Return the quantised matrix as float32 [rows, columns]."""
         values = grid.points.take(self.codes)
         values -= self.zeros[:, :, None]
         values *= self.scales[:, :, None]
@@ -266,7 +274,7 @@ class CodedBlocks:
 
 
 def count_below(bounds: NDArray[np.floating[Any]], values: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-    """How many of a few ascending bounds lie below each value: what searchsorted gives, in a tenth of its time."""
+    """Count, for each value, the bounds (few, ascending) that are below it. Ten times as fast as searchsorted."""
     result = np.zeros(values.shape, np.uint8)
     is_above = np.empty(values.shape, np.bool_)
     for bound in bounds:
@@ -276,22 +284,22 @@ def count_below(bounds: NDArray[np.floating[Any]], values: NDArray[np.floating[A
 
 
 def coded(values: Float32, scales: Float32, zeros: Float32, grid: CodeGrid) -> Bytes:
-    """The closest codes of values [..., block_size], given scales and zeros [...] of their blocks."""
+    """Return the closest codes for values [..., block_size], given the scales and zeros [...] of their blocks."""
     return closest_codes(values, scales, zeros, grid.rounding)
 
 
 def reciprocal(scales: Float32) -> Float32:
-    """1 / scale; 0 where that is not finite, so that every weight of the block becomes the zero."""
+    """Return 1 / scale, or 0 if the result is not finite; every weight of the block then becomes the zero."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = np.float32(1) / scales
     return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
 
 def in_blocks(matrix: NDArray[Any], block_size: int, *, first_row: int = 0) -> Float32:
-    """Rows as float32 [rows, blocks, block_size], the last block filled up with zeros; perhaps a view.
+    """Return rows as float32 [rows, blocks, block_size], with the last block padded with zeros. May return a view.
 
     Raises:
-        QuantizationError: NaN or infinity; the message names the row (`first_row` is added) and the block.
+        QuantizationError: a value is NaN or infinite; the message names the block and the row (plus `first_row`).
     """
     rows, columns = matrix.shape
     blocks = num_blocks(columns, block_size)
@@ -308,30 +316,30 @@ def in_blocks(matrix: NDArray[Any], block_size: int, *, first_row: int = 0) -> F
 
 
 def spread(vector: NDArray[Any], block_size: int) -> Float32:
-    """A number per column as float32 [blocks, block_size]; 0 past the last column."""
+    """Return a vector of one number per column as float32 [blocks, block_size], with 0 after the last column."""
     padded = np.zeros(num_blocks(len(vector), block_size) * block_size, np.float32)
     padded[: len(vector)] = vector
     return padded.reshape(-1, block_size)
 
 
-# Floats of a chunk: a core's second-level cache holds it, and it is worth the calls from Python.
+# The number of floats in a chunk. A chunk fits a core's level-2 cache and amortises the overhead of Python calls.
 _CHUNK_FLOATS = 1 << 17
 
 
 def row_slices(rows: int, columns: int) -> list[slice]:
-    """Rows in pieces that a core's cache holds."""
+    """Split rows into slices that fit a core's cache."""
     step = max(1, _CHUNK_FLOATS // max(columns, 1))
     return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
 def in_parallel(work: Any, parts: list[Any]) -> Iterator[Any]:
-    """work(part) of every part, in order, on all processors; NumPy lets go of Python's lock meanwhile."""
+    """Yield work(part) for every part, in order, computed on all processors. NumPy releases the GIL meanwhile."""
     with ThreadPoolExecutor(len(allowed_processors())) as pool:
         yield from pool.map(work, parts)
 
 
 def empty_blocks(rows: int, columns: int, block_size: int) -> CodedBlocks:
-    """Room for the blocks of a matrix."""
+    """Allocate the coded blocks of a matrix."""
     blocks = num_blocks(columns, block_size)
     scales, zeros = np.empty((2, rows, blocks), np.float32)
     return CodedBlocks(np.empty((rows, blocks, block_size), np.uint8), scales, zeros, columns)

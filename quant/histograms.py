@@ -1,7 +1,7 @@
-"""Ranges of activations from values that come piece by piece, in memory that does not grow with them.
+"""Observers of activation ranges, for values that arrive in pieces; they use constant memory.
 
-Nothing is kept of the values but their extremes or a histogram, whose reach doubles when a value lies outside: pairs of
-bins become one, so that no value is looked at twice.
+Only the extremes or a histogram of the values are stored. If a value is outside the histogram's range, the range is
+doubled by merging pairs of bins, so every value is processed only once.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 from genai.kernels.weights import QuantizationError
 
 BINS = 4096
-# What a bin counts for that has values and no level: the divergence would be infinite.
+# The assumed share of a bin that has values but no level; without it the divergence would be infinite.
 _LEAST_SHARE = 1e-4
 
 
 class RangeObserver(Protocol):
-    """What is shown arrays and then says a range."""
+    """An observer of arrays that returns a range for their quantisation."""
 
     def observe(self, values: NDArray[Any]) -> None:
-        """Take finite values into account."""
+        """Process finite values."""
 
     def range(self) -> tuple[float, float]:
-        """Least and largest value that the integers are to hold. Raises QuantizationError: nothing was observed."""
+        """Return the minimum and maximum value to represent. Raises QuantizationError if no values were observed."""
 
 
 class Extremes:
-    """The least and the largest value (MinMax); with a constant, the moving averages of those of each array.
+    """The minimum and maximum of all values (MinMax), or moving averages of the arrays' extremes.
 
     Args:
-        averaging_constant: how much the extremes of the next array weigh; None = the extremes of all.
+        averaging_constant: weight of the extremes of each new array; None = use the extremes of all values.
     """
 
     def __init__(self, averaging_constant: float | None = None) -> None:
@@ -41,7 +41,7 @@ class Extremes:
         self._high = 0.0
 
     def observe(self, values: NDArray[Any]) -> None:
-        """Take values into account."""
+        """Process values."""
         if not values.size:
             return
         low, high = float(values.min()), float(values.max())
@@ -54,21 +54,21 @@ class Extremes:
             self._high += self._constant * (high - self._high)
 
     def range(self) -> tuple[float, float]:
-        """The extremes."""
+        """Return the extremes."""
         if self._low is None:
             raise QuantizationError("no values were observed")
         return self._low, self._high
 
 
 class Histogram:
-    """How often values lie where, from -reach to reach.
+    """A histogram of values from -reach to reach.
 
     Args:
-        bins: a multiple of 4.
+        bins: number of bins, a multiple of 4.
 
     Attributes:
         counts: int64 [bins].
-        reach: 0 until a value other than 0 came.
+        reach: upper limit of the range; 0 until a value other than 0 was observed.
     """
 
     def __init__(self, bins: int = BINS) -> None:
@@ -79,7 +79,7 @@ class Histogram:
         self.extremes = Extremes()
 
     def observe(self, values: NDArray[Any]) -> None:
-        """Take values into account."""
+        """Process values."""
         if not values.size:
             return
         self.extremes.observe(values)
@@ -99,26 +99,27 @@ class Histogram:
 
     @property
     def edges(self) -> NDArray[np.float64]:
-        """float64 [bins + 1]."""
+        """The edges of the bins, float64 [bins + 1]."""
         return np.linspace(-self.reach, self.reach, len(self.counts) + 1)
 
 
 class PercentileRange(Histogram):
-    """The range that holds this part of the values; the rest is cut off, half of it on either side.
+    """The range that includes a given percentage of the values; half of the other values are cut off on either side.
 
     Args:
-        percentile: above 0, at most 100.
-        symmetric: cut by magnitude instead, so that the range is the same on both sides of 0.
+        percentile: percentage, above 0 and at most 100.
+        symmetric: True to cut off values by magnitude instead, so that the range is symmetric around 0.
+        bins: number of bins.
     """
 
     def __init__(self, percentile: float = 99.999, *, symmetric: bool = False, bins: int = BINS) -> None:
         super().__init__(bins)
         if not 0 < percentile <= 100:
-            raise QuantizationError(f"the percentile is {percentile}, expected more than 0 and at most 100")
+            raise QuantizationError(f"the percentile is {percentile}, but must be more than 0 and at most 100")
         self._kept, self._symmetric = percentile / 100, symmetric
 
     def range(self) -> tuple[float, float]:
-        """Edges of bins, within the extremes."""
+        """Return the edges of bins, limited to the extremes."""
         low, high = self.extremes.range()
         if self.reach == 0.0:
             return 0.0, 0.0
@@ -134,22 +135,24 @@ class PercentileRange(Histogram):
 
 
 def _first_reaching(counts: NDArray[np.int64], share: float) -> int:
-    """The first bin at which so large a share of all is at or before it."""
+    """Return the first bin at which the cumulative counts reach the given share of the total."""
     sums = np.cumsum(counts)
     return int(np.searchsorted(sums, share * sums[-1] * (1 - 1e-12)))
 
 
 class EntropyRange(Histogram):
-    """The range, within [-limit, limit], whose quantised distribution is the nearest to that of the values.
+    """The range, within [-limit, limit], whose quantised distribution is closest to the distribution of the values.
 
-    Nearest by Kullback-Leibler divergence, as in S. Migacz, "8-bit inference with TensorRT" (GTC 2017): for each limit,
-    what lies outside is counted in the outermost bins, the bins inside are joined into as many levels as there are
-    integers, and each level is spread evenly over those of its bins that are not empty. That measure hardly minds how
-    far away is what it cuts off. So here a limit must not make the mean square of the errors larger than the extremes
-    do.
+    Closeness is measured by the Kullback-Leibler divergence, as in S. Migacz, "8-bit inference with TensorRT" (GTC
+    2017). For each limit, values outside the limit are counted in the outermost bins, the bins inside are merged into
+    as many levels as there are integers, and each level is spread evenly over its non-empty bins. The divergence hardly
+    depends on how far the cut-off values lie outside. Therefore a limit is considered here only if its mean squared
+    error is not larger than that of the extremes.
 
     Args:
-        levels: how many integers there are.
+        levels: number of integers.
+        symmetric: True for a range symmetric around 0.
+        bins: number of bins.
     """
 
     def __init__(self, levels: int = 256, *, symmetric: bool = False, bins: int = BINS) -> None:
@@ -157,7 +160,7 @@ class EntropyRange(Histogram):
         self._levels, self._symmetric = levels, symmetric
 
     def range(self) -> tuple[float, float]:
-        """The best of the limits; the extremes where those are the best."""
+        """Return the best range, or the extremes if no limit is better."""
         low, high = self.extremes.range()
         if self.reach == 0.0:
             return 0.0, 0.0
@@ -166,7 +169,8 @@ class EntropyRange(Histogram):
         outermost = max(half - filled[0], filled[-1] + 1 - half)
         best, limit = np.inf, float(edges[bins])
         most = self._squared_error(max(-low, high))
-        # Limits below the levels lose nothing by rounding, and say nothing. Steps of 1 in 64 are finer than it matters.
+        # If a limit spans fewer bins than half the levels, it has no rounding error, so it is not comparable. Steps
+        # finer than 1/64 make no difference.
         for reach in range(min(self._levels // 2, outermost), outermost + 1, max(1, outermost // 64)):
             first = half if low >= 0 else half - reach
             end = half if high <= 0 else half + reach
@@ -179,7 +183,7 @@ class EntropyRange(Histogram):
         return (-limit, limit) if self._symmetric else (max(low, -limit), min(high, limit))
 
     def _squared_error(self, limit: float) -> float:
-        """Sum of squares of what rounding and cutting off at a limit leave."""
+        """Return the sum of squared errors that result from rounding and from cutting off at a limit."""
         low, high = self.extremes.range()
         width = limit * 2 if self._symmetric else min(high, limit) - max(low, -limit)
         centres, step = (self.edges[:-1] + self.edges[1:]) / 2, width / (self._levels - 1)
@@ -188,7 +192,7 @@ class EntropyRange(Histogram):
 
 
 def _divergence(counts: NDArray[np.int64], first: int, end: int, levels: int) -> float:
-    """KL divergence of the counts, those outside put into the first and last bin, from their quantised form."""
+    """Return the KL divergence of the counts, with outside counts added to the end bins, from their quantised form."""
     inside = counts[first:end].astype(np.float64)
     reference = inside.copy()
     reference[0] += counts[:first].sum()

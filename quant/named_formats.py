@@ -1,4 +1,4 @@
-"""The formats that have names of their own, as grids that methods work on."""
+"""The named formats, as grids that quantisation methods can use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .formats import GRIDS, row_scaled_format
 from .grids import CodebookGrid, CodeGrid, UniformGrid
 from .two_levels import TwoLevelGrid
 
-# Per name the bits of a code and the block sizes that there are, the usual one first.
+# For each name: the number of bits in a code, and the supported block sizes (the first is the default).
 NAMED_FORMATS: dict[str, tuple[int, tuple[int, ...]]] = {
     "q2_k": (2, (16,)),
     "q3_k": (3, (16,)),
@@ -31,9 +31,13 @@ _K_QUANTS = {
 
 
 def named_grid(name: str, block_size: int, *, half_scales: bool = True) -> CodeGrid:
-    """The grid of a format; `block_size` is one of those that NAMED_FORMATS has.
+    """Return the grid of a format.
 
-    `half_scales`: floats of blocks and groups are numbers of float16; those of whole rows (nl2, nl3, nl4) never are.
+    Args:
+        name: a key of NAMED_FORMATS.
+        block_size: one of the block sizes in NAMED_FORMATS.
+        half_scales: True if floats of blocks and groups are rounded to float16; the floats of whole rows (nl2, nl3,
+            nl4) are never rounded.
     """
     bits, _ = NAMED_FORMATS[name]
     if (format := _K_QUANTS.get(name)) is not None:

@@ -1,12 +1,12 @@
-"""Formats of two levels, as methods see them: blocks have scales that are integers times a float of their group.
+"""Two-level formats as grids: the scale of a block is an integer times a float of the block's group.
 
-What k-quants are (256 columns share floats, blocks of 16 or 32 have integers of 4 to 8 bits), and the formats with one
-float per row, 8 bits per block and a grid of its own. Bound to a matrix, the floats of groups are settled by the
-largest scale that is found in each; of a block there are then as many scales as its integer has values, and a method
-chooses among them as it does among those of other formats.
+The formats are the k-quants (256 columns share floats, and blocks of 16 or 32 columns have integers of 4 to 8 bits) and
+formats with one float per row, 8 bits per block and a non-uniform grid. When a grid is bound to a matrix, the largest
+scale found in each group determines the group's float. Each block then has as many possible scales as its integer has
+values, and a method chooses among them as it does for other formats.
 
-The grids of formats that have one per matrix are trained when they are bound: k-means over weights in units of their
-block's scale (Lloyd 1982), from a grid that suits weights which are normally distributed.
+Grids that are specific to a matrix are trained when they are bound, by k-means over the weights in units of their
+block's scale (Lloyd 1982). Training starts from a grid for normally distributed weights.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from .grids import (
     reciprocal,
 )
 
-# Below, float16 has fewer than four bits. What is lost above is made up for by the integers that follow.
+# Below this magnitude, float16 has fewer than four bits. Above it, the integers compensate for the rounding of floats.
 _SMALLEST_HALF, _LARGEST_HALF = 2.0**-21, 65504.0
-# Weights that a grid is trained on, and how often its points move.
+# The number of weights that a grid is trained on, and the number of training iterations.
 _TRAINED_ON, _ROUNDS = 1 << 18, 12
-# Trained grids are whole numbers of this range, which kernels hold exactly.
+# Trained grids are whole numbers up to this magnitude, which kernels represent exactly.
 _LARGEST = 127
 
 
 @dataclass(frozen=True)
 class TwoLevelGrid:
-    """One of these formats.
+    """A grid for a two-level format.
 
     Args:
-        format: what is stored; with offsets, blocks have zeros of any size.
-        inner: points, by which codes are found. UniformGrid or CodebookGrid.
-        trains: the points are trained on the matrix.
-        floats, offset_floats: float32 [rows, blocks], those of the blocks' groups; None = not bound to a matrix yet:
-            scales of any size are found.
+        format: the stored format; if it has offsets, blocks have zeros of any value.
+        inner: the points and the search for codes: a UniformGrid or a CodebookGrid.
+        half_scales: True if floats of groups are rounded to float16.
+        trains: True if the points are trained on the matrix.
+        floats, offset_floats: float32 [rows, blocks], the floats of each block's group; None = not yet bound to a
+            matrix, so any scale is allowed.
     """
 
     format: WeightFormat
@@ -92,7 +93,7 @@ class TwoLevelGrid:
         scales = np.asarray(scales, np.float32)
         if not self.has_zeros:
             zeros = np.full_like(scales, self.centre)
-        else:  # offsets take away, and never add
+        else:  # offsets are only subtracted, never added
             zeros = np.clip(zeros, 0, self.points[-1]).astype(np.float32)
         if self.floats is None:
             return scales, zeros
@@ -104,7 +105,10 @@ class TwoLevelGrid:
         return stored, zeros
 
     def _integers(self, scales: Float32) -> Float32:
-        """The multipliers of scales [rows, blocks]; 0 only where a scale is: the nearest one would make a block 0."""
+        """Return the multipliers of scales [rows, blocks].
+
+        The multiplier of a scale other than 0 is at least 1, so that no block becomes zero.
+        """
         assert self.floats is not None
         most = (1 << self.format.multiplier_bits) - 1 - self.format.multiplier_zero
         found = np.rint(scales * reciprocal(self.floats))
@@ -122,12 +126,12 @@ class TwoLevelGrid:
         bound = replace(self, floats=floats)
         if not self.has_zeros:
             return bound
-        # With the multipliers that there are now.
+        # Offsets are based on the multipliers that will be stored.
         offsets = zeros * (bound._integers(scales) * floats)
         return replace(bound, offset_floats=self._group_floats(offsets, (1 << self.format.offset_bits) - 1))
 
     def _group_floats(self, numbers: Float32, most: int) -> Float32:
-        """Per block [rows, blocks] the float of its group, that reaches the largest number of the group."""
+        """Return the float of each block's group [rows, blocks], such that the group's largest number can be stored."""
         blocks = numbers.shape[1]
         per_group = self.format.group_size // self.format.block_size if self.format.group_size else blocks
         starts = np.arange(0, blocks, per_group)
@@ -157,18 +161,18 @@ class TwoLevelGrid:
         )  # fmt: skip
 
     def _by_group(self, floats: Float32, columns: int) -> Float32:
-        """[rows, groups] of [rows, blocks]."""
+        """Convert [rows, blocks] to [rows, groups]."""
         per_group = self.format.group_size // self.format.block_size if self.format.group_size else floats.shape[1]
         return np.ascontiguousarray(floats[:, ::per_group])
 
     def _filled(self, integers: Float32, columns: int) -> Float32:
-        """With those of blocks that fill the last group up."""
+        """Pad integers with zeros for the blocks that complete the last group."""
         more = self.format.blocks(columns) - integers.shape[1]
         return np.pad(integers, ((0, 0), (0, more)))
 
 
 def _half(scales: Float32) -> Float32:
-    """Rounded to float16, but for those that it holds with few bits or not at all."""
+    """Round to float16, except values that float16 represents with few bits or cannot represent."""
     magnitudes = np.abs(scales)
     inside = (magnitudes == 0) | ((magnitudes >= _SMALLEST_HALF) & (magnitudes <= _LARGEST_HALF))
     with np.errstate(over="ignore"):
@@ -176,13 +180,13 @@ def _half(scales: Float32) -> Float32:
 
 
 def _rounded(numbers: Float32, floats: Float32, most: int) -> Float32:
-    """The integers from 0 to `most` that times the floats come closest."""
+    """Return the integers from 0 to `most` whose products with the floats are closest to the numbers."""
     result: Float32 = np.clip(np.rint(numbers * reciprocal(floats)), 0, most)
     return result
 
 
 def _trained(weight: NDArray[Any], scales: Float32, grid: TwoLevelGrid) -> CodebookGrid:
-    """Points that suit a matrix, given scales of its blocks."""
+    """Train points for a matrix, given the scales of its blocks."""
     rows, columns = weight.shape
     chosen = np.linspace(0, rows - 1, min(rows, max(1, _TRAINED_ON // columns))).astype(np.int64)
     blocks = in_blocks(np.asarray(weight[chosen]), grid.block_size)
@@ -198,6 +202,6 @@ def _trained(weight: NDArray[Any], scales: Float32, grid: TwoLevelGrid) -> Codeb
     whole = np.rint(points * (_LARGEST / np.abs(points).max())).astype(np.float32)
     inner = grid.inner
     assert isinstance(inner, CodebookGrid)
-    if len(np.unique(whole)) < len(whole):  # few values: the grid it begins with does as well
+    if len(np.unique(whole)) < len(whole):  # too few distinct values, so the initial grid is equally good
         return inner
     return CodebookGrid(whole, grid.block_size)

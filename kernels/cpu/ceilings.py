@@ -1,7 +1,7 @@
-"""What this machine can do at most: kernels that do nothing but read memory, or nothing but multiply.
+"""Peak rates of this machine, measured by kernels that only read memory or only multiply.
 
-Other kernels' speed is quoted as a share of these. They are compiled at their first call, as the machine may lack their
-instructions: whoever calls one has asked for those before.
+The speed of other kernels is reported as a share of these rates. The kernels in this module are compiled at their first
+call, because the machine may lack the instructions that they use. Callers must check for those instructions first.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .jit.native import NativeFunction, kernel, native_op
 from .jit.vector import LANES, splat_int32
 from .program.calls import Call, Items
 
-# Memory is read in this many offsets at a time: one offset alone keeps too few requests under way.
+# The buffer is read in this number of streams at a time, because a single stream keeps too few requests in flight.
 STREAMS = 4
-# What the parts of a buffer are counted in.
+# The size of an item, the unit in which a buffer is divided.
 ITEM_BYTES = 4096
 _LINE = 64  # bytes in a cache line
 _ROUNDS = 16
 
 
 class ReadArguments(Arguments):
-    """The buffer's first byte."""
+    """The address of a buffer."""
 
     buffer: Address
 
@@ -43,7 +43,7 @@ def _ask_ahead(e: Emitter, address: Any) -> None:
 
 @native_op(ReadArguments)
 def read_memory(arguments: ReadArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Read items [begin, end) of a buffer; what they add up to goes to the scratch, so that they must be read."""
+    """Read items [begin, end) of a buffer. The sum goes to scratch, so the compiler cannot remove the reads."""
     size = (end - begin) // STREAMS * ITEM_BYTES
     first = arguments.buffer + begin * ITEM_BYTES
     second, third, fourth = first + size, first + 2 * size, first + 3 * size
@@ -67,7 +67,7 @@ def read_memory(arguments: ReadArguments, context: int, begin: int, end: int, sc
 
 
 def read_call(buffer: NDArray[Any], items: int, grain: int) -> Call:
-    """Read so many items of a buffer, `grain` or more at a time."""
+    """Return the call that reads `items` items of a buffer, at least `grain` at a time."""
     pieces = Items(factor=items, grain=grain)
     return Call(read_memory, ReadArguments(buffer=buffer), pieces, scratch=_LINE)
 
@@ -91,7 +91,10 @@ _chains = micro_kernel(_emit_chains)
 
 @kernel
 def multiply_float32(rounds: int, total: int) -> int:
-    """`rounds` times 12 independent multiply-adds of the LANES float32 at an address; see FLOAT32_OPERATIONS."""
+    """Run `rounds` rounds of 12 independent multiply-adds on the LANES float32 numbers at the address `total`.
+
+    FLOAT32_OPERATIONS is the number of operations per round.
+    """
     _chains((rounds, total))
     return 0
 
@@ -100,7 +103,7 @@ FLOAT32_OPERATIONS = 2 * _CHAINS * LANES
 
 
 def _assembly(instructions: list[str], before: str = "", after: str = "") -> Any:
-    """An intrinsic (rounds, address): `instructions`, `rounds` times over, in x86-64 assembler.
+    """Return an intrinsic (rounds, address) that runs `instructions`, in x86-64 assembly, `rounds` times.
 
     `before` runs once and may use the address as $2; `after` runs once.
     """
@@ -117,14 +120,17 @@ def _assembly(instructions: list[str], before: str = "", after: str = "") -> Any
     return loop
 
 
-# Operations that one round of each loop counts: a multiplication and an addition are two.
+# Operations per round of each loop. A multiplication and an addition count as two.
 VNNI_OPERATIONS = 2 * _ROUNDS * 64
 AMX_INT8_OPERATIONS = 2 * 4 * 16 * 16 * 64
 AMX_BF16_OPERATIONS = AMX_INT8_OPERATIONS // 2
 
 
 def _tiles(instruction: str) -> Any:
-    """Products of tiles 4, 5 with 6, 7 added to tiles 0 to 3; the address is that of TILE_CONFIG."""
+    """Return a loop that adds the products of tiles 4 and 5 with tiles 6 and 7 to tiles 0 to 3.
+
+    The address must be that of TILE_CONFIG.
+    """
     zeros = "\n".join(["ldtilecfg ($2)", *(f"tilezero %tmm{tile}" for tile in range(8))])
     pairs = [(0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)]
     return _assembly([f"{instruction} %tmm{b}, %tmm{a}, %tmm{c}" for c, a, b in pairs], zeros, "tilerelease")
@@ -139,7 +145,8 @@ def _multiplying(name: str, loop: Any) -> NativeFunction:
     return kernel(multiply)
 
 
-# (rounds, address): 16 products of 64 bytes a round, which need no address; four products of tiles, of TILE_CONFIG's.
+# Functions of (rounds, address). A VNNI round multiplies 16 pairs of 64-byte vectors and ignores the address. An AMX
+# round multiplies four pairs of tiles; its address must be that of TILE_CONFIG.
 _vnni = [f"vpdpbusd %zmm30, %zmm31, %zmm{number}" for number in range(_ROUNDS)]
 multiply_vnni = _multiplying("multiply_vnni", _assembly(_vnni))
 multiply_amx_int8 = _multiplying("multiply_amx_int8", _tiles("tdpbssd"))

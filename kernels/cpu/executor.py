@@ -1,4 +1,4 @@
-"""The CPU as a device: ops become programs of native operators, run by threads."""
+"""The CPU as a device: ops are lowered to programs of native operators, which a thread pool runs."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ from .program.value_memory import COUNTED, Lowering
 from .sampling.sampler import CpuSampler, sample_slots
 
 Array = NDArray[Any]
-# Rows that a program is first written for.
+# The row counts that a program is first built for.
 _FIRST_CAPACITY = {StepField.TOKENS: 16, StepField.LOGITS_ROWS: 4}
-# Rough costs on one thread, for guessing how long a step takes: per byte of weights, per byte and token; always shared.
+# Rough costs on one thread, from which the time of a step is estimated: per byte of weights, and per byte of weights
+# and token. The minimum makes every step long enough to be shared among threads.
 _NANOSECONDS_PER_BYTE, _NANOSECONDS_PER_PRODUCT = 0.1, 0.004
 _LEAST_NANOSECONDS = 1e5
 
@@ -58,7 +59,7 @@ class CpuExecutor(HostMemory):
     """See `genai.kernels.device.Executor`.
 
     Args:
-        threads: None = the physical cores available.
+        threads: number of threads; None = all available physical cores.
 
     Raises:
         ValueError: threads is out of range.
@@ -67,15 +68,15 @@ class CpuExecutor(HostMemory):
     name = device = "cpu"
 
     def __init__(self, threads: int | None = None) -> None:
-        self.host_threads = thread_pool.Threads(threads)  # for functions of arrays, too
+        self.host_threads = thread_pool.Threads(threads)  # array functions use these threads, too
         self._weights = PackedWeights(self.host_threads)
         self.threads = self.host_threads.count
-        LIBRARY.expect([sample_slots])  # every request needs it: made with the first program's operators
+        LIBRARY.expect([sample_slots])  # every request needs this kernel, so the first program compiles it
 
     def compile(self, program: OpProgram, layers: Sequence[CacheLayer | None] = ()) -> CpuStep:
         unknown = sorted({type(op).__name__ for op in program.ops if not knows(op)})
         if unknown:
-            raise UnsupportedOp(f"the CPU does not know ops of the kinds {', '.join(unknown)}")
+            raise UnsupportedOp(f"the CPU does not support these ops: {', '.join(unknown)}")
         if kinds := sorted({layer.kind for layer in layers if isinstance(layer, PagedLayer)} - {*PAGE_KINDS}):
             raise UnsupportedOp(f"the CPU has no kernels for keys and values of {', '.join(kinds)}")
         return CpuStep(program, layers, self._weights, self.host_threads)
@@ -86,7 +87,7 @@ class CpuExecutor(HostMemory):
     def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
         if isinstance(op, MoE):
             return MoEOfArrays(op, self._weights, constants, self.host_threads)
-        raise UnsupportedOp(f"the CPU has no function of arrays for {type(op).__name__}")
+        raise UnsupportedOp(f"the CPU has no array function for {type(op).__name__}")
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
         return pack_adapter(factors)
@@ -112,7 +113,7 @@ class CpuExecutor(HostMemory):
 
 
 class CpuStep(TimedByHost):
-    """A program of ops, ready to run; see `genai.kernels.device.StepFunction`."""
+    """A compiled program of ops; see `genai.kernels.device.StepFunction`."""
 
     takes_choices = False
 
@@ -158,21 +159,21 @@ class CpuStep(TimedByHost):
 
 
 def token_bytes(op: Op, weights: PackedWeights, constants: Constants) -> int:
-    """Bytes of an op's weights that one token meets: of experts those of as many as it is sent to."""
+    """Return the bytes of an op's weights that one token reads. Of a mixture, only the selected experts count."""
     total = sum(weights.nbytes(one.weight, constants) for one in projections(op))
     return total * op.per_token // projections(op)[0].weight.experts if isinstance(op, MoE) else total
 
 
 def _bytes_per_position(layer: CacheLayer | None) -> int:
-    """Bytes of keys and values that a token meets at each position of its sequence."""
+    """Return the bytes of keys and values that a token reads for each position of its sequence."""
     return 0 if not isinstance(layer, PagedLayer) else (layer.keys[:1].nbytes + layer.values[:1].nbytes) // PAGE_TOKENS
 
 
 class _Segment:
-    """Ops that follow each other, as one program, which is written for as many rows as have been needed so far.
+    """Consecutive ops, compiled into one program for the largest row counts needed so far.
 
     Args:
-        program: whose ops they are.
+        program: program that contains the ops.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class _Segment:
         read = {name for part in program.parts if id(part) not in inside for name in part.inputs}
         self._made = [name for name in made if name in read or name in program.outputs]
         self._given = sorted({name for op in ops for name in op.inputs if name not in made})
-        # Logits outlive the step: each gets memory of its own, and nothing is copied. Other outputs are.
+        # Logits outlive the step, so each step writes them to new memory, which saves a copy. Other outputs are copied.
         self._kept = {name for name in made if name in program.outputs}
         self._fresh = [name for name in made if name in self._kept and program.types[name].per is Per.LOGITS]
         self._source, self._layers, self._weights, self._threads = program, layers, weights, threads
@@ -195,12 +196,15 @@ class _Segment:
         self._program: Program | None = None
         self._bound: Program | None = None
         self._buffers: dict[str, Rows] = {}
-        self._program_for(_FIRST_CAPACITY)  # so that the first step does not wait
+        self._program_for(_FIRST_CAPACITY)  # so that the first step does not have to wait for it
 
     def run(
         self, counts: Mapping[StepField, int], positions: int, table: ContextTable, values: Mapping[str, DeviceArray]
     ) -> dict[str, Array]:
-        """Compute the values that are read outside; the step's sequences have so many positions in sum."""
+        """Compute the values that are read outside the segment.
+
+        `positions` is the sum of the sequences' context lengths.
+        """
         program, types = self._program_for(counts), self._source.types
         fresh = {name: np.empty((counts[StepField.LOGITS_ROWS], types[name].width), np.float32) for name in self._fresh}
         self._bound = program.bound(addresses_of(fresh), self._bound)
@@ -217,7 +221,7 @@ class _Segment:
             for field, count in counts.items():
                 while self._capacity[field] < count:
                     self._capacity[field] = max(_FIRST_CAPACITY[field], 2 * self._capacity[field])
-            self._program, self._bound, self._buffers = None, None, {}  # give the memory back first
+            self._program, self._bound, self._buffers = None, None, {}  # free the memory first
             source = self._source
             lowering = Lowering(
                 self._capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh

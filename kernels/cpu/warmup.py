@@ -1,7 +1,7 @@
-"""Every kernel that usual models need on this machine, to compile them ahead: `genai doctor --compile`.
+"""The kernels that common models need on this machine. `genai doctor --compile` compiles them ahead of time.
 
-Most operators are made when a program first needs them, for a format of weights or a size of heads. Here the usual ones
-are asked for; a model of another format still compiles its own when it is loaded.
+Most operators are created when a program first needs them, for a weight format or a head size. This module creates the
+common operators. A model with a different format compiles its own operators when it is loaded.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _TAILS = ("copy", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
 
 def all_kernels() -> list[Compiled]:
-    """Kernels and operators in no order, each once."""
+    """Return the kernels and operators without duplicates, in no particular order."""
     found = [*_of_modules(), *_rowwise(), *_products(), *_attention(), *_arrays()]
     return list(dict.fromkeys(made for made in found if isinstance(made, Compiled)))
 
 
 def _of_modules() -> Iterator[object]:
-    """What modules hold, those that measure ceilings included."""
+    """Yield the kernels in the namespaces of all modules, including those that measure peak rates."""
     package = import_module(__package__)
     for module in pkgutil.walk_packages(package.__path__, f"{__package__}."):
         yield from (value for value in vars(import_module(module.name)).values() if isinstance(value, Compiled))
@@ -60,7 +60,7 @@ def _rowwise() -> Iterator[object]:
 
 
 def _products() -> Iterator[object]:
-    """Of decoders: block-quantised and dense weights, with decode and prefill numerics."""
+    """Yield the matmuls of decoders: block-quantised and dense weights, with decode and prefill arithmetic."""
     yield from (pack_op(bits, 32) for bits in _BITS)
     for bits, size, factors, points, gate in product(_BITS, _BLOCK_SIZES, _FACTORS, (False, True), _GATES):
         layout = layout_with(bits, size, factors, points, whole_points=True)
@@ -85,7 +85,7 @@ def _attention() -> Iterator[object]:
 
 
 def _arrays() -> Iterator[object]:
-    """Of sessions."""
+    """Yield the operators that sessions use."""
     for kind in (floats(), integers()):
         yield gemm.product_op(kind)
     yield windows.pack_windows(floats().tiling)

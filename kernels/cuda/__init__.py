@@ -1,6 +1,6 @@
-"""NVIDIA GPUs: CUDA C++ in `src`, compiled on the machine that runs it, launched through CuPy.
+"""NVIDIA GPUs: CUDA C++ kernels in `src`, compiled on the machine that runs them and launched through CuPy.
 
-`sources` reads the kernels and what arguments they take, `driver` says what a GPU is to the rest (CuPy, or a host that
-emulates one in tests), `lowering` turns ops into launches, `executor` runs them. Nothing imports CuPy before an
-executor is opened.
+`sources` reads the kernels and their argument structs, `driver` defines the interface to a GPU (CuPy, or an emulator on
+the host in tests), `lowering` turns ops into launches, and `executor` runs them. CuPy is imported only when an executor
+is opened.
 """

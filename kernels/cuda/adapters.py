@@ -1,4 +1,4 @@
-"""Adapters in device memory, and what a step says of them; see lora.cuh, whose structs are filled here."""
+"""LoRA adapters in device memory, and the adapter tables of a step. The structs are those of lora.cuh."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from .sources import structs
 _STRUCTS = structs("lora_expand.cu")
 _TARGET, _SEGMENT = (_STRUCTS[name] for name in ("AdapterTarget", "AdapterSegment"))
 _STEP, _TILE, _ROW, _ENTRY = (_STRUCTS[f"Adapter{name}"] for name in ("Step", "Tile", "Row", "Entry"))
-# Ranks of a segment and columns of A are multiples of these; factors begin at multiples of so many bytes, and their
-# positions are counted in units of so many.
+# The ranks of a segment and the columns of A are padded to multiples of _RANKS and _COLUMNS. Factors start at multiples
+# of _ALIGNED bytes, and their offsets are counted in units of _UNIT bytes.
 _RANKS, _COLUMNS, _ALIGNED, _UNIT = 4, 32, 128, 16
-# Rows of a tile: DECODE_TILE_ROWS and PREFILL_TILE_ROWS. Ranks that a block of shrinking takes of one.
+# Numbers of rows in a tile: DECODE_TILE_ROWS and PREFILL_TILE_ROWS. The number of a tile's ranks that one block of the
+# shrink kernels computes.
 DECODE_TILE_ROWS, PREFILL_TILE_ROWS = 4, 16
 DECODE_TILE_RANKS, PREFILL_TILE_RANKS = 4, 32
 
@@ -32,10 +33,12 @@ DECODE_TILE_RANKS, PREFILL_TILE_RANKS = 4, 32
 
 @dataclass(frozen=True)
 class TargetSize:
-    """What an adapter has at a target, all zeros where it has nothing.
+    """The sizes of an adapter at one target; all are 0 if the adapter does not change the target.
 
     Attributes:
-        ranks: filled up. columns: of x. end: behind the last column that it changes.
+        ranks: padded rank.
+        columns: number of columns of x.
+        end: end (exclusive) of the result columns that the adapter changes.
     """
 
     ranks: int = 0
@@ -47,11 +50,15 @@ class TargetSize:
 class CudaAdapter:
     """An adapter; see `genai.kernels.device.DeviceAdapter`.
 
-    Its memory goes back when the last reference does: whatever takes it then is written later, in the same stream.
+    The memory is freed when the last reference to the adapter is dropped. This is safe, because data that reuses the
+    memory is written later in the same stream.
 
     Attributes:
-        memory: uint8, all of it; address: where it begins.
-        targets: per target of a program. ranks: the most of a target.
+        memory: uint8, all data of the adapter.
+        address: device address of `memory`.
+        nbytes: size in bytes.
+        targets: sizes, one per target of a program.
+        ranks: maximum padded rank of a target.
     """
 
     memory: Any
@@ -65,7 +72,8 @@ def load_adapter(driver: Driver, factors: Sequence[Sequence[Factors]]) -> CudaAd
     """Copy an adapter into device memory; see `genai.kernels.device.Executor.load_adapter`.
 
     Raises:
-        MemoryError: there is not so much. FormatError: factors that kernels cannot read.
+        MemoryError: if the device has too little memory.
+        FormatError: if the kernels cannot read the factors.
     """
     _check(factors)
     image = _image(factors)
@@ -83,8 +91,8 @@ def _check(factors: Sequence[Sequence[Factors]]) -> None:
     for one in every:
         if one.a.ndim != 2 or one.b.ndim != 2 or one.a.shape[0] != one.b.shape[1] or one.first % 2:
             raise FormatError(
-                f"factors are {list(one.a.shape)} and {list(one.b.shape)}, of columns from {one.first} on; expected "
-                "[rank, columns] and [columns of the result, rank], from an even column on"
+                f"factors are {list(one.a.shape)} and {list(one.b.shape)}, for columns from {one.first}; expected "
+                "[rank, columns] and [columns of the result, rank], starting at an even column"
             )
     for target in factors:
         if len({one.a.shape[1] for one in target}) > 1:
@@ -105,7 +113,7 @@ def _filled(count: int, unit: int) -> int:
 
 
 def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
-    """All bytes of an adapter: targets, segments besides the first of each, factors."""
+    """Return all bytes of an adapter: the targets, the segments of each target except its first, and the factors."""
     targets = np.zeros(len(factors), _TARGET)
     arrays: list[tuple[int, NDArray[Any]]] = [(0, targets)]
     end = _filled(max(targets.nbytes, 1), _ALIGNED)
@@ -133,7 +141,7 @@ def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
 
 
 def _stacked(target: Sequence[Factors]) -> NDArray[Any]:
-    """A of all segments of a target, one below the other: [ranks, columns], filled up with zeros."""
+    """Stack the A factors of all segments of a target: [ranks, columns], padded with zeros."""
     size = _size(target)
     stacked = np.zeros((size.ranks, _filled(size.columns, _COLUMNS)), target[0].a.dtype)
     first = 0
@@ -144,7 +152,7 @@ def _stacked(target: Sequence[Factors]) -> NDArray[Any]:
 
 
 def _tiled(b: NDArray[Any]) -> NDArray[Any]:
-    """B as [ranks / 4, pairs of columns, 2, 4 ranks], filled up with zeros."""
+    """Arrange a B factor as [ranks / 4, pairs of columns, 2, 4 ranks], padded with zeros."""
     columns, rank = b.shape
     padded = np.zeros((_filled(columns, 2), _filled(rank, _RANKS)), b.dtype)
     padded[:columns, :rank] = b
@@ -157,13 +165,14 @@ def _tiled(b: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class AdapterTables:
-    """What a step says of adapters.
+    """The adapter tables of a step.
 
     Attributes:
-        numbers: `AdapterStep` of lora.cuh and what follows it. hidden: numbers that lie between the factors.
-        counts: what grids depend on, rounded up to powers of two so that steps with about as much have the same grids:
-            "few_tiles" of rows with decode numerics, "many_tiles" of others; "few_ranks", "many_ranks": the most blocks
-            of ranks that one has.
+        numbers: `AdapterStep` of lora.cuh, followed by the data that it refers to.
+        hidden: number of values between the two factors, for all rows.
+        counts: sizes of grids, rounded up to powers of two so that steps of similar size have the same grids:
+            "few_tiles" is the number of tiles of rows with decode numerics, and "many_tiles" that of other rows;
+            "few_ranks" and "many_ranks" are the maximum number of rank blocks of a tile.
     """
 
     numbers: NDArray[np.int32]
@@ -177,7 +186,7 @@ NO_ADAPTERS = AdapterTables(np.zeros(_STEP.itemsize // 4, np.int32), 0, dict.fro
 
 @dataclass(eq=False)
 class StepAdapters:
-    """Turns what steps say of adapters into what kernels read, once for steps in a row that say the same."""
+    """Builds the adapter tables of steps. Consecutive steps with the same rows and adapters share the tables."""
 
     _sizes: dict[int, tuple[int, int]]
     _fitting: WeakSet[CudaAdapter] = field(default_factory=WeakSet)
@@ -187,7 +196,7 @@ class StepAdapters:
 
     @staticmethod
     def of(program: OpProgram) -> StepAdapters:
-        """Of the targets that a program has."""
+        """Create an object for the targets of a program."""
         columns = {one.target: program.types[one.x].width for one in program.ops if isinstance(one, LoraShrink)}
         products = [one for one in program.ops if isinstance(one, Linear | GatedLinear)]
         outputs = {
@@ -196,10 +205,10 @@ class StepAdapters:
         return StepAdapters({target: (columns[target], outputs[target]) for target in outputs})
 
     def tables(self, step: StepContext) -> AdapterTables:
-        """Those of a step.
+        """Return the adapter tables of a step.
 
         Raises:
-            StepError: an adapter that is not this device's, or was made for another program.
+            StepError: if an adapter is not in this device's memory, or was loaded for another program.
         """
         if not len(step.adapter_rows.ids) or not self._sizes:
             return NO_ADAPTERS
@@ -215,25 +224,25 @@ class StepAdapters:
 
     def _own(self, adapter: object) -> CudaAdapter:
         if not isinstance(adapter, CudaAdapter):
-            raise StepError(f"{adapter!r:.80} is no adapter in this device's memory")
+            raise StepError(f"{adapter!r:.80} is not an adapter in this device's memory")
         if adapter not in self._fitting:
             for target, (columns, outputs) in self._sizes.items():
                 size = adapter.targets[target] if target < len(adapter.targets) else None
                 if size is None or (size.ranks and (size.columns != columns or size.end > outputs)):
-                    raise StepError(f"an adapter of another program: at target {target} it has {size}")
+                    raise StepError(f"an adapter for another program: at target {target} it has {size}")
             self._fitting.add(adapter)
         return adapter
 
 
 def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables:
     starts, bounds, ids = step.cu_seqlens_q.tolist(), step.adapter_rows.offsets.tolist(), step.adapter_rows.ids.tolist()
-    # Sequences that go through the same adapters, those with decode numerics first.
+    # Sequences grouped by the adapters that they use, sequences with decode numerics first.
     groups: tuple[dict[tuple[int, ...], list[int]], ...] = ({}, {})
     for sequence in range(len(starts) - 1):
         mix = tuple(ids[bounds[sequence] : bounds[sequence + 1]])
         if mix:
             groups[sequence >= step.num_decode_sequences].setdefault(mix, []).append(sequence)
-    # Per tile the adapter, and the fields from `rows` to `hidden_stride` but for weights.
+    # Per tile: the address of its first adapter, and the fields from `rows` to `hidden_stride` except the weights.
     tiles: list[tuple[int, ...]] = []
     entries: list[tuple[int, ...]] = []
     order: list[int] = []
@@ -267,7 +276,7 @@ def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables
 
 
 def _filled_in(numbers: list[tuple[int, ...]], dtype: np.dtype[np.void], names: Sequence[str]) -> NDArray[np.void]:
-    """Structs with some fields given."""
+    """Create structs with some fields set."""
     table = np.zeros(len(numbers), dtype)
     for name, column in zip(names, np.array(numbers, np.uint64).T, strict=True):
         table[name] = column
@@ -275,7 +284,7 @@ def _filled_in(numbers: list[tuple[int, ...]], dtype: np.dtype[np.void], names: 
 
 
 def _rows(step: StepContext, order: Sequence[int]) -> NDArray[np.void]:
-    """The rows of sequences, one sequence after another; their weights as in the step."""
+    """Return the rows of sequences, one sequence after another, with the offsets of their weights in the step."""
     sequences = np.array(order)
     starts, lengths = step.cu_seqlens_q[sequences], np.diff(step.cu_seqlens_q)[sequences]
     rows = np.zeros(lengths.sum(), _ROW)
@@ -288,7 +297,7 @@ def _numbers(
     head: NDArray[np.void], tiles: NDArray[np.void], entries: NDArray[np.void], rows: NDArray[np.void],
     weights: NDArray[np.float32],
 ) -> NDArray[np.int32]:  # fmt: skip
-    """Everything in one piece, where each part's position is known."""
+    """Concatenate all parts, and fill in the position of each part."""
     parts: list[NDArray[Any]] = [head, tiles, entries, rows, weights.astype(np.float32)]
     _, _, first_entry, first_row, first_weight, _ = np.cumsum([0, *(part.nbytes // 4 for part in parts)]).tolist()
     rows["weights"] += first_weight
@@ -300,7 +309,7 @@ def _numbers(
 
 
 def last_tile(numbers: int) -> int:
-    """The last tile for which there is memory where a step's tables have so many numbers."""
+    """Return the index of the last tile that fits into step tables of `numbers` numbers."""
     return (4 * numbers - _STEP.itemsize) // _TILE.itemsize - 1
 
 

@@ -1,8 +1,8 @@
-"""Launches of attention: keys and values into pages, then rows over the pages of their sequences.
+"""Launches of attention, which store keys and values in pages, then compute rows over the pages of their sequences.
 
-Rows with decode numerics, and all rows over pages of float32, are computed one by one in float32, in splits of their
-sequences. Rows with prefill numerics over other pages are computed in tiles by tensor cores, whose numbers are float16,
-or bfloat16 where pages hold that: they lose what a page of the same type has lost already.
+Rows with decode numerics, and all rows over float32 pages, are computed one by one in float32, in splits of their
+sequences. Rows with prefill numerics over other pages are computed in tiles by tensor cores, in float16, or in bfloat16
+if the pages hold bfloat16. Precision is lost only as in a page of the same type, where the loss has already occurred.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from .memory import DeviceRows
 from .sources import CudaKernel
 from .step import tiles_name
 
-# Splits of rows that wait to be joined at the same time; more rows are taken one part after another.
+# Maximum number of splits that wait to be joined at the same time. If there are more, the rows are processed in several
+# launches.
 _SPLITS_AT_ONCE = 2048
-# Query heads of a KV head that one block computes: of single rows their sums are in registers.
+# Maximum number of a KV head's query heads that one block computes: for single rows, whose sums are in registers, and
+# for tiles.
 _MOST_TOGETHER, _MOST_IN_A_TILE = 8, 16
 _STORE_THREADS, _SPLIT_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 4
 _TILE_ROWS = 64
-# Blocks of a multiprocessor that have a head each.
+# Up to this number of blocks per multiprocessor, each block computes only one head.
 _BLOCKS_APART = 2
-# Registers of a lane that hold a tile's queries and its sums.
+# Number of a lane's registers that hold a tile's queries and sums.
 _TILE_REGISTERS = 112
-# Blocks of tiles that a multiprocessor holds, by the most columns of a head.
+# Number of blocks of tiles on a multiprocessor, for heads of up to this number of columns.
 _TILE_BLOCKS = ((64, 4), (128, 3), (256, 2))
 _CHUNK = 32
 # C++ types of keys and values.
@@ -41,12 +43,12 @@ _LARGEST_HEAD, _HEAD_STEP = 256, 8
 
 
 def check_attention(op: Attention, layer: CacheLayer | None) -> None:
-    """Raise UnsupportedOp, which names what there is no kernel for."""
+    """Raise UnsupportedOp, with the reason in the message, if there is no kernel for the op."""
     kind = layer.kind if isinstance(layer, PagedLayer) else "none"
     if kind not in KINDS:
         raise UnsupportedOp(f"CUDA has no kernels for keys and values of {kind}")
     if op.chunk:
-        raise UnsupportedOp(f"CUDA has no kernels for attention in chunks (of {op.chunk} tokens)")
+        raise UnsupportedOp(f"CUDA has no kernels for chunked attention (of {op.chunk} tokens)")
     for size in (op.head_size, op.v_head_size):
         if size > _LARGEST_HEAD:
             raise UnsupportedOp(f"CUDA has no kernels for heads of {size}: at most {_LARGEST_HEAD}")
@@ -55,22 +57,22 @@ def check_attention(op: Attention, layer: CacheLayer | None) -> None:
 
 
 def store_kernel_of(kind: str) -> CudaKernel:
-    """The kernel that puts keys and values of a type into pages."""
+    """Return the kernel that stores keys and values of a type in pages."""
     return CudaKernel("attention_store.cu", f"store_heads<{KINDS[kind]}>", "StoreArguments", _STORE_THREADS, early=True)
 
 
 def hadamard_kernel() -> CudaKernel:
-    """The kernel that undoes the Hadamard transform of weighted values of 4 bits."""
+    """Return the kernel that undoes the Hadamard transform of weighted sums of 4-bit values."""
     return CudaKernel("attention_store.cu", "hadamard_back", "HadamardArguments", _STORE_THREADS)
 
 
 def divides(op: Attention) -> bool:
-    """Whether heads have so many columns that lanes can read several at once."""
+    """Return True if a lane can read several adjacent columns of a head together."""
     return op.head_size % _HEAD_STEP == op.v_head_size % _HEAD_STEP == 0
 
 
 def any_kernels(kind: str) -> tuple[CudaKernel, CudaKernel]:
-    """The kernels of single rows with heads of any size: of splits, and the one that joins them."""
+    """Return the kernels for single rows with heads of any size: one that computes splits, and one that joins them."""
     return (
         CudaKernel("attention_any.cu", f"attend_any<{KINDS[kind]}>", "AttentionArguments", _SPLIT_THREADS),
         CudaKernel("attention_any.cu", "join_any", "AttentionArguments", _SPLIT_THREADS),
@@ -78,35 +80,35 @@ def any_kernels(kind: str) -> tuple[CudaKernel, CudaKernel]:
 
 
 def split_kernel(kind: str, head_size: int, v_head_size: int, together: int, *, fresh: bool = False) -> CudaKernel:
-    """The kernel of single rows, or that of rows whose keys and values it puts into their pages itself."""
+    """Return the kernel for single rows. If `fresh`, the kernel also stores the rows' keys and values in pages."""
     shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {together}, {str(fresh).lower()}"
     return CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS, early=True)
 
 
 def tile_kernel(kind: str, head_size: int, v_head_size: int) -> CudaKernel:
-    """The kernel of tiles of rows."""
+    """Return the kernel for tiles of rows."""
     shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {tile_columns(head_size, v_head_size)}"
-    # Three blocks have 168 registers a lane, two 255.
+    # With three blocks, a lane has 168 registers; with two blocks, it has 255.
     blocks = next(blocks for most, blocks in _TILE_BLOCKS if max(head_size, v_head_size) <= most)
     return CudaKernel("attention_tiles.cu", f"attend_tile<{shape}>", "TileArguments", _TILE_THREADS, blocks)
 
 
 def tile_columns(head_size: int, v_head_size: int) -> int:
-    """Columns of values that one block computes: all, or half of them where registers do not suffice."""
+    """Return the number of value columns that one block computes: all, or half if there are not enough registers."""
     if head_size // 4 + v_head_size // 2 <= _TILE_REGISTERS:
         return v_head_size
     return -(-v_head_size // (2 * _HEAD_STEP)) * _HEAD_STEP
 
 
 def tile_rows(op: Attention, layer: CacheLayer | None) -> int:
-    """Rows of a sequence that a tile holds; 0 = rows are computed one by one."""
+    """Return the number of a sequence's rows that a tile holds; 0 = rows are computed one by one."""
     if not isinstance(layer, PagedLayer) or layer.kind == "float32" or not divides(op):
         return 0
     return _TILE_ROWS // heads_together(op.heads, op.kv_heads, _MOST_IN_A_TILE)
 
 
 def pages(layer: PagedLayer, driver: Driver) -> dict[str, int]:
-    """The fields of `Pages` in pages.cuh."""
+    """Return the fields of `Pages` in pages.cuh."""
     return {
         "keys": driver.address(layer.keys), "values": driver.address(layer.values),
         "key_block": layer.keys.strides[0], "value_block": layer.values.strides[0],
@@ -114,7 +116,7 @@ def pages(layer: PagedLayer, driver: Driver) -> dict[str, int]:
 
 
 def heads_together(heads: int, kv_heads: int, most: int = _MOST_TOGETHER) -> int:
-    """Query heads that one block computes: the largest part of those of a KV head that fits."""
+    """Return the number of query heads per block: the largest divisor of the heads per KV head, at most `most`."""
     group = heads // kv_heads
     return max(count for count in range(1, most + 1) if group % count == 0)
 
@@ -122,9 +124,14 @@ def heads_together(heads: int, kv_heads: int, most: int = _MOST_TOGETHER) -> int
 def add_attention(
     op: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows, fresh: dict[str, Any]
 ) -> None:
-    """Add what puts keys and values into pages, and what computes rows over them.
+    """Add the launches that store keys and values in pages, and the launches that compute rows over the pages.
 
     Args:
+        op: the op.
+        layer: the pages.
+        at: the lowering.
+        rotated: memory for rotated queries.
+        out: the result.
         fresh: the fields of `FreshRows`.
     """
     rows = tile_rows(op, layer)
@@ -169,11 +176,12 @@ def _tile_launch(op: Attention, layer: PagedLayer, at: CudaLowering, given: dict
 
 
 class SplitLaunch:
-    """Keys and values into pages, then rows over them one by one: splits, which the last block of a row joins (heads of
-    odd sizes have a kernel for that), for as many rows after another as there is memory for.
+    """Launches that store keys and values in pages, then compute rows over the pages one by one, in splits.
 
-    Blocks of few rows put keys and values into pages themselves, unless rows see each other's; where even blocks of one
-    head each do not occupy the GPU they have one. Bits are the same.
+    The last block of a row joins the row's splits; for heads of unusual sizes, a separate kernel joins them. Rows that
+    exceed the workspace are computed in several launches. With few rows, the blocks themselves store keys and values,
+    unless rows attend to each other. If blocks of one head each do not fill the GPU, each block computes only one head.
+    The results are bit-identical in all cases.
     """
 
     def __init__(
@@ -198,13 +206,14 @@ class SplitLaunch:
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
         )
         out = at.values[op.out]
-        # Eight lanes of what joins splits have a chunk of columns.
+        # Eight lanes of the join compute a chunk of columns.
         can_group = divides(op) and size % _CHUNK == 0 and layer.kind != "int4"
         grouped = made_with(at, op.out, out, whole_strides=True) if can_group else NOBODY
         splits = at.capacity.splits
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
         parts = at.workspace(4 * self._rows * op.heads * splits * (size + 4))
-        # Rows whose blocks store keys themselves are started at once, whatever the longest sequence there ever was.
+        # Rows whose blocks store keys themselves are started in one launch, whatever the length of the longest
+        # sequence.
         most_rows = max(self._rows, min(at.capacity.tokens, self._most_apart))
         self._arrived = at.driver.zeros(4 * most_rows * op.heads)
         self._arguments = bind(
@@ -214,11 +223,11 @@ class SplitLaunch:
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
-        """Those that it starts."""
+        """The kernels that `start` launches."""
         return tuple(one for one in (self._store.kernel, self._split, *self._fresh.values(), self._join) if one)
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
-        """Start them over the rows of a step."""
+        """Launch the kernels over the rows of a step."""
         total, splits = counts[self._rows_counted], counts[self._splits_counted]
         self._arguments["rows"], self._arguments["splits"] = total, splits
         self._arguments["grouped_rows"] = counts["decode_rows"]

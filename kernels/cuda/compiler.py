@@ -1,6 +1,6 @@
-"""Kernels compiled by NVRTC, and kept on disk: what was compiled once is read the next time.
+"""Compilation of kernels by NVRTC, with a cache on disk.
 
-CuPy would do both, but for plain architectures alone: Hopper's own instructions need "sm_90a".
+CuPy also compiles and caches kernels, but only for plain architectures; Hopper's specific instructions need "sm_90a".
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from typing import Any
 from ..cpu.jit.kernel_cache import CacheFolder, cache_root
 from .kernel_cache import mark_used, trim
 
-# As CuPy compiles: what is too small for a normal float32 is zero.
+# float32 denormals are flushed to zero, as in CuPy.
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
-# Compute capabilities (times ten) with instructions that no other one has, and that kernels use.
+# Compute capabilities (times ten) that have specific instructions which kernels use.
 _WITH_OWN = (90,)
 _MOST_THREADS = 16
 
 
 class CompileError(RuntimeError):
-    """A text that does not compile; the message is the compiler's."""
+    """A source text does not compile. The message is the compiler's message."""
 
 
 class KernelCompiler:
-    """NVRTC for one architecture.
+    """NVRTC, set up for one architecture.
 
     Args:
-        nvrtc: CuPy's module of that name. capability: what GPUs are compiled for, ten times the compute capability.
+        nvrtc: CuPy's module of that name.
+        capability: compute capability of the GPUs to compile for, times ten.
     """
 
     def __init__(self, nvrtc: Any, capability: int) -> None:
@@ -41,10 +42,10 @@ class KernelCompiler:
         self._wrote = False
 
     def images(self, sources: Sequence[str]) -> list[bytes]:
-        """What a GPU's driver loads, of every text; those that are not on disk are compiled side by side.
+        """Return the image that a GPU's driver loads for each text, and compile texts that are not cached in parallel.
 
         Raises:
-            CompileError: one does not compile.
+            CompileError: if a text does not compile.
         """
         try:
             if len(sources) == 1:
@@ -99,7 +100,7 @@ class KernelCompiler:
 
 
 def target(capability: int, known: Collection[int]) -> tuple[str, bool]:
-    """What to compile for, and whether that gives a binary: a GPU that NVRTC does not know translates text itself."""
+    """Return the target, and True if it yields a binary. For GPUs unknown to NVRTC, the driver compiles PTX."""
     if capability in known:
         return f"sm_{capability}{'a' if capability in _WITH_OWN else ''}", True
     return f"compute_{max((one for one in known if one < capability), default=capability)}", False

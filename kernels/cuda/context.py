@@ -1,8 +1,9 @@
-"""The context of one GPU, made current while a thread asks it for something.
+"""The context of one GPU, which is current while a thread calls the GPU.
 
-`cupy.cuda.Device` does that, too, but leaves by setting the device that was current before, which is number 0 in every
-thread that has asked for nothing yet: that opens GPU 0, takes some hundred megabytes of it, and fails where it is full
-or belongs to another process. Besides, what asks the driver itself needs a context, which a new thread has not.
+`cupy.cuda.Device` also makes a context current, but on exit it sets the device that was current before. In every thread
+that has not used CUDA yet, this is device 0: setting it opens GPU 0, uses a few hundred megabytes of its memory, and
+fails if GPU 0 is full or belongs to another process. In addition, calls of the driver API need a context, and a new
+thread has none.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 
 
 class DeviceContext:
-    """The primary context of a GPU. A thread may enter it again before it leaves.
+    """The primary context of a GPU. A thread may enter the context several times before it leaves.
 
     Args:
-        cupy: the module. index: of the GPU.
+        cupy: the module.
+        index: number of the GPU.
     """
 
     def __init__(self, cupy: Any, index: int) -> None:
@@ -39,17 +41,19 @@ class DeviceContext:
 
 
 class InContext:
-    """An object of CuPy's that is destroyed in a context.
+    """A CuPy object that is destroyed while a context is current.
 
-    Streams, events, graphs and modules ask CUDA when they are destroyed, which may be by the collector in any thread:
-    with no context that opens GPU 0, or fails.
+    Streams, events, graphs and modules call CUDA when they are destroyed, and the garbage collector may destroy them in
+    any thread. Without a current context, the call opens GPU 0 or fails.
 
     Args:
-        value: nobody else holds it.
+        context: the context.
+        value: the object; no other reference to it may exist.
     """
 
     def __init__(self, context: DeviceContext, value: Any) -> None:
-        # Not an attribute: the collector would take it for garbage with this object, and end it at any moment.
+        # If the object were an attribute, it could be collected together with this instance, and destroyed at any
+        # moment.
         self._held = [value]
         weakref.finalize(self, _drop, context, self._held).atexit = False
 
@@ -60,7 +64,7 @@ class InContext:
 
 
 class Entered:
-    """What an InContext holds, to be entered and left."""
+    """A context manager that enters the object of an InContext."""
 
     def __init__(self, held: InContext) -> None:
         self._held = held
@@ -73,12 +77,12 @@ class Entered:
 
 
 def _drop(context: DeviceContext, held: list[Any]) -> None:
-    with suppress(Exception), context:  # there is nobody to tell
+    with suppress(Exception), context:  # no caller can handle the error
         held.clear()
 
 
 def _opened(cupy: Any, index: int) -> int:
-    """The context of a GPU. A thread of its own asks for it: which GPU is meant stays with a thread for good."""
+    """Return the context of a GPU. A separate thread opens it, because a thread's choice of a GPU is permanent."""
     found: list[int] = []
     failed: list[BaseException] = []
 
@@ -98,7 +102,7 @@ def _opened(cupy: Any, index: int) -> int:
 
 
 class _Left(threading.local):
-    """What was current in a thread when it entered, the last time last."""
+    """The contexts that were current in a thread each time it entered, the latest last."""
 
     def __init__(self) -> None:
         self.contexts: list[int] = []

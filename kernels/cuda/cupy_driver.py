@@ -1,6 +1,7 @@
-"""A GPU through CuPy.
+"""A GPU that is accessed through CuPy.
 
-CuPy's device and stream belong to threads, and ours to whoever calls: so every method enters them and leaves them.
+CuPy's current device and stream belong to a thread, but any thread may call this driver. Therefore every method enters
+and leaves the driver's device and stream.
 """
 
 from __future__ import annotations
@@ -21,32 +22,33 @@ from .dependent_launch import open_dependent_launches
 from .driver import DLPACK_CUDA, CudaError, Grid, NoDevice
 from .sources import CudaKernel, modules
 
-# Tensor cores with bfloat16 and copies that do not wait: Ampere.
+# Ampere, the first architecture with bfloat16 tensor cores and asynchronous copies.
 OLDEST_CAPABILITY = 80
 NOT_INSTALLED = "CuPy is not installed"
-# Reading the text costs a tenth of what a kernel does; one that another model needed, too, is there already.
+# Parsing the text takes only a tenth of a kernel's compile time, and kernels that were compiled for another model are
+# cached.
 _KERNELS_OF_A_MODULE = 1
-# What comes of a CuPy that does not work; some things that are imported end the process, which others need.
+# Errors raised by a broken CuPy. Some imported modules call exit, which must not end this process.
 _FAILURES = (Exception, SystemExit)
 
 
 def open_driver(index: int = 0) -> CupyDriver:
-    """The GPU with this number.
+    """Open the GPU with this number.
 
     Raises:
-        NoDevice: it cannot be used; says why in one line.
+        NoDevice: if the GPU cannot be used; the message gives the reason in one line.
     """
     cupy, count = _counted()
     if not 0 <= index < count:
-        raise NoDevice(f"there is no GPU {index}: the driver shows {count}")
+        raise NoDevice(f"there is no GPU {index}: the driver reports {count}")
     return _opened(cupy, index)
 
 
 def open_any() -> CupyDriver:
-    """The first GPU that can be used.
+    """Open the first GPU that can be used.
 
     Raises:
-        NoDevice: none can; says why the first one cannot, in one line.
+        NoDevice: if no GPU can be used; the message gives the reason for the first GPU in one line.
     """
     cupy, count = _counted()
     refused: list[NoDevice] = []
@@ -55,11 +57,11 @@ def open_any() -> CupyDriver:
             return _opened(cupy, index)
         except NoDevice as error:
             refused.append(error)
-    raise refused[0] if refused else NoDevice("the driver shows no GPU")
+    raise refused[0] if refused else NoDevice("the driver reports no GPU")
 
 
 def _counted() -> tuple[Any, int]:
-    """CuPy, and how many GPUs there are."""
+    """Return CuPy and the number of GPUs."""
     try:
         import cupy
     except ModuleNotFoundError as error:
@@ -68,35 +70,35 @@ def _counted() -> tuple[Any, int]:
         raise NoDevice(f"CuPy cannot be imported: {_line(error)}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # such as a home that it cannot write to; CuPy's own text is a page around its cause
+    except BaseException as error:  # e.g. a home that cannot be written; CuPy's own text is a page around its cause
         raise NoDevice(f"CuPy cannot be imported: {_line(error.__cause__ or error)}") from error
     try:
         return cupy, int(cupy.cuda.runtime.getDeviceCount())
     except _FAILURES as error:
-        raise NoDevice(f"the NVIDIA driver is not there or does not answer: {_line(error)}") from error
+        raise NoDevice(f"the NVIDIA driver is missing or does not respond: {_line(error)}") from error
 
 
 def _opened(cupy: Any, index: int) -> CupyDriver:
     try:
         capability = _capability(cupy, index)
     except _FAILURES as error:
-        raise NoDevice(f"GPU {index} does not answer: {_line(error)}") from error
+        raise NoDevice(f"GPU {index} does not respond: {_line(error)}") from error
     if capability < OLDEST_CAPABILITY:
-        raise NoDevice(f"GPU {index} is of compute capability {capability}, {OLDEST_CAPABILITY} is needed")
+        raise NoDevice(f"GPU {index} has compute capability {capability}; {OLDEST_CAPABILITY} is required")
     try:
         cupy.cuda.nvrtc.getVersion()
     except _FAILURES as error:
         raise NoDevice(f"the compiler NVRTC cannot be loaded: {_line(error)}") from error
     try:
         driver = CupyDriver(cupy, index)
-        driver.free_bytes()  # which others may hold, or whose memory is full
+        driver.free_bytes()  # fails if another process owns the GPU, or its memory is full
     except _FAILURES as error:
         raise NoDevice(f"GPU {index} cannot be opened: {_line(error)}") from error
     return driver
 
 
 def _capability(cupy: Any, index: int) -> int:
-    """Ten times the compute capability of a GPU, asked without a context on it."""
+    """Return ten times the compute capability of a GPU, without opening a context on the GPU."""
     ask = cupy.cuda.runtime.deviceGetAttribute
     return 10 * int(ask(_CAPABILITY_MAJOR, index)) + int(ask(_CAPABILITY_MINOR, index))
 
@@ -107,7 +109,8 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-# cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY: what CuPy says where pinned memory is not to be had.
+# cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY. CuPy also reports the first of these errors if pinned memory
+# cannot be allocated.
 _OUT_OF_MEMORY = 2
 # cudaMemcpyKind, cudaDeviceAttr.
 _TO_DEVICE, _TO_HOST = 1, 2
@@ -115,13 +118,13 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
 def _check_same(array: Any, host: NDArray[Any]) -> None:
-    """What is copied byte by byte."""
+    """Raise ValueError unless arrays can be copied byte by byte."""
     if not (array.flags.c_contiguous and array.shape == host.shape and array.dtype == host.dtype):
         raise ValueError(f"memory is {array.dtype} {list(array.shape)}, the host's is {host.dtype} {list(host.shape)}")
 
 
 class _Here:
-    """Enters contexts, the turn of a thread first, and turns CuPy's errors into ours."""
+    """Enters contexts, starting with the lock, and translates CuPy's errors."""
 
     name = ""
 
@@ -156,14 +159,14 @@ class _Here:
 
 
 class CupyEvent:
-    """See `kernels.cuda.driver.Event`."""
+    """See `genai.kernels.cuda.driver.Event`."""
 
     def __init__(self, driver: CupyDriver, event: InContext) -> None:
         self._driver, self._event = driver, event
 
     @property
     def value(self) -> Any:
-        """CuPy's."""
+        """CuPy's event."""
         return self._event.value
 
     def record(self) -> None:
@@ -171,52 +174,54 @@ class CupyEvent:
             self.value.record(self._driver._stream.value)
 
     def wait(self) -> None:
-        # Not in turn: other threads may ask for more meanwhile. What was never recorded is done.
+        # The wait does not hold the lock, so that other threads can submit work meanwhile. An event that was never
+        # recorded counts as done.
         with self._driver._waiting:
             self._event.value.synchronize()
 
 
 def device_name(index: int) -> str:
-    """What people call the GPU with a number."""
+    """Return the name of the GPU with this number, as users write the name."""
     return f"cuda:{index}" if index else "cuda"
 
 
 class CupyDriver:
-    """See `kernels.cuda.driver.Driver`.
+    """See `genai.kernels.cuda.driver.Driver`.
 
     Attributes:
-        index: the GPU's number.
+        index: number of the GPU.
     """
 
     def __init__(self, cupy: Any, index: int) -> None:
         self._cupy, self.index = cupy, index
         self._context = context = DeviceContext(cupy, index)
-        # What other threads ask for while launches are captured would be captured, too.
+        # Without the lock, the work of other threads would also be captured while launches are captured.
         self._lock = threading.RLock()
         with context:
             self._stream = InContext(context, cupy.cuda.Stream(non_blocking=True))
         self.capability = _capability(cupy, index)
         self._compiler = KernelCompiler(cupy.cuda.nvrtc, self.capability)
-        # Calls that say themselves which stream they mean: entering CuPy's takes longer than they do.
+        # For calls with an explicit stream: entering CuPy's stream takes longer than the calls.
         self._raw, self._pointer = cupy.cuda.runtime, int(self._stream.value.ptr)
         self._entered = _Here(cupy, (self._lock, context, Entered(self._stream)))
         self._named, self._waiting = _Here(cupy, (self._lock, context)), _Here(cupy, (context,))
-        # Pinned memory of which nobody holds the array any more; the same that copies may use until an event.
+        # Pinned memory of deleted arrays, and pinned memory with the event after the copies that may still use the
+        # memory.
         self._unused: deque[Any] = deque()
         self._in_copies: deque[tuple[InContext, list[Any]]] = deque()
         self._dependent = open_dependent_launches(self.capability, self._pointer)
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         name, self.multiprocessors = properties["name"], int(properties["multiProcessorCount"])
         self.name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        if index:  # which of several that may be the same
+        if index:  # distinguishes GPUs of the same model
             self.name += f" ({device_name(index)})"
         self._entered.name = self._named.name = self._waiting.name = self.name
 
     def here(self) -> _Here:
-        """What CuPy is asked for inside happens on this device, in this stream.
+        """Return a context in which CuPy calls use this device and stream.
 
         Raises:
-            CudaError: in place of CuPy's own errors, but for those of memory.
+            CudaError: in place of CuPy's own errors. Memory errors become MemoryError instead.
         """
         return self._entered
 
@@ -239,7 +244,7 @@ class CupyDriver:
         return memory
 
     def _let_go(self) -> None:
-        """Memory that nobody holds any more goes back to CuPy once copies are done that may still be under way."""
+        """Return pinned memory of deleted arrays to CuPy when the copies that may still use the memory are done."""
         if self._unused:
             event = self._cupy.cuda.Event(disable_timing=True)
             event.record(self._stream.value)
@@ -256,11 +261,11 @@ class CupyDriver:
         array = np.ascontiguousarray(array)
         _check_same(target, array)
         with self._named:
-            # From memory of the host that is not pinned, this returns when it has been read.
+            # For host memory that is not pinned, this call returns after the memory has been read.
             self._raw.memcpyAsync(target.data.ptr, array.ctypes.data, array.nbytes, _TO_DEVICE, self._pointer)
 
     def download(self, array: Any) -> NDArray[Any]:
-        # CuPy's own way sets the device of the thread, and leaves it set.
+        # CuPy's own method sets the thread's device and does not restore it.
         with self.here():
             dense = self._cupy.ascontiguousarray(array)
             found = np.empty(dense.shape, dense.dtype)
@@ -298,18 +303,18 @@ class CupyDriver:
                 module.load(image)
                 for kernel in ones:
                     function = module.get_function(kernel.name)
-                    if kernel.shared:  # more than 48 KiB must be asked for
+                    if kernel.shared:  # more than 48 KiB must be requested explicitly
                         attribute = cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                         cuda.driver.funcSetAttribute(function.ptr, attribute, kernel.shared)
                     found[kernel] = InContext(self._context, function)
-                del module, function  # which functions keep
+                del module, function  # the functions keep the module alive
         return found
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         with self.here():
             if self._dependent is not None:
                 self._dependent.launch(function.value.ptr, grid, kernel.threads, arguments, kernel.shared)
-            else:  # an array of one element goes by value
+            else:  # an array of one element is passed by value
                 function.value(grid, (kernel.threads, 1, 1), (arguments,), shared_mem=kernel.shared)
 
     def capture(self, work: Callable[[], None]) -> Any:
@@ -318,7 +323,7 @@ class CupyDriver:
             try:
                 work()
             except BaseException:
-                with suppress(Exception):  # the stream must not stay in this state
+                with suppress(Exception):  # the stream must not stay in capture mode
                     self._stream.value.end_capture()
                 raise
             return InContext(self._context, self._stream.value.end_capture())
@@ -354,7 +359,7 @@ class CupyDriver:
             return self._cupy.ndarray((nbytes,), np.uint8, self._cupy.cuda.MemoryPointer(memory, 0))
 
     def adopt(self, value: Any) -> Any:
-        with self.here():  # CuPy hands its stream to the producer
+        with self.here():  # CuPy passes its stream to the producer
             return self._cupy.ascontiguousarray(self._cupy.from_dlpack(value))
 
     def copy(self, source: Any, target: Any) -> None:
@@ -366,5 +371,5 @@ class CupyDriver:
         return DLPACK_CUDA, self.index
 
     def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
-        with self.here():  # which the consumer's stream waits for
+        with self.here():  # the consumer's stream waits for this stream
             return array.__dlpack__(stream=stream, **options)

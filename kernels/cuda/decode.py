@@ -1,4 +1,4 @@
-"""Launches of products of few rows as bytes: see decode.cu. The gated pair of them is one launch."""
+"""Launches of matmuls of few int8 rows: see decode.cu. A gated pair of matmuls is one launch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from .sources import CudaKernel
 from .weight_layout import BlockReader
 from .weights import DeviceMatrix
 
-# Groups of eight rows that tensor cores multiply; the fewest that suffice are taken.
+# Possible numbers of groups of eight rows that tensor cores multiply; the smallest sufficient number is used.
 GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
 _TILE, _THREADS, _STAGE_CHUNKS, _SHARED_WORDS, _CODE_WORDS = 16, 256, 16, 11 << 10, 8 << 10
 _BITS_OF_TWO_TILES, _CHUNK = 4, 32
-# With fewer rows there are more blocks instead, and their rows stay in registers.
+# With at least this number of groups, rows are loaded one stage ahead. With fewer groups there are more blocks instead,
+# and the rows stay in registers.
 _RINGED_GROUPS = 4
-# Bytes of a group of rows that is brought a stage ahead.
+# Bytes of shared memory for a group of rows that is loaded one stage ahead.
 _RING_GROUP = 2 * _STAGE_CHUNKS * GROUP * (32 + 8)
 
 
 def groups_of(room: Room) -> tuple[int, ...]:
-    """Those for which a block has room beside codes and numbers."""
+    """Return the numbers of groups for which a block has enough shared memory in addition to codes and scales."""
     return tuple(groups for groups in GROUPS if 4 * _SHARED_WORDS + _ring_bytes(groups) <= room.shared)
 
 
@@ -35,7 +36,7 @@ def _ring_bytes(groups: int) -> int:
 
 
 def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
-    """The kernel of so many groups of rows."""
+    """Return the kernel for `groups` groups of rows."""
     assert matrix.reader is not None
     function = f"decode<{matrix.reader.name}, {_tiles(matrix, groups)}, {groups}>"
     shared = _ring_bytes(groups)
@@ -43,7 +44,7 @@ def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
 
 
 def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKernel:
-    """The kernel of a gated pair."""
+    """Return the kernel of a gated pair."""
     assert matrix.reader is not None
     function = f"decode_gated<{matrix.reader.name}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
     shared = _ring_bytes(groups)
@@ -51,12 +52,12 @@ def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKern
 
 
 def _blocks(groups: int) -> int:
-    """One block of many groups, or of a pair with half as many, may have all registers of a multiprocessor."""
+    """Return 1 if a block of many groups (a gated pair's count twice) may use all registers of a multiprocessor."""
     return int(groups >= _RINGED_GROUPS)
 
 
 def _tiles(matrix: DeviceMatrix, groups: int) -> int:
-    """Of the most groups registers do not suffice for two with minima."""
+    """Return the number of tiles per block. With the most groups, two tiles with minima need too many registers."""
     has_room = groups == _RINGED_GROUPS or (
         groups == GROUPS[-1] and matrix.reader is not None and not matrix.reader.has_minimum
     )
@@ -68,21 +69,25 @@ def _gated_tiles(matrix: DeviceMatrix) -> int:
 
 
 def _fits(reader: BlockReader, tiles: int) -> bool:
-    """Whether two stages of so many tiles fit into a block's shared memory beside their numbers; as `Stages` counts."""
+    """Return True if two stages of `tiles` tiles and their scales fit into shared memory, by the count of `Stages`."""
     numbers = 2 * tiles * reader.halves * (1 + int(reader.offset != "Constant")) * _TILE * (_STAGE_CHUNKS + 1)
     return 2 * tiles * _TILE * _STAGE_CHUNKS * reader.bits <= min(_SHARED_WORDS - numbers, _CODE_WORDS)
 
 
 def _is_small(matrix: DeviceMatrix) -> bool:
-    """Whether twice as many weights fit into the shared memory of a block."""
+    """Return True if twice the usual number of weights fits into the shared memory of a block."""
     return matrix.reader is not None and matrix.reader.halves == 1 and matrix.bits <= _BITS_OF_TWO_TILES
 
 
 def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, given: dict[str, Any]) -> None:
-    """out = x . weight.
+    """Add the launches of out = x . weight.
 
     Args:
-        given: bias, addend, out and their strides, as `DecodeArguments` has them.
+        at: the lowering.
+        x: name of the activations.
+        matrix: the weights.
+        out: the result.
+        given: bias, addend, out, and their strides, as in `DecodeArguments`.
     """
     counted, rows = COUNTED[out.per], grouped(at, x)
     room = room_of(at.driver)
@@ -97,21 +102,21 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
 
 
 def room_of(driver: Driver) -> Room:
-    """What its GPU has for blocks."""
+    """Return the resources that the driver's GPU provides for blocks."""
     return Room.of(driver.capability, driver.multiprocessors)
 
 
 def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
-    """Whether one kernel reads both."""
+    """Return True if one kernel can read both matrices."""
     fits = gate.reader is not None and _fits(gate.reader, 2)
     return fits and gate.reader == up.reader and (gate.rows, gate.columns) == (up.rows, up.columns)
 
 
 def add_gated(at: CudaLowering, op: GatedLinear, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:
-    """out = activation(x . gate) * (x . up), for the rows with decode numerics."""
+    """Add the launches of out = activation(x . gate) * (x . up) for rows with decode numerics."""
     counted, rows, tiles = COUNTED[out.per], grouped(at, op.x), _gated_tiles(gate)
     normed, ways = at.normed.get(op.x, NOT_NORMED), lanes(gate, room_of(at.driver), gated=True)
-    # The next product's layout is written by blocks that have whole chunks.
+    # Blocks that compute whole chunks of outputs also write the layout that the next matmul reads.
     following = made_with(at, op.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
     given: dict[str, Any] = {
         "gate": gate.fields, "up": up.fields, "x": rows, "normed": normed,

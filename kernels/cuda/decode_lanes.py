@@ -1,6 +1,4 @@
-"""Kernels of products of one or two rows as bytes, which norm the rows themselves where a norm made them: see
-decode_lanes.cuh.
-"""
+"""Kernels for matmuls of one or two int8 rows, which can also normalise the rows: see decode_lanes.cuh."""
 
 from __future__ import annotations
 
@@ -13,31 +11,32 @@ from .weight_layout import CHUNK
 from .weights import STRIDE, DeviceMatrix
 
 ROWS = (1, 2)
-"""Rows that one block multiplies; the fewest that suffice are taken."""
+"""Possible numbers of rows that one block multiplies; the smallest sufficient number is used."""
 NOT_NORMED = {"x": 0, "weight": 0, "x_stride": 0, "width": 0, "epsilon": 0.0}
-"""The fields of `NormedRows` of rows that others have made."""
-# Chunks that a row has room for, and what they take with their scales.
+"""The fields of `NormedRows` for rows that another kernel has already normalised."""
+# Possible capacities of a row, in chunks, and the number of bytes of a chunk with its scales.
 CAPACITIES, _CHUNK_BYTES = (128, 512, 1024), 40
 _THREADS, _WARPS, _ARRAYS = 512, 16, 4
-# Chunks of a lane that are under way, of so many bits at most, or of more.
+# Number of chunks that a lane loads ahead: _MORE_AHEAD for codes of at most _BITS_OF_MORE_AHEAD bits, otherwise _AHEAD.
 _BITS_OF_MORE_AHEAD, _MORE_AHEAD, _AHEAD = 4, 8, 4
-# What a block can have of any GPU from Ampere on, and of those for servers, by their compute capability; kernels are
-# compiled for multiples of the next number.
+# Bytes of shared memory of a block on any GPU since Ampere and on server GPUs, and the compute capabilities of server
+# GPUs. Kernels are compiled for multiples of _SHARED_STEP bytes.
 _MOST_SHARED, _MOST_OF_SERVERS, _SERVERS = 96 << 10, 160 << 10, (80, 87, 90, 100, 103)
 _SHARED_STEP, _COPIED, _ALIGNED = 2 << 10, 16, 128
-# Outputs of a block, and bytes of their numbers, at most; of a gated pair so many where there is room for them, and
-# enough for half of the multiprocessors.
+# Maximum number of outputs of a block, and maximum bytes of their scales. For a gated pair, the number of outputs of a
+# block is the first of _GATED that fits into shared memory and keeps at least half of the multiprocessors busy.
 _MOST_EACH, _MOST_NUMBERS, _GATED = 128, 32 << 10, (64, 32)
-# Two blocks may share the registers of a multiprocessor: those of a kernel and of the next one.
+# Two blocks can share the registers of a multiprocessor: one of this kernel, and one of the next kernel.
 _BLOCKS = 2
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a GPU has for blocks.
+    """The resources of a GPU for blocks.
 
     Attributes:
-        shared: bytes of shared memory of one. multiprocessors: how many it has.
+        shared: bytes of shared memory of a block.
+        multiprocessors: number of multiprocessors.
     """
 
     shared: int
@@ -45,17 +44,21 @@ class Room:
 
     @staticmethod
     def of(capability: int, multiprocessors: int) -> Room:
-        """That of a GPU of a compute capability (times ten)."""
+        """Return the resources of a GPU with a compute capability (times ten)."""
         return Room(_MOST_OF_SERVERS if capability in _SERVERS else _MOST_SHARED, multiprocessors)
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """How a matrix, or a gated pair of such, is multiplied with so many rows.
+    """A way to multiply a matrix, or a gated pair of matrices, by one or two rows.
 
     Attributes:
-        rows: of a block. blocks: how many; each: outputs of one, at most. streams: rows of matrices that a warp has.
-        chunks: that a row has room for. shared: bytes of shared memory.
+        rows: number of rows of a block.
+        blocks: number of blocks.
+        each: maximum number of outputs of a block.
+        streams: number of matrix rows that a warp reads at the same time.
+        chunks: capacity of a row, in chunks.
+        shared: bytes of shared memory of a block.
     """
 
     rows: int
@@ -67,7 +70,7 @@ class Lanes:
 
 
 def lanes(matrix: DeviceMatrix, room: Room, *, gated: bool) -> tuple[Lanes, ...]:
-    """The ways, that of the fewest rows first; none where no block has so much memory."""
+    """Return the ways, in ascending order of rows; empty if blocks have too little shared memory."""
     shapes = _gated_shapes(matrix, room) if gated else [_even_shape(matrix, room)]
     found = []
     for rows in ROWS:
@@ -77,16 +80,16 @@ def lanes(matrix: DeviceMatrix, room: Room, *, gated: bool) -> tuple[Lanes, ...]
 
 
 def _gated_shapes(matrix: DeviceMatrix, room: Room) -> list[tuple[int, int, int]]:
-    """Blocks, outputs of one, and streams."""
+    """Return possible shapes: the number of blocks, the outputs of a block, and the streams."""
     enough = [each for each in _GATED if matrix.rows * 2 >= each * room.multiprocessors] or [_GATED[-1]]
     return [(-(-matrix.rows // each), each, 2) for each in enough]
 
 
 def _even_shape(matrix: DeviceMatrix, room: Room) -> tuple[int, int, int]:
-    """The same, of as many blocks as there are multiprocessors, or twice as many and so on: all have the same work."""
+    """Return a shape whose number of blocks is a multiple of the multiprocessors, so that all have equal work."""
     most = max(min(_MOST_EACH, _MOST_NUMBERS // max(matrix.number_bytes, 1)), 2)
     rounds = -(-matrix.rows // (room.multiprocessors * most))
-    # Where warps would have no pair, they have a row each.
+    # If some warps would not get a pair of rows, each warp gets one row.
     streams = 2 if matrix.rows > rounds * room.multiprocessors * _WARPS else 1
     units = -(-matrix.rows // streams)
     blocks = min(rounds * room.multiprocessors, units)
@@ -106,7 +109,7 @@ def _lanes(matrix: DeviceMatrix, rows: int, blocks: int, each: int, streams: int
 
 
 def lanes_kernel(matrix: DeviceMatrix, way: Lanes, *, normed: bool) -> CudaKernel:
-    """The kernel of one or two rows."""
+    """Return the kernel for one or two rows."""
     assert matrix.reader is not None
     shape = f"{way.streams}, {way.rows}, {way.chunks}, {int(normed)}, {way.shared}"
     function = f"decode_few<{matrix.reader.name}, {shape}>"
@@ -114,7 +117,7 @@ def lanes_kernel(matrix: DeviceMatrix, way: Lanes, *, normed: bool) -> CudaKerne
 
 
 def gated_lanes_kernel(matrix: DeviceMatrix, activation: str, way: Lanes, *, normed: bool) -> CudaKernel:
-    """The kernel of a gated pair of one or two rows."""
+    """Return the kernel of a gated pair for one or two rows."""
     assert matrix.reader is not None
     shape = f"{way.each}, {way.rows}, {way.chunks}, {int(normed)}, {way.shared}"
     function = f"decode_gated_few<{matrix.reader.name}, unary::{activation}, {shape}>"
@@ -122,7 +125,7 @@ def gated_lanes_kernel(matrix: DeviceMatrix, activation: str, way: Lanes, *, nor
 
 
 def lanes_grid(way: Lanes, ways: tuple[Lanes, ...], counted: str) -> Any:
-    """The blocks that are started for one or two rows."""
+    """Return a function that returns the grid for one or two rows, and an empty grid for more rows."""
 
     def grid(counts: Counts) -> tuple[int, int, int]:
         total = counts[counted]

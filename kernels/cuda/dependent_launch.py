@@ -1,8 +1,8 @@
-"""Launches that may begin while the kernel before ends (programmatic dependent launch; CUDA C++ Programming Guide).
+"""Launches that may start before the preceding kernel ends (programmatic dependent launch; CUDA C++ Programming Guide).
 
-CuPy has no call for it, so this asks the driver's library itself. Kernels say when the next one may begin, and wait for
-the one before where they need what it made; see KERNEL in portable.cuh. A few hundred kernels of a step are each a
-microsecond or two shorter, and captured graphs keep it.
+CuPy has no call for this, so this module calls the driver's library directly. A kernel signals when the next kernel may
+start, and waits for the preceding kernel before it reads that kernel's results; see KERNEL in portable.cuh. This saves
+a microsecond or two for each of the few hundred kernels of a step, including in captured graphs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute: which one, and a union of 64 bytes."""
+    """CUlaunchAttribute: an id, and a union of 64 bytes."""
 
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
@@ -36,10 +36,11 @@ class _Config(ctypes.Structure):
 
 
 class DependentLaunches:
-    """Starts kernels in one stream; one thread at a time.
+    """Launches kernels in one stream, for one thread at a time.
 
     Args:
-        library: the driver's. stream: its handle.
+        library: the driver's library.
+        stream: handle of the stream.
     """
 
     def __init__(self, library: Any, stream: int) -> None:
@@ -49,10 +50,10 @@ class DependentLaunches:
         self._parameters = (ctypes.c_void_p * 1)()
 
     def launch(self, function: int, grid: Grid, threads: int, arguments: NDArray[np.void], shared: int = 0) -> None:
-        """Start a kernel, a handle of the driver's, with its struct.
+        """Launch a kernel, given as a handle of the driver, with its argument struct.
 
         Raises:
-            CudaError: it does not start.
+            CudaError: if the kernel cannot be launched.
         """
         config = self._config
         config.grid[:], config.block[:], config.shared = grid, (threads, 1, 1), shared
@@ -61,11 +62,11 @@ class DependentLaunches:
         if code:
             text = ctypes.c_char_p()
             self._describe(code, ctypes.byref(text))
-            raise CudaError(f"a kernel does not start: {(text.value or b'unknown').decode()} ({code})")
+            raise CudaError(f"a kernel cannot be launched: {(text.value or b'unknown').decode()} ({code})")
 
 
 def open_dependent_launches(capability: int, stream: int) -> DependentLaunches | None:
-    """None where the GPU or its driver is older than this."""
+    """Return the launcher, or None if the GPU or its driver is too old."""
     if capability < OLDEST_CAPABILITY:
         return None
     try:

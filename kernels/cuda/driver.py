@@ -1,4 +1,4 @@
-"""What a GPU is to the executor: memory, and kernels that are launched in order. CuPy is one; tests have another."""
+"""The interface between a GPU and the executor: memory, and kernels that run in order. CuPy and tests implement it."""
 
 from __future__ import annotations
 
@@ -12,142 +12,145 @@ from ..device import DeviceFailed
 from .sources import CudaKernel
 
 Grid = tuple[int, int, int]
-# The largest second and third size of one.
+# Maximum second and third dimension of a grid.
 MOST_IN_GRID = 65535
-# What DLPack calls GPUs.
+# DLPack's device type for GPUs.
 DLPACK_CUDA = 2
 
 
 class Event(Protocol):
-    """A place in the order of what a device is asked for."""
+    """A point in the order of a device's work."""
 
     def record(self) -> None:
-        """Behind everything that was asked for until now."""
+        """Record the event after all work submitted so far."""
 
     def wait(self) -> None:
-        """Until everything before it is done; not at all if it was never recorded."""
+        """Wait until all work before the event is done; return immediately if the event was never recorded."""
 
 
 class Driver(Protocol):
-    """A device and its one stream: what is asked for happens in order.
+    """A device and its one stream, which runs work in order.
 
-    Memory is an array of the driver's own. It has NumPy's `shape`, `dtype`, `ndim`, `size`, `itemsize`, `nbytes`,
-    `strides`, `flags.c_contiguous` and `len`. Numbers and slices as indices, `view` as another
-    type (of another size where there are no gaps) and `reshape` (where that takes no copy) give the same memory, and
-    ask nothing of the device. Nothing else may be asked of it: it becomes no array of the host's, takes none, and
-    computes nothing; it would refuse, or do it in a stream that is not ours. What it holds is moved by the methods here
-    alone.
+    Memory is an array of the driver's own type. The array supports NumPy's `shape`, `dtype`, `ndim`, `size`,
+    `itemsize`, `nbytes`, `strides`, `flags.c_contiguous` and `len`. Indexing by numbers and slices, `view` as another
+    type (of another size if there are no gaps) and `reshape` (if it needs no copy) return the same memory, without work
+    on the device. No other operation is allowed: conversion to or from host arrays and computation would fail, or run
+    in a different stream. Only the methods below move data.
 
-    Whatever is asked for may raise CudaError, also for what went wrong earlier: a GPU tells of it late.
+    Every method may raise CudaError, including for earlier failures, because a GPU reports failures late.
     """
 
     @property
     def name(self) -> str:
-        """What people call the device."""
+        """The name of the device as shown to users."""
 
     @property
     def capability(self) -> int:
-        """What its instructions are: ten times the compute capability."""
+        """Ten times the compute capability."""
 
     @property
     def multiprocessors(self) -> int:
-        """How many it has."""
+        """The number of multiprocessors."""
 
     def free_bytes(self) -> int:
-        """Memory that is free now."""
+        """Return the free memory in bytes."""
 
     def zeros(self, nbytes: int) -> Any:
-        """Zeroed memory, uint8 [nbytes], from a multiple of 256 bytes on.
+        """Allocate zeroed memory, uint8 [nbytes], aligned to 256 bytes.
 
         Raises:
-            MemoryError: there is not so much.
+            MemoryError: if the device has too little memory.
         """
 
     def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
-        """Zeroed memory of the host that the device copies from without help, uint8 [nbytes].
+        """Allocate zeroed, pinned host memory, which the device copies from directly, uint8 [nbytes].
 
         Raises:
-            MemoryError: there is not so much.
+            MemoryError: if the host has too little memory.
         """
 
     def upload(self, array: NDArray[Any]) -> Any:
-        """A copy of a host's array in memory of its own."""
+        """Copy a host array into separate memory."""
 
     def write(self, target: Any, array: NDArray[Any]) -> None:
-        """Copy a host's array into memory of the same shape and type.
+        """Copy a host array into memory of the same shape and type.
 
-        One in `host_memory` must stay as it is until the device has read it; others have been read on return.
+        An array in `host_memory` must stay unchanged until the device has read it. Other arrays have been read when the
+        method returns.
         """
 
     def download(self, array: Any) -> NDArray[Any]:
-        """A copy on the host, after everything that was asked for before."""
+        """Return a copy on the host, made after all work submitted earlier."""
 
     def read(self, array: Any, target: NDArray[Any]) -> None:
-        """Copy memory into one of the host's (`host_memory`) of the same shape and type, without waiting: it holds it
-        once an event was waited for that was recorded afterwards.
+        """Copy memory into host memory (`host_memory`) of the same shape and type, without waiting.
+
+        The copy is complete when the wait for an event that was recorded afterwards returns.
         """
 
     def event(self) -> Event:
-        """One that was not recorded yet."""
+        """Return an event that has not been recorded."""
 
     def copy_row(self, rows: Any, source: int, destination: int) -> None:
-        """Copy a row of memory onto another one of it."""
+        """Copy a row of memory to another row of the same memory."""
 
     def address(self, array: Any) -> int:
-        """Where memory begins."""
+        """Return the device address of memory."""
 
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
-        """Compile kernels, or find them compiled: what `launch` takes, by kernel.
+        """Load kernels and compile them if necessary; return the functions that `launch` accepts, by kernel.
 
         Raises:
-            CudaError: one does not compile; the compiler's words are in the message.
+            CudaError: if a kernel does not compile; the message contains the compiler's output.
         """
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
-        """Start a kernel with its struct, an array of one element."""
+        """Launch a kernel with its argument struct, an array of one element."""
 
     def capture(self, work: Callable[[], None]) -> Any:
-        """What `work` launches, with the arguments of now, as one thing that `launch_graph` starts.
+        """Capture the launches of `work`, with their current arguments, as one graph for `launch_graph`.
 
-        Nothing runs meanwhile, and `work` asks for nothing else than launches.
+        No kernel runs during the capture, and `work` may only launch kernels.
         """
 
     def launch_graph(self, captured: Any) -> None:
-        """Start what was captured."""
+        """Launch a captured graph."""
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """How long the device takes for the launches that some work asks for, by its own clock."""
+        """Return the time that the launches of `work` take, in seconds by the device's clock."""
 
     def synchronize(self) -> None:
-        """Wait until everything is done that was asked for."""
+        """Wait until all submitted work is done."""
 
     def settle(self) -> None:
-        """Wait until everything is done on the device that anybody has asked for, whatever their streams."""
+        """Wait until all work on the device is done, in every stream of the process."""
 
     def borrow(self, address: int, nbytes: int) -> Any:
-        """Memory of somebody else, uint8, who keeps it there."""
+        """Return memory that another owner keeps allocated, as a uint8 array."""
 
     def copy(self, source: Any, target: Any) -> None:
-        """Copy memory onto other memory of the same shape and type."""
+        """Copy memory into other memory of the same shape and type."""
 
     def adopt(self, value: Any) -> Any:
-        """A dense array over what another library offers through DLPack, after its work; a copy where it has gaps."""
+        """Return another library's DLPack memory as a contiguous array, after its work; a copy if there are gaps."""
 
     @property
     def dlpack_device(self) -> tuple[int, int]:
-        """The kind and the number of the device, as DLPack has them."""
+        """The type and number of the device in DLPack."""
 
     def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
-        """A DLPack capsule over an array, for a consumer's stream, whose work begins after ours.
+        """Return a DLPack capsule of an array for a consumer's stream, whose later work waits for this stream.
 
         Args:
-            options: others that the consumer passes to `__dlpack__`.
+            array: the array.
+            stream: the consumer's stream.
+            options: further options that the consumer passes to `__dlpack__`.
         """
 
 
 class CudaError(DeviceFailed):
-    """A kernel that does not compile, or does not start, or a GPU that failed."""
+    """A kernel does not compile or cannot be launched, or the GPU failed."""
 
 
 class NoDevice(RuntimeError):
-    """There is no GPU that could be used; the message says why in one line."""
+    """No GPU can be used. The message gives the reason in one line."""

@@ -1,6 +1,7 @@
-"""An NVIDIA GPU as a device: ops become launches of kernels in one stream.
+"""An NVIDIA GPU as a device, on which ops become kernel launches in one stream.
 
-Logits stay where a step leaves them, and are sampled there; who wants them on the host asks.
+Logits stay in the memory that a step writes them to, and are sampled there. Callers that need logits on the host copy
+them.
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ from .speeds import measured
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
 
-# Rows of a step that is captured at most.
+# Maximum number of rows of a step that is captured as a graph.
 _CAPTURED_TOKENS = 64
-# Tokens of prompts per multiprocessor with which products of tensor cores come close to what they reach with any
-# number: on the 132 of an H200 2,048 tokens made 95 % of cuBLAS where 512 made 62 %. And the fewest in all.
+# Number of prompt tokens per multiprocessor with which tensor core matmuls come close to their maximum rate: on the 132
+# multiprocessors of an H200, 2,048 tokens reached 95 % of cuBLAS's rate and 512 tokens reached 62 %. The second number
+# is the minimum number of tokens in total.
 _TOKENS_EACH, _FEWEST = 16, 256
-# Of a step: tokens, and groups of their experts, count in sizes of grids that end at MOST_IN_GRID.
+# Maximum number of tokens of a step: the numbers of tokens and of groups of their experts are grid dimensions, which
+# are limited to MOST_IN_GRID.
 _MOST_TOKENS = 8192
 TAKE_CHOSEN = CudaKernel("chosen.cu", "take_chosen", "ChosenArguments", 64)
 
@@ -67,8 +70,8 @@ class CudaExecutor:
 
     Args:
         driver: the GPU.
-        threads: of the host, for sampling; None = the physical cores available.
-        device: what people call the GPU.
+        threads: number of host threads for sampling; None = the number of available physical cores.
+        device: name of the GPU, as users write the name.
     """
 
     name = "cuda"
@@ -120,7 +123,7 @@ class CudaExecutor:
         return np.asarray(rows) if isinstance(rows, np.ndarray | DeviceLogits) else self.driver.download(rows)
 
     def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
-        raise UnsupportedOp(f"CUDA has no function of arrays for {type(op).__name__}")
+        raise UnsupportedOp(f"CUDA has no array function for {type(op).__name__}")
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> DeviceAdapter:
         return load_adapter(self.driver, factors)
@@ -141,17 +144,17 @@ class CudaExecutor:
         return measured(self.driver, what)
 
     def close(self) -> None:
-        with suppress(CudaError):  # a device that is lost works no more
+        with suppress(CudaError):  # a lost device cannot be synchronised
             self.driver.synchronize()
         self._weights = DeviceWeights(self.driver)
 
 
 def check_part(part: Op | HostNode, layers: Sequence[CacheLayer | None], constants: Constants | None = None) -> None:
-    """Raise UnsupportedOp, which names what is missing, for a part of a program that there are no kernels for."""
+    """Raise UnsupportedOp if there are no kernels for a part of a program; the message names what is missing."""
     if isinstance(part, HostNode):
         return
     if not knows(part):
-        raise UnsupportedOp(f"CUDA does not know ops of the kind {type(part).__name__}")
+        raise UnsupportedOp(f"CUDA has no kernels for {type(part).__name__} ops")
     for weight in weights_of(part):
         check_weight(weight, constants)
     if isinstance(part, ir.Attention):
@@ -180,7 +183,7 @@ class CudaStep:
 
     @property
     def takes_choices(self) -> bool:
-        """See StepFunction: not where the host takes part, nor where there are tokens that no table has a row for."""
+        """See StepFunction. False if there are host nodes, or if an embedding table has no row for some tokens."""
         rows = [rows for ids, rows in self._limits.rows_of_tables if ids is ir.Ids.TOKENS]
         width = self._program.types[self._program.outputs[0]].width
         return not self._has_host_nodes and min(rows, default=0) >= width
@@ -195,12 +198,12 @@ class CudaStep:
         return self._driver.seconds(lambda: self.start(counts))
 
     def prepare(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> Counts:
-        """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
+        """Copy a step to device memory and return the counts for `start`. The arguments are the same as for `run`."""
         self._limits.check(step)
         chosen = None
         if step.choice is not None and step.chosen is not None:
             if not isinstance(step.choice, CudaChoice) or step.choice.driver is not self._driver:
-                raise StepError(f"{step.choice!r:.80} is no choice of this device's")
+                raise StepError(f"{step.choice!r:.80} is not a choice of this device")
             chosen = step.choice.addresses(step.chosen)
         adapters = self._adapters.tables(step)
         capacity = (self._capacity or Capacity()).grown(step, adapters)
@@ -221,7 +224,7 @@ class CudaStep:
             self._known.clear()
             self._known |= known_of(self._program, step, given or {})
         for name in self._program.given:
-            if name not in self._values.buffers:  # only host nodes read it
+            if name not in self._values.buffers:  # only host nodes read the value
                 continue
             rows = self._values.buffers[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
@@ -229,10 +232,10 @@ class CudaStep:
         return counts
 
     def start(self, counts: Counts) -> None:
-        """Start all kernels over the step that was prepared last, without waiting for them.
+        """Launch all kernels of the most recently prepared step, without waiting for them.
 
-        Steps of decode rows alone come again and again with the same counts: they are captured, unless the host takes
-        part in them.
+        Steps that consist of decode rows recur with the same counts, so they are captured as graphs, unless the program
+        has host nodes.
         """
         self._counts = counts
         with self._logits.lock:
@@ -247,7 +250,7 @@ class CudaStep:
             self._start_each(counts, self._check_cancelled)
 
     def launched(self) -> tuple[Driver, Sequence[Start], Functions, Counts]:
-        """What the last step started, for who measures it."""
+        """Return the launches of the last step, for measurements."""
         return self._driver, self._starts, self._functions, self._counts
 
     def _start_each(self, counts: Counts, before: Callable[[], object]) -> None:
@@ -267,7 +270,7 @@ class CudaStep:
         self._cancelled = False
 
     def _result(self, name: str, counts: Mapping[str, int]) -> DeviceArray:
-        """Rows of tokens on the host; those that logits are made of where they are."""
+        """Return an output: rows per token are copied to the host, and rows of logits stay in place."""
         if name not in self._values.buffers:
             return self._known[name]
         type_ = self._program.types[name]
@@ -290,18 +293,18 @@ class CudaStep:
         return all(lanes(matrix, room, gated=len(matrices) > 1) for matrix in matrices)
 
     def _arranged(self) -> tuple[list[Any], dict[str, RowsType]]:
-        """The parts of the program as there are the fewest kernels for, and the types of their values."""
+        """Return the program's parts, fused into as few kernels as possible, and the types of their values."""
         program = self._program
         parts = fuse_gated_linears(list(parts_of(program)), program.outputs, self._are_alike)
         return norm_late(add_early(parts, program.outputs), program.outputs, program.types)
 
     def _lower(self, capacity: Capacity) -> None:
-        """Make all launches for steps of at most this size.
+        """Create all launches for steps of at most `capacity`.
 
-        Where that fails, as for want of memory, the next step begins with the least capacity.
+        If this fails, for example for lack of memory, the next step starts from the smallest capacity.
         """
         program, driver = self._program, self._driver
-        # Give the memory back first, once nothing is copied from it.
+        # Free the old memory first, when no copy reads it any more.
         driver.synchronize()
         self._capacity: Capacity | None = None
         self._starts: list[Start] = []
@@ -345,15 +348,16 @@ def _chosen_grid(counts: Counts) -> tuple[int, int, int]:
 
 
 def _splits(positions: NDArray[np.int64], capacity: Capacity) -> int:
-    """Parts that the longest sequence of these rows is cut into: a power of two, so that steps seldom become others as
-    it grows.
+    """Return the number of splits of the longest sequence among these rows.
+
+    The number is a power of two, so that it seldom changes as the sequence grows.
     """
     splits = -(-(int(positions.max()) + 1) // SPLIT_TOKENS) if len(positions) else 1
     return min(1 << (splits - 1).bit_length(), capacity.splits)
 
 
 def _tile_rows(program: OpProgram, layers: Sequence[CacheLayer | None]) -> list[int]:
-    """Sizes of the tiles that attention takes rows in."""
+    """Return the sizes of the tiles that attention splits rows into."""
     attention = [op for op in program.ops if isinstance(op, ir.Attention)]
     return sorted({tile_rows(op, layers[op.layer]) for op in attention} - {0})
 

@@ -1,4 +1,4 @@
-"""Steps that come again as captured CUDA graphs: the host starts one thing in place of a few hundred kernels."""
+"""Recurring steps as captured CUDA graphs, which let the host launch one graph instead of a few hundred kernels."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from .driver import CudaError, Driver
 
-# Graphs that are kept: a few hundred kilobytes of a GPU's memory each.
+# Maximum number of graphs. Each graph uses a few hundred kilobytes of GPU memory.
 _MOST_GRAPHS = 64
-# What could not be captured so often is started as it is from then on.
+# After this number of failed captures, work is always launched directly.
 _MOST_FAILURES = 3
 
 
 class GraphCache:
-    """What is started again and again, by what decides everything that it launches: sizes of grids, numbers in structs.
+    """Captured graphs of recurring work, by a key that contains everything that determines the work's launches.
 
-    Work that comes for the first time is started as it is, which also brings kernels into the GPU that were never used;
-    the second time it is captured, and from then on that graph is launched. Those that were used least recently are
-    forgotten.
+    A key holds grid sizes and struct values. The first time, work is launched directly, which also loads kernels that
+    were never used. The second time, the work is captured, and from then on the graph is launched. The least recently
+    used graphs are dropped.
 
     Attributes:
-        graphs: those that are kept.
+        graphs: the captured graphs.
     """
 
     def __init__(self, driver: Driver, most: int = _MOST_GRAPHS) -> None:
@@ -32,7 +32,7 @@ class GraphCache:
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
 
     def start(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Start work; `key` is the same for work that launches the same."""
+        """Launch work. Equal keys must mean identical launches."""
         if key in self.graphs:
             self.graphs.move_to_end(key)
         elif key in self._seen and self._failures[key] < _MOST_FAILURES:
@@ -40,8 +40,8 @@ class GraphCache:
             try:
                 self.graphs[key] = self._driver.capture(work)
             except CudaError:
-                # Others in this process may have waited for the whole device meanwhile, which ends captures. What is
-                # wrong otherwise is so without one, too.
+                # Other code in this process may have synchronised the whole device, which invalidates captures. Any
+                # other error recurs when the work is launched without a capture.
                 self._failures[key] += 1
                 work()
                 return

@@ -1,7 +1,7 @@
-"""Values as bytes in groups of rows, as products of few rows read them: see groups.cuh.
+"""Values as int8 in groups of rows, which is the layout that matmuls of few rows read: see groups.cuh.
 
-Whoever makes a value that such a product reads writes it in this layout as well, where it can; for others there is a
-kernel. So the memory is taken when the value is made.
+If possible, the kernel that computes a value also writes this layout; for other values, a separate kernel writes the
+layout. Therefore the memory is allocated when the value is computed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from .memory import DeviceRows
 from .sources import CudaKernel
 
 GROUP = 8
-"""Rows of a group."""
+"""The number of rows of a group."""
 STRIDE = 1024
-"""Columns that rows are filled up to a multiple of."""
+"""Rows are padded to a multiple of this number of columns."""
 _CHUNK, _SCALE_BYTES = 32, 8
 NOBODY = {"bytes": 0, "scales": 0, "chunks": 0, "unused": 0}
-"""The fields of `GroupedRows` where nobody wants them."""
-# What counts the rows that have decode numerics.
+"""The fields of `GroupedRows` for values that no matmul reads in this layout."""
+# The names of the counts of rows with decode numerics.
 COUNTED = {Per.TOKEN: "decode_rows", Per.LOGITS: "logits_rows"}
 
 
 def arrange_kernel() -> CudaKernel:
-    """The kernel that brings values into this layout."""
+    """Return the kernel that converts values to the grouped layout."""
     return CudaKernel("activations.cu", "arrange_groups", "GroupArguments", STRIDE // 4)
 
 
 def wanted_of(parts: Iterable[Op | HostPart | HostNode]) -> set[str]:
-    """The values that products of bytes read."""
+    """Return the names of the values that int8 matmuls read."""
     return {
         part.x
         for part in parts
@@ -49,10 +49,13 @@ def _projections(part: ir.Linear | ir.GatedLinear) -> tuple[Projection, ...]:
 
 
 def made_with(at: CudaLowering, name: str, rows: DeviceRows, *, whole_strides: bool = False) -> dict[str, int]:
-    """Where the kernel that makes a value is to write it in this layout, too: the fields of `GroupedRows`.
+    """Return the fields of `GroupedRows` that make the kernel that computes a value also write the grouped layout.
 
     Args:
-        whole_strides: the kernel does not fill rows up.
+        at: the lowering.
+        name: name of the value.
+        rows: the value.
+        whole_strides: True if the kernel does not pad rows.
     """
     if name not in at.grouped or (whole_strides and rows.width % STRIDE):
         return NOBODY
@@ -60,7 +63,7 @@ def made_with(at: CudaLowering, name: str, rows: DeviceRows, *, whole_strides: b
 
 
 def grouped(at: CudaLowering, x: str) -> dict[str, int]:
-    """A value in this layout."""
+    """Return the fields of a value in the grouped layout. If necessary, a launch that converts the value is added."""
     rows = at.values[x]
 
     def fill(memory: Any) -> None:

@@ -1,5 +1,8 @@
-"""Operators that no op describes, as functions of arrays on the host between kernels. A step waits for each: what
-they read is copied to the host, and what kernels read of their results is copied back."""
+"""Operators without an op, as functions of host arrays that run between kernels.
+
+A step waits for each of these operators: the inputs are copied to the host, and the results that kernels read are
+copied back.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,12 @@ from .sources import CudaKernel
 
 @dataclass(frozen=True)
 class HostPart:
-    """Host nodes that follow each other.
+    """Consecutive host nodes.
 
     Attributes:
-        inputs: values that kernels made, and they read. outputs: those that they make, and kernels read.
+        nodes: the nodes.
+        inputs: names of values that kernels compute and these nodes read.
+        outputs: names of values that these nodes compute and kernels read.
     """
 
     nodes: tuple[HostNode, ...]
@@ -31,7 +36,7 @@ class HostPart:
     outputs: tuple[str, ...]
 
     def lower(self, values: Values, known: dict[str, Any]) -> HostStart:
-        """What runs them in a step; `known` has what host nodes know by name."""
+        """Return a start that runs the nodes in a step; `known` holds the values of host nodes by name."""
         reads = {name: (values[name], values.types[name]) for name in self.inputs}
         return HostStart(self.nodes, reads, {name: values.make(name) for name in self.outputs}, known)
 
@@ -47,11 +52,11 @@ class HostStart:
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
-        """None."""
+        """An empty tuple, because host nodes launch no kernels."""
         return ()
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
-        """Run them, when everything is done that was started before."""
+        """Run the nodes after all work that was started earlier is done."""
         for name, (rows, type_) in self.reads.items():
             self.known[name] = driver.download(rows.view(counts[COUNTED[type_.per]])).reshape(type_.shape)
         for node in self.nodes:
@@ -62,7 +67,7 @@ class HostStart:
 
 
 def parts_of(program: OpProgram) -> Iterator[Op | HostPart]:
-    """The parts of a program in order, host nodes that follow each other as one."""
+    """Yield the parts of a program in order, with consecutive host nodes as one part."""
     made = {name for op in program.ops for name in op.outputs}
     read = {name for op in program.ops for name in op.inputs}
     for is_host, group in groupby(program.parts, lambda part: isinstance(part, HostNode)):
@@ -76,6 +81,6 @@ def parts_of(program: OpProgram) -> Iterator[Op | HostPart]:
 
 
 def known_of(program: OpProgram, step: StepContext, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What host nodes know before a step."""
+    """Return the values that are known to host nodes before a step."""
     integers = {Ids.TOKENS: step.tokens, Ids.POSITIONS: step.positions}
     return {**given, **{name: integers[ids][None].astype(dtype) for name, (ids, dtype) in program.ids.items()}}

@@ -1,8 +1,9 @@
-"""Compiled kernels on disk: when they were used last, and which of them go.
+"""The cache of compiled kernels on disk, with the times of their last use and the deletion of unused kernels.
 
-A kernel is known by its text, so that a version of the toolkit finds those that it shares with others; nobody can tell
-from its name who needs it. What is read is marked as used, and what was not used for longest goes. Whoever has read a
-file needs it no more, so what other processes have loaded may be removed.
+A kernel is identified by its source text, so that versions of the toolkit share equal kernels; the name of a kernel's
+file does not identify the version that needs the kernel. Files are marked as used when they are read, and the files
+that have been unused for longest are deleted. A process no longer needs a file that it has read, so files that other
+processes have loaded may be deleted.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# All 900 kernels that there are, of one version for one kind of GPU, take about 50 MB, what a model needs a few.
+# All 900 kernels of one version occupy about 50 MB for one kind of GPU. The kernels of one model occupy a few MB.
 MOST_BYTES = 256 << 20
 UNUSED_DAYS = 30
 _DAY = 86400.0
-# What processes that start now are about to read: it stays, however much it is.
+# Processes that are starting may be about to read files that were used this recently, so they are kept, whatever their
+# size.
 _IN_USE_SECONDS = 3600.0
 _OURS = re.compile(r"[0-9a-f]{64}\.(?:cubin|ptx)(?P<unfinished>\.\d+\.[0-9a-f]{32}\.tmp)?")
 
 
 @dataclass(frozen=True)
 class CachedKernel:
-    """A file of a compiled kernel, or what a process that was killed has left of one.
+    """The file of a compiled kernel, or a partial file that a killed process left behind.
 
     Attributes:
-        idle: seconds since it was used.
+        path: path of the file.
+        nbytes: size in bytes.
+        idle: seconds since the last use.
+        is_whole: False for a partial file.
     """
 
     path: Path
@@ -40,11 +45,11 @@ class CachedKernel:
 
 
 def cached_kernels(folder: Path) -> list[CachedKernel]:
-    """What compilers have written to a folder, what was not used for longest first; nothing that others put there."""
+    """Return the files that compilers wrote to a folder, the least recently used first; other files are ignored."""
     now, found = time.time(), list[CachedKernel]()
     with suppress(OSError):
-        for path in folder.iterdir():  # which holds nothing open that an interrupt would leave
-            with suppress(OSError):  # removed meanwhile
+        for path in folder.iterdir():  # iterdir holds no resource open that an interrupt would leak
+            with suppress(OSError):  # deleted meanwhile
                 ours, status = _OURS.fullmatch(path.name), path.lstat()
                 if ours and stat.S_ISREG(status.st_mode):
                     idle = now - status.st_mtime
@@ -53,20 +58,20 @@ def cached_kernels(folder: Path) -> list[CachedKernel]:
 
 
 def unused(kernels: Sequence[CachedKernel]) -> list[CachedKernel]:
-    """Those that nobody has used for so long that nobody may need them, and leftovers of a day ago."""
+    """Return the kernels that were not used for UNUSED_DAYS days, and partial files older than a day."""
     return [one for one in kernels if one.idle > _DAY * (UNUSED_DAYS if one.is_whole else 1)]
 
 
 def mark_used(file: Path) -> None:
-    """Say that a kernel is needed now."""
-    with suppress(OSError):  # removed meanwhile, or a disk that is read alone
+    """Mark a kernel as used now."""
+    with suppress(OSError):  # deleted meanwhile, or a read-only disk
         os.utime(file)
 
 
 def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Remove leftovers, and what was not used for longest, until the rest takes at most so many bytes.
+    """Delete partial files, then the least recently used kernels until the rest occupies at most `most_bytes`.
 
-    Several processes may do so at once. What was used in the last hour stays.
+    Several processes may call this at the same time. Kernels that were used in the last hour are kept.
     """
     kernels = cached_kernels(folder)
     beyond = sum(one.nbytes for one in kernels) - most_bytes

@@ -1,4 +1,4 @@
-"""A kernel with its arguments, ready to be started with as many rows as a step has."""
+"""A kernel with its arguments, ready to be launched over the rows of a step."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ from ..ir import Per
 from .driver import Driver, Grid
 from .sources import CudaKernel
 
-# What grids depend on in a step: "tokens", of which the first "decode_rows" have decode numerics; "logits_rows";
-# "splits" of its longest sequence, "decode_splits" of the longest one whose rows have those; "tiles_N" of N rows;
-# "apart": whether every row is the only one of its sequence.
+# The counts of a step that grids depend on. "tokens" is the number of tokens, of which the first "decode_rows" have
+# decode numerics; "logits_rows" is the number of rows of logits. "splits" is the number of splits of the longest
+# sequence, and "decode_splits" that of the longest sequence that has rows with decode numerics. "tiles_N" is the number
+# of tiles of N rows. "apart" is 1 if every row is the only row of its sequence.
 Counts = Mapping[str, int]
-# What counts the rows of values.
+# The names of the counts of the rows of values.
 COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
-# What a driver launches, by kernel.
+# Loaded kernels, in the form that a driver launches.
 Functions = Mapping[CudaKernel, Any]
 
 
 class Start(Protocol):
-    """Something that every step starts."""
+    """A piece of work that every step starts."""
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
-        """Those that it needs."""
+        """The kernels that the work needs."""
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
-        """Start them for a step."""
+        """Start the work for a step."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of a kernel in every step.
+    """One launch of a kernel in every step.
 
     Attributes:
-        arguments: its struct, written once but for what `counted` names.
-        counted: fields that every step writes: the name of a count each.
-        grid: from the counts of a step. Nothing is started where one of its sizes is 0.
+        kernel: the kernel.
+        arguments: struct of the kernel, written only once except for the fields in `counted`.
+        counted: names of the fields that every step writes, with the name of the count for each field.
+        grid: function that computes the grid from the counts of a step. If a dimension of the grid is 0, nothing is
+            launched.
     """
 
     kernel: CudaKernel
@@ -51,11 +54,11 @@ class Launch:
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
-        """The one."""
+        """The kernel, as a tuple."""
         return (self.kernel,)
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
-        """Start it once."""
+        """Launch the kernel."""
         for field, count in self.counted.items():
             self.arguments[field] = counts[count]
         grid = self.grid(counts)
@@ -64,10 +67,10 @@ class Launch:
 
 
 def bind(kernel: CudaKernel, **given: Any) -> NDArray[np.void]:
-    """The struct of a kernel with every field written; dicts are structs inside it.
+    """Return the struct of a kernel with every field written; mappings are nested structs.
 
     Raises:
-        TypeError: a field that is missing, or unknown.
+        TypeError: if a field is missing or unknown.
     """
     arguments = np.zeros((), kernel.layout)
     named = {

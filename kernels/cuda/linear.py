@@ -1,7 +1,7 @@
-"""Launches of products: activations are arranged once for all products that read them, then multiplied.
+"""Launches of matmuls. Activations are arranged once for all matmuls that read them, then multiplied.
 
-Exact products have float32 activations. Of others, rows with decode numerics are rounded to bytes per 32 columns, and
-rows with prefill numerics to bfloat16, as are their weights.
+Exact matmuls have float32 activations. In other matmuls, rows with decode numerics are quantised to int8 per 32
+columns, and rows with prefill numerics and the weights that they are multiplied by are rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -16,32 +16,35 @@ from .memory import DeviceRows
 from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
 
-# Rows that one kernel multiplies with a weight that it has read; the kernel with the fewest that suffice is started.
+# Possible numbers of rows that a kernel multiplies by each weight that it reads; the smallest sufficient number is
+# launched.
 ROWS_AT_ONCE = (1, 2, 4, 8)
-# Neighbouring outputs of a warp, by rows at once.
+# Number of adjacent outputs of a warp, by the number of rows multiplied together.
 _EXACT_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
 _DENSE_OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
-# Columns that a lane takes at once where activations are float32: a chunk, or 16 bytes of floats.
+# Number of columns that a lane processes together with float32 activations: a chunk, or 16 bytes of floats.
 COLUMNS_AT_ONCE = {"": 32, "float": 4, "half_bits": 8, "bfloat_bits": 8}
 _WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 256
-# Tiles of 16 rows and of 8 outputs per warp, warps along both: 128 rows by 128 outputs, which need the fewest bytes per
-# product, and 32 by 64 where there are too few of those to occupy half of a large GPU. Bits are the same.
+# Numbers of tiles of 16 rows and of tiles of 8 outputs per warp, and of warps along rows and along outputs. Blocks of
+# 128 rows by 128 outputs need the fewest bytes per product. Blocks of 32 by 64 are used if there would be too few large
+# blocks to occupy half of a large GPU. The results are bit-identical.
 _LARGE, _SMALL, _ENOUGH_BLOCKS = (4, 4, 2, 4), (2, 2, 1, 4), 66
-# Hopper's own: tokens of a block, warpgroups of 64 outputs each, blocks that shall fit on a multiprocessor; and beside
-# the first one how long a block takes alone on a multiprocessor, and by how much longer each one makes it that is there
-# as well. Bits are the same.
+# Shapes for Hopper: the number of tokens of a block, of warpgroups of 64 outputs each, and of blocks that must fit on a
+# multiprocessor. Then, relative to the first shape, the time of a block that is alone on a multiprocessor, and the time
+# that each block adds if there are several blocks. The results are bit-identical.
 HOPPER, MULTIPROCESSORS = 90, 132
 WARPGROUP_SHAPES = ((256, 2, 1, 1.0, 1.0), (128, 2, 1, 0.6, 0.6), (64, 1, 3, 0.3, 0.17))
-# Columns of a part; bytes of a token in one, of which so many stages lie in shared memory; what lies beside them.
+# Number of columns of a part, of bytes of a token in a part, of stages of parts in shared memory, and of bytes of
+# shared memory in addition to the stages.
 _PART, _PART_BYTES, _STAGES, _BESIDE_STAGES = 64, 128, 4, 1024 + 64
 _WARPGROUP_OUTPUTS, _WARPGROUP_THREADS = 64, 128
 
 
 def linear(at: CudaLowering, x: str, projection: Projection, out: DeviceRows, *, exact: bool) -> None:
-    """out = projection(x).
+    """Add the launches of out = projection(x).
 
     Raises:
-        UnsupportedOp: no kernel reads the weight.
+        UnsupportedOp: if no kernel can read the weight.
     """
     matrix = at.weights.matrix(projection.weight, at.constants)
     given = _results(at, projection, matrix, out)
@@ -57,13 +60,13 @@ def linear(at: CudaLowering, x: str, projection: Projection, out: DeviceRows, *,
 
 
 def prefill_linear(at: CudaLowering, x: str, projection: Projection, out: DeviceRows) -> None:
-    """The same for the rows with prefill numerics alone."""
+    """Add only the launches for the rows with prefill numerics."""
     matrix = at.weights.matrix(projection.weight, at.constants)
     _gemm(at, x, matrix, _results(at, projection, matrix, out))
 
 
 def _results(at: CudaLowering, projection: Projection, matrix: DeviceMatrix, out: DeviceRows) -> dict[str, Any]:
-    """The fields that kernels of all kinds have: the matrix, and what becomes of sums."""
+    """Return the fields that all kinds of kernels have: the matrix, and the operations on the sums."""
     addend = at.values[projection.addend] if projection.addend else None
     return {
         "matrix": matrix.fields, "bias": at.vector(projection.bias), "addend": addend.address if addend else 0,
@@ -73,7 +76,7 @@ def _results(at: CudaLowering, projection: Projection, matrix: DeviceMatrix, out
 
 
 def _gemv(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any], counted: str) -> None:
-    """Few rows with float32 activations."""
+    """Add the launches for few rows with float32 activations."""
     layout = f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
     source, scales = arranged(at, x, matrix, layout, counted)
     own = given | {"x": source, "scales": scales, "strides": matrix.strides}
@@ -83,7 +86,7 @@ def _gemv(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any],
 
 
 def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
-    """The rows with prefill numerics, which stand behind the others."""
+    """Add the launches for the rows with prefill numerics, which follow the rows with decode numerics."""
     is_hopper = at.driver.capability == HOPPER
     source, _ = arranged(at, x, matrix, "tiles" if is_hopper else "bfloats", "tokens", first="decode_rows")
     stride = at.values.capacity[Per.TOKEN] * _PART if is_hopper else matrix.strides * STRIDE
@@ -97,7 +100,7 @@ def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any])
 
 
 def _warpgroup_grid(matrix: DeviceMatrix, which: int) -> Any:
-    """The blocks of the shape with which they are all done the soonest."""
+    """Return a function that returns the grid if this shape finishes first, and an empty grid otherwise."""
 
     def blocks(rows: int, tokens: int, warpgroups: int) -> tuple[int, int, int]:
         return -(-rows // tokens), -(-matrix.rows // (_WARPGROUP_OUTPUTS * warpgroups)), 1
@@ -129,7 +132,7 @@ def _gemm_grid(outputs: int, *, large: bool) -> Any:
 
 
 def arrange_kernel(layout: str) -> CudaKernel:
-    """The kernel that puts activations into a layout.
+    """Return the kernel that converts activations to a layout.
 
     Args:
         layout: "bytes", "bfloats", "tiles", "floats<32>", "floats<8>" or "floats<4>".
@@ -138,19 +141,19 @@ def arrange_kernel(layout: str) -> CudaKernel:
 
 
 def gemv_kernel(matrix: DeviceMatrix, tokens: int) -> CudaKernel:
-    """The kernel that multiplies so many rows of float32 at once."""
+    """Return the kernel that multiplies `tokens` float32 rows together."""
     shape = f"{tokens}, {_outputs(matrix, tokens)}"
     reader = f"dense<{matrix.scalar}" if matrix.reader is None else f"exact<{matrix.reader.name}"
     return CudaKernel("gemv.cu", f"product_{reader}, {shape}>", "ProductArguments", _THREADS)
 
 
 def _outputs(matrix: DeviceMatrix, tokens: int) -> int:
-    """Neighbouring outputs of a warp: as many as keep enough bytes of weights under way, and fit in registers."""
+    """Return a warp's number of adjacent outputs: enough to keep weights in flight, few enough for the registers."""
     return (_DENSE_OUTPUTS if matrix.reader is None else _EXACT_OUTPUTS)[tokens]
 
 
 def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
-    """The kernel that multiplies many rows, in blocks of one of two sizes."""
+    """Return the kernel that multiplies many rows, in blocks of one of two sizes."""
     source = f"BlockSource<{matrix.reader.name}>" if matrix.reader else f"DenseSource<{matrix.scalar}>"
     shape = _LARGE if large else _SMALL
     function = f"gemm<{source}, GemmShape<{', '.join(map(str, shape))}>>"
@@ -158,7 +161,7 @@ def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
 
 
 def warpgroup_kernel(matrix: DeviceMatrix, which: int) -> CudaKernel:
-    """The kernel of Hopper that multiplies many rows, in blocks of one of three sizes."""
+    """Return the kernel for Hopper that multiplies many rows, in blocks of one of three sizes."""
     tokens, warpgroups, blocks, *_ = WARPGROUP_SHAPES[which]
     source = f"BlockSource<{matrix.reader.name}>" if matrix.reader else f"DenseHalf<{matrix.scalar}>"
     function = f"warpgroup_gemm<{source}, WarpgroupShape<{tokens}, {warpgroups}>>"
@@ -184,14 +187,19 @@ def _gemv_grid(matrix: DeviceMatrix, tokens: int, counted: str) -> Any:
 def arranged(
     at: CudaLowering, x: str, matrix: DeviceMatrix, layout: str, counted: str, *, first: str = ""
 ) -> tuple[int, int]:
-    """Where a value lies as products read it, and its scales; see activations.cu.
+    """Return the addresses of a value and of its scales in the layout that matmuls read; see activations.cu.
 
     Args:
-        counted: what counts the rows that are arranged. first: what says which of them is the first; "" = 0.
+        at: the lowering.
+        x: name of the value.
+        matrix: the weights that the value is multiplied by.
+        layout: name of the layout, as for `arrange_kernel`.
+        counted: name of the count of the rows to convert.
+        first: name of the count that is the index of the first of these rows; "" = 0.
     """
     rows, strides = at.values[x], matrix.strides
     numbers = at.values.capacity[rows.per] * strides * STRIDE
-    # Of bytes their scales are behind them, eight bytes per 32.
+    # int8 values are followed by their scales, eight bytes per 32 values.
     nbytes = numbers * 5 // 4 if layout == "bytes" else numbers * (2 if layout in ("bfloats", "tiles") else 4)
 
     def fill(memory: Any) -> None:

@@ -1,7 +1,7 @@
-"""Logits where a step left them: in device memory, until somebody asks for them on the host.
+"""Logits, which stay in device memory until they are requested on the host.
 
-Steps write to the same memory again and again. Who still holds rows when the next one begins gets them elsewhere:
-nobody needs to know how long rows live, and what is sampled at once is never copied.
+Every step writes to the same memory. Rows that are still held when the next step starts are first copied elsewhere. So
+rows may live for any length of time, and logits that are sampled immediately are never copied.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ GATHER = CudaKernel("gather.cu", "gather_numbers", "GatherArguments", 128)
 
 
 class LogitsMemory:
-    """What blocks of an executor share.
+    """State that the blocks of an executor share.
 
     Attributes:
-        lock: held from reading where rows lie until what reads them has been started, and while they move.
+        driver: the GPU.
+        lock: held while rows move, and from the reading of row addresses until the work that reads the rows has been
+            started.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -34,7 +36,7 @@ class LogitsMemory:
         self._functions: Functions | None = None
 
     def numbers(self, addresses: NDArray[np.uint64]) -> NDArray[np.float32]:
-        """The float32 numbers at these addresses, in the same shape, on the host."""
+        """Return a host array of the float32 numbers at device addresses, in the same shape as the addresses."""
         count, driver = addresses.size, self.driver
         if self._functions is None:
             self._functions = driver.load([GATHER])
@@ -47,9 +49,10 @@ class LogitsMemory:
 
 
 class LogitsBlock:
-    """Rows of one step.
+    """The rows of one step.
 
     Args:
+        memory: the state of the executor.
         rows: the device's array, float32 [rows, width].
     """
 
@@ -63,42 +66,47 @@ class LogitsBlock:
 
     @property
     def width(self) -> int:
-        """Logits per row."""
+        """The number of logits per row."""
         return int(self._rows.shape[1])
 
     def __len__(self) -> int:
         return int(self._rows.shape[0])
 
     def address(self, row: int) -> int:
-        """Where a row begins."""
+        """Return the address of a row."""
         return self._address + self._stride * row
 
     def addresses(self, rows: Sequence[int]) -> NDArray[np.uint64]:
-        """Where rows begin."""
+        """Return the addresses of rows."""
         return np.array(rows, np.uint64) * np.uint64(self._stride) + np.uint64(self._address)
 
     def keep(self) -> None:
-        """Move to memory of their own: what they lie in is about to be written to."""
+        """Move the rows to separate memory, because their current memory is about to be overwritten."""
         driver = self.memory.driver
         own = driver.zeros(4 * len(self) * self.width).view(np.float32).reshape(len(self), self.width)
         driver.copy(self._rows, own)
         self._put(own)
 
     def download(self, first: int, end: int) -> NDArray[np.float32]:
-        """Some rows on the host."""
+        """Copy some rows to the host."""
         with self.memory.lock:
             found: NDArray[np.float32] = self.memory.driver.download(self._rows[first:end])
         return found
 
 
-@dataclass(eq=False, slots=True)  # not frozen, which would take longer to make
+@dataclass(eq=False, slots=True)  # not frozen, because frozen instances take longer to create
 class DeviceLogits:
-    """float32 [rows, V], or one row [V], in device memory. What NumPy's arrays can that is of use for logits: slices of
-    rows; np.stack and np.concatenate, which copy nothing; `logits[rows, tokens]`, single numbers on the host. All of it
-    comes to the host by np.asarray.
+    """Logits in device memory, float32 [rows, V], or one row [V].
+
+    The object supports the operations of NumPy arrays that are useful for logits: slices of rows; np.stack and
+    np.concatenate, which copy nothing; and `logits[rows, tokens]`, which copies single numbers to the host. np.asarray
+    copies all logits to the host.
 
     Attributes:
-        blocks, numbers: of each row the block that it lies in, and its number there.
+        blocks: the block of each row.
+        numbers: the index of each row in its block.
+        width: number of logits per row.
+        ndim: number of axes.
     """
 
     blocks: tuple[LogitsBlock, ...]
@@ -109,12 +117,12 @@ class DeviceLogits:
 
     @classmethod
     def of(cls, block: LogitsBlock) -> DeviceLogits:
-        """All rows of a block."""
+        """Return all rows of a block."""
         return cls((block,) * len(block), tuple(range(len(block))), block.width)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of an array."""
+        """The shape, as in NumPy."""
         return (len(self.numbers), self.width)[-self.ndim :]
 
     def __len__(self) -> int:
@@ -135,19 +143,21 @@ class DeviceLogits:
         raise TypeError(f"logits in device memory of {self.ndim} axes cannot be indexed with {key!r}: np.asarray first")
 
     def reshape(self, *shape: int) -> DeviceLogits:
-        """Itself: no other shape is asked for."""
+        """Return the object itself; no other shape is supported."""
         if shape != self.shape:
             raise ValueError(f"logits in device memory are {list(self.shape)}, not {list(shape)}")
         return self
 
     def copy(self) -> DeviceLogits:
-        """Itself: it never changes."""
+        """Return the object itself, because it never changes."""
         return self
 
     @contextmanager
     def held_for(self, driver: Driver) -> Iterator[NDArray[np.uint64] | None]:
-        """Where each row begins, as long as the context lasts; None if another driver has any of them: its stream knows
-        nothing of this one's.
+        """Yield the address of each row, valid inside the context.
+
+        Yields None if any row belongs to another driver, because this driver's stream does not wait for the other's
+        stream.
         """
         if self.blocks and self.blocks.count(first := self.blocks[0]) == len(self.blocks):
             if first.memory.driver is not driver:

@@ -1,8 +1,9 @@
-"""Launches of low-rank adapters: before products that read a value, hidden = weight * (x @ A.T) at all their targets;
-behind products hidden @ B.T, for several of them together.
+"""Launches of LoRA adapters.
 
-A launch has the same arguments in every step. Which rows go through which adapters is read from the step's tables,
-where rows without adapters are not named at all; see lora.cuh.
+Before the matmuls that read a value, hidden = weight * (x @ A.T) is computed for the targets of all these matmuls.
+After the matmuls, hidden @ B.T is added to the results, for several matmuls in one launch. A launch has the same
+arguments in every step. The step's tables contain the adapters that each row uses, and omit rows without adapters; see
+lora.cuh.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from .lowering_context import CudaLowering
 from .memory import DeviceRows
 from .sources import CudaKernel
 
-# Targets of one launch: MOST_PARTS.
+# Maximum number of targets of one launch: MOST_PARTS.
 _MOST_PARTS = 4
 _SHRINK_THREADS, _EXPAND_THREADS = 256, 128
-# Columns of a block of expanding.
+# Number of columns of a block of the expand kernels.
 _EXPAND_COLUMNS = 256
 _NOWHERE = np.iinfo(np.int32).max
 
 
 def shrink_kernels() -> tuple[CudaKernel, CudaKernel]:
-    """The kernels before products, of tiles of few rows and of many."""
+    """Return the kernels that run before matmuls: one for tiles of few rows, and one for tiles of many rows."""
     decode, prefill = (
         CudaKernel("lora_shrink.cu", name, "ShrinkArguments", _SHRINK_THREADS) for name in ("shrink_few", "shrink_many")
     )
@@ -40,7 +41,7 @@ def shrink_kernels() -> tuple[CudaKernel, CudaKernel]:
 
 
 def expand_kernels() -> tuple[CudaKernel, CudaKernel]:
-    """The kernels behind products."""
+    """Return the kernels that run after matmuls: one for tiles of few rows, and one for tiles of many rows."""
     decode, prefill = (
         CudaKernel("lora_expand.cu", name, "ExpandArguments", _EXPAND_THREADS) for name in ("expand_few", "expand_many")
     )
@@ -58,10 +59,12 @@ def _start(
 
 @dataclass(eq=False)
 class ShrinkLaunch:
-    """Hidden numbers of targets that read the same value.
+    """The launch that computes the hidden values of targets that read the same value.
 
     Attributes:
-        x: its name. parts: how many targets there are.
+        x: name of the value.
+        arguments: the struct.
+        parts: number of targets.
     """
 
     x: str
@@ -70,22 +73,24 @@ class ShrinkLaunch:
     kernels: tuple[CudaKernel, CudaKernel] = field(default_factory=shrink_kernels)
 
     def add(self, target: int, hidden: int) -> None:
-        """One more target, whose hidden numbers begin at an address."""
+        """Add a target with hidden values at an address."""
         self.arguments["targets"][self.parts], self.arguments["hidden"][self.parts] = target, hidden
         self.parts += 1
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
-        """Start what the step has tiles for."""
+        """Launch the kernels for the tiles of a step."""
         grids = [(counts[f"{kind}_ranks"], counts[f"{kind}_tiles"], self.parts) for kind in ("few", "many")]
         _start(self.kernels, grids, self.arguments, driver, functions)
 
 
 @dataclass(eq=False)
 class ExpandLaunch:
-    """What adapters add to products.
+    """The launch that adds the results of adapters to the results of matmuls.
 
     Attributes:
-        blocks: of columns, of all parts.
+        arguments: the struct.
+        parts: number of matmuls.
+        blocks: number of blocks of columns of all parts.
     """
 
     arguments: NDArray[np.void]
@@ -94,23 +99,23 @@ class ExpandLaunch:
     kernels: tuple[CudaKernel, CudaKernel] = field(default_factory=expand_kernels)
 
     def add(self, target: int, hidden: int, out: DeviceRows) -> None:
-        """One more product."""
+        """Add a matmul."""
         given = {"targets": target, "hidden": hidden, "out": out.address, "out_stride": out.stride}
         for name, value in (given | {"outputs": out.width, "first_block": self.blocks}).items():
             self.arguments[name][self.parts] = value
         self.parts, self.blocks = self.parts + 1, self.blocks + -(-out.width // _EXPAND_COLUMNS)
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
-        """Start what the step has tiles for."""
+        """Launch the kernels for the tiles of a step."""
         grids = [(self.blocks, counts[f"{kind}_tiles"], 1) for kind in ("few", "many")]
         _start(self.kernels, grids, self.arguments, driver, functions)
 
 
 def shrink(at: CudaLowering, op: LoraShrink) -> None:
-    """Add a target to the launch before it, if that reads the same value and has room, else a launch.
+    """Add a target to the preceding launch if that launch reads the same value and has room; otherwise add a launch.
 
     Raises:
-        UnsupportedOp: rows of something else than tokens.
+        UnsupportedOp: if the rows are not rows of tokens.
     """
     x, last = at.values[op.x], at.starts[-1] if at.starts else None
     if x.per is not Per.TOKEN:
@@ -128,20 +133,20 @@ def shrink(at: CudaLowering, op: LoraShrink) -> None:
 
 
 def _hidden(at: CudaLowering, name: str) -> Any:
-    """Memory of the hidden numbers of a target, until its product has been computed."""
+    """Return the memory of a target's hidden values, which live until its matmul has been computed."""
     return at.values.derived(name, "hidden", 4 * at.capacity.hidden, lambda memory: None)
 
 
 @dataclass(eq=False)
 class Deltas:
-    """What is to be added to products whose results nobody has read yet: one launch does it for several."""
+    """Adapter results that are still to be added to matmul results that no op has read yet; one launch adds several."""
 
     _launch: ExpandLaunch | None = None
     _outs: list[DeviceRows] = field(default_factory=list)
     _held: list[Hashable] = field(default_factory=list)
 
     def add(self, at: CudaLowering, delta: LoraDelta, out: DeviceRows) -> None:
-        """The launches of a product have been added: so is what its adapters change, soon."""
+        """Record that a matmul was lowered, so that the results of its adapters are added later."""
         if self._launch is None:
             empty = [0] * _MOST_PARTS
             arguments = bind(
@@ -153,19 +158,19 @@ class Deltas:
         hidden = _hidden(at, delta.hidden)
         self._launch.add(delta.target, at.driver.address(hidden), out)
         self._outs.append(out)
-        # The op that made it may be done with both before the launch is there.
+        # The op that computed both memories may release them before the launch is added.
         self._held += [at.values.hold(hidden), at.values.hold(out.memory)]
         if self._launch.parts == _MOST_PARTS:
             self.settle(at)
 
     def before(self, at: CudaLowering, names: Iterable[str]) -> None:
-        """These values are about to be read."""
+        """Add the pending results if one of these values, which are about to be read, needs the results."""
         read = [at.values.buffers[name].memory for name in names if name in at.values.buffers]
         if any(out.memory is memory for out in self._outs for memory in read):
             self.settle(at)
 
     def settle(self, at: CudaLowering) -> None:
-        """Everything is added now."""
+        """Add the launch of all pending results now."""
         if self._launch is not None:
             at.starts.append(self._launch)
         for key in self._held:

@@ -1,4 +1,4 @@
-"""Which launches an op becomes, and which ops there are no kernels for."""
+"""The lowering of each op to launches, and the check for ops without kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .weight_layout import CHUNK, BlockReader
 
 _IDS = {Ids.TOKENS: "tokens", Ids.POSITIONS: "positions"}
 _ELEMENTS, _ELEMENT_THREADS, _EMBEDDING_THREADS = 1024, 256, 128
-# The most parameters of a function.
+# Maximum number of parameters of a function.
 _PARAMETERS = 3
 UNARY = (
     "abs", "clip", "copy", "cube", "elu", "erf", "exp", "gelu", "gelu_tanh", "hard_sigmoid", "hard_swish", "leaky_relu",
@@ -35,16 +35,16 @@ BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"
 
 @singledispatch
 def lower(op: ir.Op, at: CudaLowering) -> None:
-    """Add an op's launches; its inputs are in memory already.
+    """Add the launches of an op. The op's inputs are already in memory.
 
     Raises:
-        UnsupportedOp: there are no kernels for it.
+        UnsupportedOp: if there are no kernels for the op.
     """
-    raise UnsupportedOp(f"CUDA does not know ops of the kind {type(op).__name__}")
+    raise UnsupportedOp(f"CUDA has no kernels for {type(op).__name__} ops")
 
 
 def knows(op: ir.Op) -> bool:
-    """Whether this device lowers such ops."""
+    """Return True if ops of this kind can be lowered."""
     return type(op) in lower.registry
 
 
@@ -52,19 +52,19 @@ def knows(op: ir.Op) -> bool:
 
 
 def embedding_kernel(reader: BlockReader | None, scalar: str) -> CudaKernel:
-    """The kernel that looks rows up in small integers, or (None) in floats of a C++ type."""
+    """Return the kernel that looks up rows of quantised weights or (without a reader) of floats of a C++ type."""
     if reader:
         return CudaKernel("embedding.cu", f"embed_blocks<{reader.name}>", "BlockEmbeddingArguments", _EMBEDDING_THREADS)
     return CudaKernel("embedding.cu", f"embed_dense<{scalar}>", "DenseEmbeddingArguments", _EMBEDDING_THREADS)
 
 
 def apply_kernel(function: str) -> CudaKernel:
-    """The kernel of a function of one number, and of its gate."""
+    """Return the kernel of a unary function whose result is optionally multiplied by a second value."""
     return CudaKernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
 
 
 def combine_kernel(function: str) -> CudaKernel:
-    """The kernel of a function of two numbers."""
+    """Return the kernel of a binary function."""
     return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
 
 
@@ -72,7 +72,7 @@ LINEAR_RECURRENCE = CudaKernel("recurrence.cu", "linear_recurrence", "Recurrence
 REORDER = CudaKernel("embedding.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
 
 
-# --- rows as they are ------------------------------------------------------------------------------------------------
+# --- copies of rows --------------------------------------------------------------------------------------------------
 
 
 @lower.register
@@ -128,7 +128,7 @@ def _gather(at: CudaLowering, scalar: str, table: int, stride: int, ids: str, ou
     )
 
 
-# --- element by element ----------------------------------------------------------------------------------------------
+# --- elementwise functions -------------------------------------------------------------------------------------------
 
 
 @lower.register
@@ -150,9 +150,9 @@ def _apply(
     parameters: tuple[float, ...] = (),
     first: str = "",
 ) -> None:
-    """Args: first: what counts the rows before the first one; "" = there are none."""
+    """Add a unary function's launch. `first`: name of the count of rows before the first row; "" = none."""
     if function not in UNARY:
-        raise UnsupportedOp(f"CUDA does not know the function {function}")
+        raise UnsupportedOp(f"CUDA has no kernel for the function {function}")
     numbers = [*parameters, *[0.0] * (_PARAMETERS - len(parameters))]
     at.launch(
         apply_kernel(function),
@@ -173,7 +173,7 @@ def _apply(
 @lower.register
 def _binary(op: ir.Binary, at: CudaLowering) -> None:
     if op.function not in BINARY:
-        raise UnsupportedOp(f"CUDA does not know the function {op.function}")
+        raise UnsupportedOp(f"CUDA has no kernel for the function {op.function}")
     out = at.values.make(op.out)
     given: dict[str, Any] = {}
     for side, name, constant in (("a", op.a, op.a_constant), ("b", op.b, op.b_constant)):
@@ -198,7 +198,7 @@ def _norm(op: ir.Norm, at: CudaLowering) -> None:
     add_norm(op, at)
 
 
-# --- products --------------------------------------------------------------------------------------------------------
+# --- matmuls ---------------------------------------------------------------------------------------------------------
 
 
 @lower.register

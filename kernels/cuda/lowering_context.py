@@ -1,4 +1,4 @@
-"""What an op is lowered into: the launches of a step so far, and the memory, weights and tables that they use."""
+"""The state of lowering: the launches of a step so far, and the memory, weights and tables that they use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sources import CudaKernel
 from .step import Capacity, StepTable
 from .weights import DeviceWeights
 
-if TYPE_CHECKING:  # what adapters are still to add becomes launches, too
+if TYPE_CHECKING:  # lora.py imports this module
     from .lora import Deltas
 
 NO_FIELDS: Mapping[str, str] = {}
@@ -26,10 +26,19 @@ class CudaLowering:
     """Collects the launches of ops, in order.
 
     Attributes:
-        layers: per cache layer its pages, in device memory.
-        grouped: names of the values that are read as bytes; see grouped.py.
-        left_norms: of those that products norm themselves; normed: their fields of `NormedRows`. See norms.py.
-        starts: the launches. held: memory besides that of values. deltas: what adapters are still to add.
+        driver: the GPU.
+        values: memory of values.
+        constants: the program's constants.
+        weights: the weights in device memory.
+        layers: the pages in device memory, per cache layer.
+        table: the step's numbers in device memory.
+        capacity: the largest step.
+        grouped: names of the values that are read as int8; see grouped.py.
+        deltas: the adapter results that are still to be added.
+        left_norms: the norms that matmuls compute themselves, by the names of the norms' results; see norms.py.
+        normed: the fields of `NormedRows` of these norms.
+        starts: the launches.
+        held: memory that is held in addition to the memory of values.
     """
 
     driver: Driver
@@ -51,11 +60,15 @@ class CudaLowering:
         self, kernel: CudaKernel, per: Per, grid: Any, *, first: str = "", more: Mapping[str, str] = NO_FIELDS,
         **given: Any,
     ) -> None:  # fmt: skip
-        """Add a start of a kernel over the rows of a step.
+        """Add a launch of a kernel over the rows of a step.
 
         Args:
-            grid: from the number of rows. first: what counts the rows before the first one, for kernels that can begin
-                there. more: fields that steps write besides.
+            kernel: the kernel.
+            per: the unit in which rows are counted.
+            grid: function that computes the grid from the number of rows.
+            first: name of the count of rows before the first row, for kernels that can start at a later row.
+            more: names of further fields that every step writes, with the names of their counts.
+            given: other fields.
         """
         counted = COUNTED[per]
         fields = {"rows": counted, **more}
@@ -71,12 +84,12 @@ class CudaLowering:
         self.starts.append(Launch(kernel, arguments, fields, of))
 
     def workspace(self, nbytes: int) -> Any:
-        """Memory that every launch may use for as long as it runs, one after another."""
+        """Return memory that each launch may use while it runs."""
         if self._workspace is None or self._workspace.nbytes < nbytes:
             self._workspace = self.driver.zeros(nbytes)
             self.held.append(self._workspace)
         return self._workspace
 
     def vector(self, name: str) -> int:
-        """Where a constant begins as float32; 0 for ""."""
+        """Return the address of a constant as float32; 0 for ""."""
         return self.weights.address(self.constants, name)

@@ -1,6 +1,6 @@
-"""Where the values of a program lie in device memory, which is used again when nobody reads a value any more.
+"""Device memory of a program's values. The memory of a value is reused when no op reads the value any more.
 
-Everything happens in one stream, in order: what is written later cannot disturb what was started earlier.
+All work runs in one stream, in order, so later writes cannot disturb earlier launches.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """A value: rows of `width` float32 numbers, `stride` numbers apart, the first at `address`.
+    """A value: rows of `width` float32 numbers, which are `stride` numbers apart and start at `address`.
 
     Attributes:
-        memory: what they lie in, uint8; first: number of the first one there.
+        address: device address of the first number.
+        stride: distance from one row to the next, in numbers.
+        width: number of numbers in a row.
+        per: the unit in which rows are counted.
+        memory: uint8 memory that contains the rows.
+        first: column of the value's first number in the rows of `memory`.
     """
 
     address: int
@@ -35,12 +40,12 @@ class DeviceRows:
     first: int = 0
 
     def columns(self, first: int, width: int) -> DeviceRows:
-        """A part of each row."""
+        """Return some columns of each row."""
         address = self.address + _FLOAT_BYTES * first
         return DeviceRows(address, self.stride, width, self.per, self.memory, self.first + first)
 
     def view(self, count: int) -> Any:
-        """So many rows as an array of the device's, float32 [count, width]."""
+        """Return `count` rows as a device array, float32 [count, width]."""
         numbers = self.memory.view(np.float32)[: count * self.stride].reshape(count, self.stride)
         return numbers[:, self.first : self.first + self.width]
 
@@ -53,11 +58,13 @@ class _Buffer:
 
 @dataclass
 class Values:
-    """Memory of values, and of what is derived from them.
+    """Memory of values, and of data that is derived from them.
 
     Attributes:
-        types: of all values. capacity: the largest number of rows, by what they are counted in.
-        buffers: where every value was put; the memory of some has been given to others since.
+        driver: the GPU.
+        types: types of all values.
+        capacity: maximum number of rows, by the unit in which rows are counted.
+        buffers: location of every value; the memory of some values has since been reused.
     """
 
     driver: Driver
@@ -69,7 +76,7 @@ class Values:
     _left: Counter[str] = field(default_factory=Counter)
 
     def expect(self, names: Iterable[str]) -> None:
-        """These values will be read: one more time each."""
+        """Record that each of these values will be read one more time."""
         self._left.update(names)
 
     def __getitem__(self, name: str) -> DeviceRows:
@@ -77,28 +84,31 @@ class Values:
         return rows
 
     def make(self, name: str) -> DeviceRows:
-        """Memory for a value."""
+        """Allocate memory for a value."""
         type_ = self.types[name]
         rows, buffer = self._rows(type_.width, type_.per)
         self._bind(name, rows, buffer)
         return rows
 
     def temporary(self, width: int, per: Per) -> tuple[DeviceRows, Hashable]:
-        """Memory for rows that live until `release` of their key."""
+        """Allocate memory for rows; return it with its key for `release`."""
         rows, buffer = self._rows(width, per)
         key = object()
         self._bind(key, rows, buffer)
         return rows, key
 
     def alias(self, name: str, source: str, rows: DeviceRows) -> None:
-        """A value that lies in another one's memory."""
+        """Place a value in the memory of another value."""
         self._bind(name, rows, self._found[source][1])
 
     def derived(self, source: str, layout: Hashable, nbytes: int, fill: Callable[[Any], None]) -> Any:
-        """Memory for what is computed from a value once, and lives as long as the value does.
+        """Return memory for data that is computed from a value only once and lives as long as the value.
 
         Args:
-            fill: adds what computes it, given the memory.
+            source: name of the value.
+            layout: key of the data.
+            nbytes: size in bytes.
+            fill: function that is called with new memory and adds the launches that compute the data.
         """
         key = (source, layout)
         if key not in self._found:
@@ -108,14 +118,14 @@ class Values:
         return self._found[key][0]
 
     def hold(self, memory: Any) -> Hashable:
-        """Memory that is used stays so until `release` of the key that this returns."""
+        """Keep memory in use until `release` is called with the returned key."""
         found, buffer = next(one for one in self._found.values() if one[1].memory is memory)
         key = object()
         self._bind(key, found, buffer)
         return key
 
     def done(self, inputs: Iterable[str], outputs: Iterable[str]) -> None:
-        """An op has been lowered: what nobody else reads gives its memory back."""
+        """Record that an op was lowered, and release the memory of values that no other op reads."""
         inputs, outputs = list(inputs), list(outputs)
         self._left.subtract(inputs)
         for name in (*inputs, *outputs):
@@ -124,7 +134,7 @@ class Values:
                     self.release(key)
 
     def release(self, key: Hashable) -> None:
-        """What is there is not needed any more."""
+        """Record that the memory of a key is no longer needed."""
         _, buffer = self._found.pop(key)
         buffer.users -= 1
         if buffer.users == 0:
@@ -151,15 +161,15 @@ class Values:
 
 @dataclass(eq=False)
 class DeviceBytes:
-    """See `kernels.executor.DeviceMemory`."""
+    """See `genai.kernels.device.DeviceMemory`."""
 
     bytes: Any
 
     def close(self) -> None:
-        """Give it back once no array of it is held."""
+        """Drop the memory. It is freed when no array refers to it any more."""
         self.bytes = np.empty(0, np.uint8)
 
 
 def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
-    """A constant as contiguous float32."""
+    """Return a constant as contiguous float32."""
     return np.ascontiguousarray(array, np.float32)

@@ -1,10 +1,11 @@
-"""Launches of mixtures of experts. Which experts a token is sent to is known on the device alone: pairs of a token and
-one of its experts are put in groups of one expert there, and the grids of products have room for as many groups as
-there could be.
+"""Launches of mixtures of experts.
 
-Rows with decode numerics go in groups of eight, whose products are those of few rows; rows with prefill numerics in
-groups of 64 through tensor cores. What lies between the two products, and their results, have a row per pair, in the
-order of tokens: `per_token` neighbouring rows belong to one token.
+The experts of each token are computed on the device, so the host does not have them. The device sorts pairs of a token
+and one of its experts into groups of one expert each. The grids of matmuls are sized for the maximum number of groups.
+
+Rows with decode numerics form groups of eight pairs, which the matmuls for few rows multiply. Rows with prefill
+numerics form groups of 64 pairs, which tensor cores multiply. The values between the two matmuls, and the results, have
+a row per pair, in the order of tokens: `per_token` adjacent rows belong to one token.
 """
 
 from __future__ import annotations
@@ -26,36 +27,37 @@ from .memory import DeviceRows
 from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
 
-# The most experts whose pairs one block counts in shared memory.
+# Maximum number of experts for which one block counts pairs in shared memory.
 MOST_EXPERTS = 1024
-# Pairs that are multiplied together with a weight that was read: by lanes of warps, and by tensor cores.
+# Maximum number of pairs that are multiplied by each weight that is read: by lanes of warps, and by tensor cores.
 _DECODE_GROUP, _PREFILL_GROUP = ROWS_AT_ONCE[-1], 64
-# Neighbouring outputs of a warp, by the most pairs of a group: an even number.
+# Number of adjacent outputs of a warp, by the maximum number of pairs of a group; always an even number.
 _OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
-# Of blocks of tensor cores, see gemm.cuh: 64 rows by 128 outputs.
+# The shape of tensor core blocks, see gemm.cuh: 64 rows by 128 outputs.
 _SHAPE, _GEMM_OUTPUTS, _GEMM_THREADS = "GemmShape<2, 4, 2, 4, true>", 128, 256
-# Rows that are routed and ordered by one block.
+# Maximum number of rows that one block routes and sorts.
 _ROWS_OF_ONE_BLOCK = 8
 _ROUTE_THREADS, _ORDER_THREADS, _PRODUCT_THREADS, _MIX_THREADS = 128, 256, 128, 256
 _WARPS, _MIX_COLUMNS = 4, 512
-# More rows than a step has.
+# A number of rows that exceeds any step.
 _ANY = 1 << 31
-# Numbers of 4 bytes per pair: its expert, its share, its position, and a group.
+# 4-byte numbers per pair: its expert, its share, its position, and the four numbers of a group.
 _NUMBERS_PER_PAIR = 7
 SWIGLU = "swiglu"
 
 
 def check_experts(op: MoE, functions: tuple[str, ...]) -> None:
-    """Raise UnsupportedOp, which names what there is no kernel for.
+    """Raise UnsupportedOp, with the reason in the message, if there is no kernel for an op.
 
     Args:
-        functions: of one number, that kernels know.
+        op: the op.
+        functions: names of the unary functions that have kernels.
     """
     experts = op.first.weight.experts
     if experts > MOST_EXPERTS:
         raise UnsupportedOp(f"CUDA has no kernels for {experts} experts: at most {MOST_EXPERTS}")
     if op.activation not in (SWIGLU, *functions):
-        raise UnsupportedOp(f"CUDA does not know the function {op.activation}")
+        raise UnsupportedOp(f"CUDA has no kernel for the function {op.activation}")
     if any(projection.addend or projection.delta for projection in (op.first, op.second)):
         raise UnsupportedOp("CUDA has no kernels for experts with addends or adapters")
 
@@ -64,19 +66,19 @@ def check_experts(op: MoE, functions: tuple[str, ...]) -> None:
 
 
 def route_kernels() -> tuple[CudaKernel, CudaKernel, CudaKernel]:
-    """What chooses experts, what puts pairs in order, and what does both for a few rows."""
+    """Return three kernels: one chooses experts, one sorts pairs, and one does both for a few rows."""
     threads = {"route": _ROUTE_THREADS, "order_pairs": _ORDER_THREADS, "route_and_order": _ORDER_THREADS}
     one, two, both = (CudaKernel("experts_route.cu", name, "RouteArguments", threads[name]) for name in threads)
     return one, two, both
 
 
 def mix_kernel() -> CudaKernel:
-    """The kernel that adds the results of a token's experts up."""
+    """Return the kernel that adds up the results of a token's experts."""
     return CudaKernel("experts_route.cu", "mix", "MixArguments", _MIX_THREADS)
 
 
 def pairs_gemv_kernel(matrix: DeviceMatrix, activation: str, most: int, *, exact: bool) -> CudaKernel:
-    """The kernel that multiplies groups of so many pairs or fewer."""
+    """Return the kernel that multiplies groups of up to `most` pairs."""
     if matrix.reader is None:
         sums = f"dense_sums<{matrix.scalar}>"
     else:
@@ -86,7 +88,7 @@ def pairs_gemv_kernel(matrix: DeviceMatrix, activation: str, most: int, *, exact
 
 
 def pairs_gemm_kernel(matrix: DeviceMatrix, activation: str) -> CudaKernel:
-    """The kernel that multiplies groups of up to 64 pairs."""
+    """Return the kernel that multiplies groups of up to 64 pairs."""
     source = f"BlockSource<{matrix.reader.name}>" if matrix.reader else f"DenseSource<{matrix.scalar}>"
     function = f"expert_gemm<{source}, {_SHAPE}, {_functor(activation)}>"
     return CudaKernel("experts_gemm.cu", function, "ExpertArguments", _GEMM_THREADS)
@@ -104,8 +106,10 @@ class _Part:
     """Rows of a step with one kind of numerics.
 
     Attributes:
-        first, end: names of counts; "" = 0.
-        group: the most pairs that are multiplied together. exact: activations are float32.
+        first: name of the count of rows before the part; "" = 0.
+        end: name of the count at which the part ends.
+        group: maximum number of pairs that are multiplied together.
+        exact: True if activations are float32.
     """
 
     first: str
@@ -114,24 +118,24 @@ class _Part:
     exact: bool = False
 
     def rows(self, counts: Counts) -> int:
-        """How many a step has."""
+        """Return the number of these rows in a step."""
         return counts[self.end] - counts.get(self.first, 0)
 
     def layout(self, matrix: DeviceMatrix) -> str:
-        """Of activations that products with a matrix read; see products.py."""
+        """Return the layout of activations that matmuls with this matrix read; see linear.py."""
         if self.group == _PREFILL_GROUP:
             return "bfloats"
         return "bytes" if matrix.reader and not self.exact else f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
 
     @property
     def counted(self) -> dict[str, str]:
-        """Fields of kernels that say which rows these are."""
+        """The fields of kernels that select these rows, with the names of their counts."""
         return {"rows": self.end} | ({"first_row": self.first} if self.first else {})
 
 
 @dataclass(frozen=True)
 class _Routing:
-    """Addresses of a step's chosen experts: per pair its expert, its share and its position, and groups of pairs."""
+    """Addresses of a step's routing: the expert, share and position of each pair, and the groups of pairs."""
 
     experts: int
     per_token: int
@@ -141,17 +145,19 @@ class _Routing:
     ordered: int
 
     def most_groups(self, rows: int, group: int) -> int:
-        """The most groups that so many rows can make."""
+        """Return the maximum number of groups that `rows` rows can form."""
         pairs = rows * self.per_token
         return (pairs + (group - 1) * min(self.experts, pairs)) // group
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Rows that a product reads, as they are arranged.
+    """The rows that a matmul reads, in the layout of the matmul.
 
     Attributes:
-        sharing: so many pairs after another read the same one.
+        address: address of the rows.
+        scales: address of their scales.
+        sharing: number of consecutive pairs that read the same row.
     """
 
     address: int
@@ -161,10 +167,14 @@ class _Source:
 
 @dataclass(frozen=True)
 class ArrangePairs:
-    """A launch over rows that are pairs: as many per token as it has experts, as often as a grid's size takes.
+    """A launch over rows of pairs, `per_token` for each token, repeated if one grid is not large enough.
 
     Attributes:
-        arguments: of `kernel`, see activations.cu. first, end: names of counts of tokens; "" = 0.
+        kernel: the kernel.
+        arguments: struct of `kernel`, see activations.cu.
+        first: name of the count of tokens before the first token; "" = 0.
+        end: name of the count of tokens at which the launch ends.
+        per_token: number of experts of a token.
     """
 
     kernel: CudaKernel
@@ -175,11 +185,11 @@ class ArrangePairs:
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
-        """The one."""
+        """The kernel, as a tuple."""
         return (self.kernel,)
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
-        """Start it over the pairs of a step."""
+        """Launch the kernel over the pairs of a step."""
         first, end = (counts.get(name, 0) * self.per_token for name in (self.first, self.end))
         for begin in range(first, end, MOST_IN_GRID):
             last = min(begin + MOST_IN_GRID, end)
@@ -189,7 +199,7 @@ class ArrangePairs:
 
 
 def mixture(at: CudaLowering, op: MoE) -> None:
-    """Add the launches of a mixture."""
+    """Add the launches of a mixture of experts."""
     out, per_token = at.values.make(op.out), op.per_token
     first, second = (at.weights.matrix(projection.weight, at.constants) for projection in (op.first, op.second))
     has_prefill = not op.exact and out.per is Per.TOKEN
@@ -215,11 +225,11 @@ def mixture(at: CudaLowering, op: MoE) -> None:
 
 
 def _route(at: CudaLowering, op: MoE, parts: list[_Part], per: Per) -> tuple[_Routing, Hashable]:
-    """Choose experts, and put the pairs of each part in order; the key is that of the memory."""
+    """Add the launches that choose experts and sort the pairs of each part. Also return the key of their memory."""
     scores, per_token = at.values[op.scores], op.per_token
     numbers, key = at.values.temporary(_NUMBERS_PER_PAIR * per_token, per)
     pairs = at.values.capacity[per] * per_token
-    before = {"groups": 0, "chosen": 4, "shares": 5, "ordered": 6}  # groups first: they are read 16 bytes at once
+    before = {"groups": 0, "chosen": 4, "shares": 5, "ordered": 6}  # groups first, for 16-byte reads
     addresses = {name: numbers.address + 4 * number * pairs for name, number in before.items()}
     for part in parts:
         for kernel, blocks in _route_blocks(part):
@@ -232,7 +242,7 @@ def _route(at: CudaLowering, op: MoE, parts: list[_Part], per: Per) -> tuple[_Ro
 
 
 def _route_blocks(part: _Part) -> list[tuple[CudaKernel, Callable[[Counts], Grid]]]:
-    """Both by one block for a few rows, otherwise one after the other."""
+    """Return the routing kernels with their grids: one kernel routes and sorts a few rows; more rows need two."""
 
     def grid(both_in_one: int, warps_per_block: int) -> Callable[[Counts], Grid]:
         def of(counts: Counts) -> Grid:
@@ -249,7 +259,7 @@ def _route_blocks(part: _Part) -> list[tuple[CudaKernel, Callable[[Counts], Grid
 def _rows_of_pairs(
     at: CudaLowering, rows: DeviceRows, matrix: DeviceMatrix, part: _Part, per_token: int
 ) -> tuple[_Source, Hashable]:
-    """What lies between the products as the second one reads it, and the key of its memory."""
+    """Convert the values between the matmuls to the second matmul's layout. Also return the key of their memory."""
     layout, numbers = part.layout(matrix), per_token * matrix.strides * STRIDE
     bytes_of_token = numbers * 5 // 4 if layout == "bytes" else numbers * (2 if layout == "bfloats" else 4)
     memory, key = at.values.temporary(bytes_of_token // 4, rows.per)
@@ -267,10 +277,18 @@ def _multiply(
     at: CudaLowering, matrix: DeviceMatrix, projection: Projection, source: _Source, target: tuple[int, int],
     routing: _Routing, part: _Part, activation: str, parameters: tuple[float, ...] = (),
 ) -> None:  # fmt: skip
-    """One product of the pairs of a part.
+    """Add one matmul of the pairs of a part.
 
     Args:
-        target: where the results go, and the numbers from one pair's to the next.
+        at: the lowering.
+        matrix: weights of all experts.
+        projection: the projection.
+        source: the activations.
+        target: address of the results, and distance from one pair's results to the next, in numbers.
+        routing: the routing.
+        part: the rows.
+        activation: name of the activation function.
+        parameters: parameters of the activation function.
     """
     usual = (1.0, 0.0, np.inf) if activation == SWIGLU else (0.0, 0.0, 0.0)
     outputs = projection.weight.rows
@@ -293,6 +311,6 @@ def _multiply(
     if part.group == _PREFILL_GROUP:
         start(pairs_gemm_kernel(matrix, activation), _GEMM_OUTPUTS, 0, _ANY)
         return
-    for most in ROWS_AT_ONCE:  # a token is sent to an expert once: so no group has more pairs than there are rows
+    for most in ROWS_AT_ONCE:  # a token is sent to an expert at most once, so a group has at most one pair per row
         kernel = pairs_gemv_kernel(matrix, activation, most, exact=part.exact)
         start(kernel, _WARPS * _OUTPUTS[most], most // 2, most if most < _DECODE_GROUP else _ANY)

@@ -1,4 +1,4 @@
-"""Launches of norms, and which of them products of one or two rows do themselves: a step has so many kernels fewer."""
+"""Launches of norms, and the selection of norms that matmuls of one or two rows compute themselves, to save kernels."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ _THREADS, _FOUR_BYTES = 512, 16
 
 
 def norm_kernel(centred: bool) -> CudaKernel:
-    """The kernel of RMS norm, or of layer norm."""
+    """Return the kernel of RMS norm, or of layer norm (`centred`)."""
     return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _THREADS, early=True)
 
 
 def left_to_products(
     parts: Sequence[Any], outputs: Sequence[str], constants: Constants, takes: Callable[[Any], bool]
 ) -> dict[str, ir.Norm]:
-    """Norms by their results that nobody reads but products which can norm rows themselves.
+    """Return the norms whose results are read only by matmuls that can normalise rows, by the results' names.
 
     Args:
-        takes: whether a product can.
+        parts: parts of the program.
+        outputs: outputs of the program.
+        constants: the program's constants.
+        takes: function that returns True if a matmul can normalise rows.
     """
     norms = {
         part.out: part
@@ -49,12 +52,12 @@ def left_to_products(
 
 
 def _can_read_fours(x: DeviceRows) -> bool:
-    """Whether its numbers can be read four at a time."""
+    """Return True if the numbers can be read four at a time."""
     return x.address % _FOUR_BYTES == 0 and x.stride % 4 == x.width % 4 == 0
 
 
 def add_norm(op: ir.Norm, at: CudaLowering) -> None:
-    """A norm, and for products what they need to do it themselves."""
+    """Add the launch of a norm, and record the fields that matmuls need to compute the norm themselves."""
     x, size = at.values[op.x], at.constants.array(op.weight).size
     skip = at.values[op.skip] if op.skip else None
     out = at.values.make(op.out) if op.out else None
@@ -98,6 +101,6 @@ def add_norm(op: ir.Norm, at: CudaLowering) -> None:
 
 
 def read_by(part: Any, left: Mapping[str, ir.Norm]) -> list[str]:
-    """The values that a part reads, with those that its products norm."""
+    """Return the values that a part reads, including the inputs of norms that its matmuls compute."""
     normed = getattr(part, "x", "")
     return [*part.inputs, *([left[normed].x] if normed in left else [])]

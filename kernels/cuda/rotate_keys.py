@@ -1,4 +1,4 @@
-"""Keys in their pages rotated to other positions: a launch per layer, of one list of blocks."""
+"""Rotation of keys in their pages to other positions, with one launch per layer over one list of blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _THREADS, _NUMBER_BYTES = 256, 4
 
 
 def rotate_keys_kernel(kind: str) -> CudaKernel:
-    """The kernel that rotates keys of a type."""
+    """Return the kernel that rotates keys of a type."""
     return CudaKernel("rotate_keys.cu", f"rotate_keys<{KINDS[kind]}>", "RotateKeysArguments", _THREADS)
 
 
 class KeyRotator:
-    """Rotates keys in the order of what a device is asked for; what it needs is compiled when it is first asked."""
+    """Rotates keys, in order with the device's other work. Kernels are compiled on first use."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -1,6 +1,6 @@
-"""Sampling on a GPU: one upload says what is to be done, the kernels of sampling.cu do it, the outcomes come back.
+"""Sampling on a GPU: one upload describes the work, sampling.cu's kernels run, and the outcomes are copied back.
 
-How many launches a call needs follows from the steps that its rows ask for, never from numbers on the device.
+The number of launches of a call depends only on the sampling steps of its rows, never on numbers on the device.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from .sources import CudaKernel, structs
 from .staging import Staging
 
 PART = 2048
-"""Tokens of a row that a block takes; the longest list of candidates and of likely tokens. See sampling_row.cuh."""
-# Steps that are no option: log(sum(exp)), and the ids of what is left in order.
+"""The number of a row's tokens per block; also the maximum length of lists of tokens. See sampling_row.cuh."""
+# Steps that are not options: log(sum(exp)), and a list of the ids of the remaining tokens in order.
 _NORMALIZE, _LIST = MAX_STEPS + 1, MAX_STEPS + 2
 _THREADS, _ALIGNMENT = 256, 16
-# A search splits the sort keys of floats into sixteen, after a first guess.
+# A search makes a first guess, then splits the range of the floats' sort keys into sixteen parts, eight times.
 _SEARCH = 1 + 8
 _LAUNCHES = {
     Step.PENALTIES: 2, Step.DRY: 2, Step.TOP_N_SIGMA: 1, Step.TOP_K: _SEARCH, Step.TYPICAL_P: 1 + _SEARCH + 1,
     Step.TOP_P: _SEARCH, Step.MIN_P: 1, Step.XTC: 3, Step.TEMPERATURE: 0, Step.MIROSTAT: 1, _NORMALIZE: 1, _LIST: 1,
 }  # fmt: skip
-# Rows that are sampled at the same time: their logits, and what a history says of tokens, take at most so much each.
+# Maximum bytes of the logits, and of the history marks, of rows that are sampled together; maximum number of such rows.
 _MOST_BYTES, _MOST_ROWS = 64 << 20, 256
 
 Int64 = NDArray[np.int64]
@@ -55,7 +55,7 @@ Float64 = NDArray[np.float64]
 
 
 def sampling_kernel(greedy: bool) -> CudaKernel:
-    """The kernel for all steps, or for rows that want nothing but their most likely token."""
+    """Return the kernel for all steps, or (`greedy`) for rows that only need their most likely token."""
     function = f"sampling::sample_rows<{str(greedy).lower()}>"
     return CudaKernel("sampling.cu", function, "SamplingArguments", _THREADS)
 
@@ -64,7 +64,7 @@ SAMPLING_KERNELS = tuple(sampling_kernel(greedy) for greedy in (False, True))
 
 
 def launches_of(steps: list[int], settings: NDArray[np.float64], *, parts: int, distributions: bool) -> int:
-    """How many launches take a row to its end at most."""
+    """Return the maximum number of launches that a row needs."""
     if parts == 1:
         return 1
     found = 1 + int(settings[Setting.NO_REPEAT_NGRAM_SIZE] > 0)
@@ -72,18 +72,18 @@ def launches_of(steps: list[int], settings: NDArray[np.float64], *, parts: int, 
     for step in taken:
         found += _LAUNCHES[step]
         if step == Step.TOP_K and settings[Setting.TOP_K] <= PART:
-            return found + 1  # few are left: they become a list, and the block that makes it takes the row to its end
+            return found + 1  # the few remaining tokens become a list, and the block that lists them finishes the row
     if _NORMALIZE in taken:
         return found
-    # The last launch draws; or it makes a list of what is left, whenever that is short, and does the rest. Neither is
-    # needed for the most likely token of rows that nothing but their history changed.
+    # The last launch draws a token, or, if few candidates remain, it lists them and executes the remaining steps. This
+    # launch is not needed for the most likely token of rows that have only history steps.
     ends_at_once = settings[Setting.TEMPERATURE] == 0 and {Step.PENALTIES, Step.DRY}.issuperset(taken)
     return found + int(not ends_at_once) + int(distributions)
 
 
 @dataclass(frozen=True)
 class _Capacity:
-    """What the memory of a sampler is made for: rows, and whether they have histories, lists, distributions."""
+    """The sizes that a sampler's memory is allocated for: rows, and flags for history marks and distributions."""
 
     rows: int = 0
     marks: bool = False
@@ -98,10 +98,14 @@ class _Capacity:
 
 @dataclass(eq=False)
 class _Outcomes:
-    """Memory for what comes of a call: the device's, which begins at `address`, and the host's that it is copied into.
+    """Memory for the outcomes of a call.
 
     Attributes:
-        owner: the choice that it belongs to, until that was waited for or is gone.
+        memory: device memory.
+        address: address of `memory`.
+        host: host memory to which `memory` is copied.
+        event: recorded after the copy.
+        owner: the choice that uses the memory, until that choice has been waited for or deleted.
     """
 
     memory: Any
@@ -112,48 +116,51 @@ class _Outcomes:
 
 
 class CudaChoice:
-    """Tokens that are being chosen; see `kernels.executor.TokenChoice`."""
+    """Tokens that are being sampled; see `genai.kernels.device.TokenChoice`."""
 
     def __init__(self, driver: Driver, outcomes: _Outcomes, layout: np.dtype[np.void], count: int) -> None:
         self.driver, self._outcomes, self._layout, self._count = driver, outcomes, layout, count
         outcomes.owner = weakref.ref(self)
 
     def addresses(self, rows: Int64) -> NDArray[np.uint64]:
-        """Where in device memory the tokens of rows are written, int32 each; -1 where there is none.
+        """Return the device addresses to which the tokens of rows are written, as int32; -1 means no token.
 
-        Work that reads them is to be started before `wait`.
+        Work that reads the tokens must be started before `wait` is called.
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._count:
-            raise ValueError(f"rows reach from {rows.min()} to {rows.max()}, {self._count} tokens are chosen")
+            raise ValueError(f"rows are {rows.min()} to {rows.max()}, but only {self._count} tokens are sampled")
         first = self._outcomes.address + self._layout.fields["token"][1]  # type: ignore[index]
         return (first + self._layout.itemsize * rows).astype(np.uint64)
 
     def outcomes(self) -> NDArray[np.void]:
-        """All of them, once they are there."""
+        """Wait for all outcomes and return them."""
         own = self._outcomes
         own.event.wait()
         found: NDArray[np.void] = own.host[: self._layout.itemsize * self._count].view(self._layout).copy()
         own.owner = None
         if (found["status"] < FINE).any():
-            raise AssertionError("a row was not done after all launches")
+            raise AssertionError("a row was not finished after all launches")
         return found
 
     def wait(self) -> tuple[Int64, Float64, Int64]:
-        """See `kernels.executor.Sampler.sample`."""
+        """See `genai.kernels.device.Sampler.sample`."""
         found = self.outcomes()
         return found["token"].astype(np.int64), found["probability"].copy(), found["status"].astype(np.int64)
 
 
 class CudaSampler:
-    """See `kernels.executor.Sampler`. Logits of the device are read where they lie; those of the host are uploaded.
+    """See `genai.kernels.device.Sampler`. Logits on the device are read in place; logits on the host are uploaded.
 
-    More than 2,048 likely tokens of a row (`log_normalizers`) are found on the host.
+    If `log_normalizers` is called for more than 2,048 likely tokens of a row, the host finds them.
 
     Args:
-        functions: SAMPLING_KERNELS, loaded. threads: of the host.
+        driver: the GPU.
+        functions: the loaded SAMPLING_KERNELS.
+        vocab_size: number of logits of a row.
+        threads: the threads of the host.
 
     Attributes:
-        most_begun: see `kernels.executor.Sampler`.
+        most_begun: see `genai.kernels.device.Sampler`.
     """
 
     def __init__(self, driver: Driver, functions: Functions, vocab_size: int, threads: Threads) -> None:
@@ -189,10 +196,10 @@ class CudaSampler:
         return tokens, probabilities, status
 
     def begin(self, logits: Any, batch: SamplingBatch) -> CudaChoice:
-        """See `kernels.executor.Sampler`."""
+        """See `genai.kernels.device.Sampler`."""
         self._check(logits, batch)
         if not 0 < len(batch.rows) <= self.most_begun:
-            raise ValueError(f"{len(batch.rows)} rows, 1 to {self.most_begun} are chosen for at a time")
+            raise ValueError(f"{len(batch.rows)} rows: 1 to {self.most_begun} can be sampled at a time")
         return self._start(logits, batch, batch.rows)
 
     def _check(self, logits: Any, batch: SamplingBatch) -> None:
@@ -220,7 +227,7 @@ class CudaSampler:
     def _start(
         self, logits: Any, batch: SamplingBatch, rows: NDArray[np.void], *, wants: bool = False, top: int = 0
     ) -> CudaChoice:
-        """Start what gives the outcomes of some of a batch's rows; `wants`: distributions, too."""
+        """Start sampling some of a batch's rows. `wants`: True to also return distributions."""
         count = len(rows)
         launches, greedy, marks = self._plan(rows, wants)
         capacity = self._capacity.grown(count, marks=marks, distributions=wants)
@@ -229,7 +236,8 @@ class CudaSampler:
         kernel, outcomes = sampling_kernel(greedy), self._free_outcomes()
         with _held(logits, self._driver) as addresses:
             self._write(*_sources(logits, addresses, batch, rows), batch, rows, top, outcomes)
-            # Nothing that a launch is given depends on the batch: the same number of rows is the same graph.
+            # The arguments of launches do not depend on the batch, so batches with the same number of rows use the same
+            # graph.
             self._graphs.start(
                 (kernel, launches, count, wants), lambda: self._launch(kernel, launches, count, distributions=wants)
             )
@@ -239,7 +247,7 @@ class CudaSampler:
         return CudaChoice(self._driver, outcomes, self._outcome, count)
 
     def _free_outcomes(self) -> _Outcomes:
-        """Memory that nobody waits for, and that nothing is still copied into."""
+        """Return memory that no caller waits for and that no copy is still writing."""
         for one in self._outcomes:
             if one.owner is None or one.owner() is None:
                 one.event.wait()
@@ -256,7 +264,7 @@ class CudaSampler:
             self._driver.launch(self._functions[kernel], kernel, (self._parts, count, 1), arguments)
 
     def _plan(self, rows: NDArray[np.void], distributions: bool) -> tuple[int, bool, bool]:
-        """Launches; whether all rows want their most likely token alone; whether any looks at its history."""
+        """Return the number of launches, True if all rows are greedy, and True if any row reads its history."""
         asked = (
             np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)[:, : ASKED.size].tobytes(),
             distributions,
@@ -281,8 +289,8 @@ class CudaSampler:
         return launches, greedy, bool(marks)
 
     def _allocate(self, capacity: _Capacity) -> None:
-        """Memory for larger batches."""
-        self._driver.synchronize()  # what goes back may still be copied into
+        """Allocate memory for larger batches."""
+        self._driver.synchronize()  # copies may still write to the old memory
         self._memory.clear()
         self._forget_addresses()
         rows, parts, size = capacity.rows, self._parts, self._vocab_size
@@ -306,12 +314,12 @@ class CudaSampler:
         self._capacity, self._outcomes = capacity, []
 
     def _forget_addresses(self) -> None:
-        """Memory moved: arguments, and graphs that were captured with them, are made anew."""
+        """Drop the arguments and the captured graphs, because memory was moved."""
         self._bound: dict[tuple[CudaKernel, bool, bool], NDArray[np.void]] = {}
         self._graphs = GraphCache(self._driver)
 
     def _arguments(self, kernel: CudaKernel, *, is_first: bool, distributions: bool) -> NDArray[np.void]:
-        """What a launch is given: the same in every call, as long as no memory moves."""
+        """Return the arguments of a launch, which stay the same in every call until memory is moved."""
         key = kernel, is_first, distributions
         if key not in self._bound:
             addresses = {name: self._driver.address(array) for name, array in self._memory.items()}
@@ -327,7 +335,7 @@ class CudaSampler:
         self, sources: Int64, uploaded: NDArray[np.float32], batch: SamplingBatch, rows: NDArray[np.void], top: int,
         outcomes: _Outcomes,
     ) -> None:  # fmt: skip
-        """Bring a batch into device memory, in one block; the first two are those of `_sources`."""
+        """Copy a batch to device memory in one block; the first two arguments are the results of `_sources`."""
         sections: tuple[NDArray[Any], ...] = (
             rows, sources, batch.edit_ids, batch.edit_values, batch.tokens, batch.masks, uploaded,
         )  # fmt: skip
@@ -339,15 +347,15 @@ class CudaSampler:
         self._table.write(sections, {"count": len(rows), "list_width": top, "outcomes": outcomes.address})
 
 
-# Parts of a table in their order; the last ones are logits, which no field names.
+# The sections of a table, in order. The last section holds logits, and no field of the header refers to it.
 _SECTIONS = ("rows", "sources", "edit_ids", "edit_values", "tokens", "masks", "logits")
 
 
 class _Table:
-    """`SamplingTable` and what follows it, in device memory.
+    """`SamplingTable` and the sections that follow it, in device memory.
 
     Attributes:
-        offsets: where parts begin, in bytes.
+        offsets: offsets of the sections, in bytes.
     """
 
     def __init__(self, driver: Driver, header: np.dtype[np.void], nbytes: int) -> None:
@@ -356,15 +364,15 @@ class _Table:
         self._sizes: tuple[int, ...] = ()
         self.offsets: list[int] = []
         self._end = 0
-        # Of each of the host's memories the parts that it holds, where they are such that never change.
+        # The sections that each of the two host buffers holds, for sections that never change.
         self._held: list[list[Any]] = [[], []]
 
     def address(self) -> int:
-        """Where it begins."""
+        """Return the address of the table."""
         return self._staging.address()
 
     def lay_out(self, sizes: tuple[int, ...]) -> bool:
-        """Make room for parts of so many bytes; whether the table moved."""
+        """Make room for sections of these sizes in bytes; return True if the table was moved."""
         if sizes == self._sizes:
             return False
         self._sizes, self.offsets, end = sizes, [], self._header.itemsize
@@ -379,7 +387,7 @@ class _Table:
         return True
 
     def write(self, sections: tuple[NDArray[Any], ...], fields: Mapping[str, int]) -> None:
-        """Bring parts of the sizes that were laid out into device memory, and these fields of the header."""
+        """Copy sections of the sizes that were laid out, and these fields of the header, to device memory."""
         host = self._staging.next()
         held = self._held[self._staging.half]
         header = host[: self._header.itemsize].view(self._header)[0]
@@ -404,14 +412,14 @@ def _check_logits(logits: Any, vocab_size: int) -> None:
 
 
 def _held(logits: Any, driver: Driver) -> AbstractContextManager[NDArray[np.uint64] | None]:
-    """Addresses of all rows, as long as the context lasts; None for those that go over the host."""
+    """Return a context with the addresses of all rows; None for logits that must be copied through the host."""
     return logits.held_for(driver) if isinstance(logits, DeviceLogits) else nullcontext()
 
 
 def _sources(
     logits: Any, addresses: NDArray[np.uint64] | None, batch: SamplingBatch, rows: NDArray[np.void]
 ) -> tuple[Int64, NDArray[np.float32]]:
-    """Addresses of the logits of each row, or minus one and their number among those that come along; these."""
+    """Return each row's address of logits, or -1 minus the row's index in uploaded logits; and the uploaded logits."""
     numbers: Int64 = rows["span"][:, Span.SOURCE].copy()
     given = np.flatnonzero(numbers >= 0)
     if addresses is not None:
@@ -426,7 +434,7 @@ def _sources(
 
 
 def _normalizer_batch(rows: Int64, top: int, vocab_size: int) -> SamplingBatch:
-    """Rows that are summed up, and whose likeliest tokens are listed."""
+    """Return a batch that computes rows' normalisers and lists their most likely tokens."""
     asked = np.zeros(len(rows), ROW)
     steps = [_NORMALIZE, Step.TOP_K, _LIST] if top else [_NORMALIZE]
     asked["steps"][:, : len(steps)] = steps

@@ -1,7 +1,8 @@
-"""Kernels as source text: what a file includes, which arguments its kernels take, and how one is made from a template.
+"""Kernels as source text: the includes of a file, the arguments of its kernels, and the instances of its templates.
 
-A kernel takes one struct. It is declared once, in its file; its layout for the host is read from there, and the
-compiler checks that both agree in size. So a launch costs the same however many arguments there are.
+A kernel has a single argument, which is a struct. The struct is declared only once, in the kernel's file; the host
+reads the struct's layout from this file, and the compiler checks that both sizes agree. With a struct, the cost of a
+launch does not depend on the number of fields.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from importlib.resources import files
 
 import numpy as np
 
-# What structs are made of, and how the host sees it: addresses are integers.
+# The C++ types of struct fields, with the corresponding NumPy types. Addresses are integers.
 _TYPES = {"int": "i4", "float": "f4", "long long": "i8", "unsigned short": "u2", "unsigned char": "u1"}
 _TYPES |= {"double": "f8", "unsigned": "u4", "unsigned long long": "u8"}
 _STRUCT = re.compile(r"^struct (\w+) \{\n((?:  [^\n]*;\n)+)\};", re.MULTILINE)
@@ -24,15 +25,19 @@ _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """A kernel: a function template of a file with its arguments filled in.
+    """A kernel: a function template of a file with its template arguments.
 
     Attributes:
-        file: such as "norm.cu". function: such as "norm<true>". arguments: name of its struct.
-        threads: of a block.
-        blocks: so many shall fit on a multiprocessor, which bounds the registers; 0 = the compiler chooses.
+        file: name of the file, such as "norm.cu".
+        function: instance of the template, such as "norm<true>".
+        arguments: name of the argument struct.
+        threads: number of threads of a block.
+        blocks: number of blocks that must fit on a multiprocessor, which limits the registers; 0 = the compiler
+            chooses.
         shared: bytes of dynamic shared memory of a block.
-        capability: of the only GPUs that have its instructions, such as 90; 0 = all that the toolkit runs on.
-        early: it waits for the kernels before it itself, once it has asked for weights.
+        capability: compute capability of the only GPUs that have the kernel's instructions, such as 90; 0 = all
+            supported GPUs.
+        early: True if the kernel itself waits for the preceding kernels, after it has requested weights.
     """
 
     file: str
@@ -46,28 +51,28 @@ class CudaKernel:
 
     @property
     def name(self) -> str:
-        """What it is called in a module, different for every kernel."""
+        """The kernel's name in a module, which is unique to the kernel."""
         return re.sub(r"\W+", "_", f"{self.file.removesuffix('.cu')}_{self.function}").strip("_")
 
     @property
     def layout(self) -> np.dtype[np.void]:
-        """Its struct as the host sees it."""
+        """The layout of the argument struct on the host."""
         return structs(self.file)[self.arguments]
 
     @property
     def is_pointer(self) -> Mapping[str, bool]:
-        """Which of the fields, those of structs inside spelled "step.tables", are addresses."""
+        """True for each field that is an address. Fields of nested structs are spelled "step.tables"."""
         return pointers(self.file)[self.arguments]
 
 
 @cache
 def text_of(file: str) -> str:
-    """The content of a file of `src`."""
+    """Return the content of a file of `src`."""
     return (files(__package__) / "src" / file).read_text(encoding="utf-8")
 
 
 def source_of(kernels: Iterable[CudaKernel]) -> str:
-    """One text that makes all these kernels, every file and what it includes once."""
+    """Return one text that defines these kernels and contains each file and include only once."""
     wanted = sorted(set(kernels), key=lambda kernel: kernel.name)
     seen: set[str] = set()
     parts = [_with_includes(file, seen) for file in sorted({kernel.file for kernel in wanted})]
@@ -82,10 +87,11 @@ def _definition(kernel: CudaKernel) -> str:
 
 
 def modules(kernels: Iterable[CudaKernel], most: int = 1 << 30) -> list[tuple[str, list[CudaKernel]]]:
-    """What is compiled on its own, with the kernels in it: a text per file, so that files may use the same names.
+    """Return the texts to compile separately, with their kernels. Texts hold one file each, so files may share names.
 
     Args:
-        most: kernels of a text; few are compiled side by side, and found again by whoever needs others besides.
+        kernels: the kernels.
+        most: maximum number of kernels of a text. Small texts compile in parallel, and other models can reuse them.
     """
     by_file: dict[str, list[CudaKernel]] = {}
     for kernel in sorted(set(kernels), key=lambda kernel: kernel.name):
@@ -106,7 +112,7 @@ def _with_includes(file: str, seen: set[str]) -> str:
 
 @cache
 def structs(file: str) -> dict[str, np.dtype[np.void]]:
-    """The structs that a file and those that it includes declare."""
+    """Return the structs that a file and its includes declare."""
     found: dict[str, np.dtype[np.void]] = {}
     for name, fields in _declared(file):
         members = []
@@ -119,7 +125,7 @@ def structs(file: str) -> dict[str, np.dtype[np.void]]:
 
 @cache
 def pointers(file: str) -> dict[str, dict[str, bool]]:
-    """Of every struct the fields, those of structs inside it as well, and whether they are addresses."""
+    """Return the fields of every struct, including those of nested structs, with True for addresses."""
     found: dict[str, dict[str, bool]] = {}
     for name, fields in _declared(file):
         own: dict[str, bool] = {}
@@ -134,7 +140,7 @@ def pointers(file: str) -> dict[str, dict[str, bool]]:
 
 @cache
 def _declared(file: str) -> list[tuple[str, list[tuple[str, str, str, str]]]]:
-    """Structs that hold data and nothing else, in order, with their fields: type, "*" or "", name, count or ""."""
+    """Return the structs that hold only data, in order, with their fields: type, "*" or "", name, count or ""."""
     return [
         (name, _FIELD.findall(body))
         for name, body in _STRUCT.findall(_with_includes(file, set()))

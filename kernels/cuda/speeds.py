@@ -1,4 +1,4 @@
-"""What a GPU does at most, for comparison with what is reached: reading memory, and multiplying in registers alone."""
+"""Maximum rates of a GPU, for comparison with achieved rates: memory reads, and arithmetic that uses only registers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from .launches import bind
 from .sources import CudaKernel
 
 _THREADS = 256
-# More blocks than multiprocessors hold together, whatever the GPU.
+# More blocks than all multiprocessors of any GPU can hold.
 _BLOCKS = 132 * 8 * 4
 _BUFFER_BYTES, _SHARE_OF_FREE = 1 << 30, 8
 _ROUNDS, _PRODUCTS = 512, 8
-# Operations of a block and round: a warp's tiles of 16 x 8 x 16, or a thread's four times as many products.
+# Number of operations of a block in a round: _PRODUCTS products of 16 x 8 x 16 (int8: x 32) per warp, or four times
+# this number of products of two numbers per thread.
 _OPERATIONS = {
     "mma bf16": 2 * 16 * 8 * 16 * _PRODUCTS * _THREADS // 32,
     "mma int8": 2 * 16 * 8 * 32 * _PRODUCTS * _THREADS // 32,
@@ -28,7 +29,7 @@ _REPEATS = 5
 
 
 def speed_kernel(name: str) -> CudaKernel:
-    """The kernel that measures one of them."""
+    """Return the kernel that measures one of the rates."""
     return CudaKernel("speeds.cu", _FUNCTIONS[name], "SpeedArguments", _THREADS)
 
 
@@ -36,10 +37,10 @@ SPEED_KERNELS = tuple(speed_kernel(name) for name in _FUNCTIONS)
 
 
 def measured(driver: Driver, name: str) -> float | None:
-    """Bytes that are read per second ("bandwidth"), or operations per second in an arithmetic; None = it is not known.
+    """Measure bytes read per second ("bandwidth") or operations per second of an arithmetic; None = unknown arithmetic.
 
     Raises:
-        MemoryError: there is too little for a buffer that caches do not hold.
+        MemoryError: if there is not enough memory for a buffer that exceeds the caches.
     """
     if name not in _FUNCTIONS:
         return None
@@ -56,7 +57,7 @@ def measured(driver: Driver, name: str) -> float | None:
 
 
 def _seconds(driver: Driver, start: Callable[[], None]) -> float:
-    """Of one of several launches one after another."""
+    """Return the time of one launch, which is the mean of several consecutive launches."""
     start()
     driver.synchronize()
     begin = time.perf_counter()

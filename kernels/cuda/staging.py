@@ -1,4 +1,4 @@
-"""Numbers that the host writes and the device reads, again and again, while neither waits for the other."""
+"""Numbers that the host writes and the device reads repeatedly, without either waiting for the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from .driver import Driver
 
 
 class Staging:
-    """A block of device memory, and two of the host that it is written from in turns: one is filled while the device
-    may still have to read the other.
+    """A device buffer, and two host buffers that are copied to the device buffer in turn.
+
+    The host fills one host buffer while the device may still have to read the other.
 
     Attributes:
-        memory: the device's, uint8. half: which of the two is filled now.
+        memory: device buffer, uint8.
+        half: index of the host buffer that is being filled.
     """
 
     def __init__(self, driver: Driver, nbytes: int) -> None:
@@ -28,25 +30,25 @@ class Staging:
         return len(self._hosts[0])
 
     def next(self) -> NDArray[np.uint8]:
-        """The host's memory to fill, as it was filled the time before last."""
+        """Return the host buffer to fill, with the content from its last use, two calls ago."""
         self.half ^= 1
         self._read[self.half].wait()
         return self._hosts[self.half]
 
     def send(self, nbytes: int) -> None:
-        """Let the device copy so many bytes of what was filled."""
+        """Start the copy of the first `nbytes` bytes to the device."""
         self._driver.write(self.memory[:nbytes], self._hosts[self.half][:nbytes])
         self._read[self.half].record()
 
     def settle(self) -> None:
-        """Wait until the device has read all that was sent: before the host's memory goes back."""
+        """Wait until the device has read all sent data, before host memory is freed."""
         for event in self._read:
             event.wait()
 
     def address(self) -> int:
-        """Where the device's memory begins."""
+        """Return the address of the device buffer."""
         return self._driver.address(self.memory)
 
     def view(self, dtype: Any) -> list[NDArray[Any]]:
-        """Both of the host's, as arrays of a type."""
+        """Return both host buffers as arrays of a type."""
         return [host.view(dtype) for host in self._hosts]

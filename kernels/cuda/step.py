@@ -1,6 +1,7 @@
-"""What a step says, in device memory: one block of int32 that is written once before the step starts.
+"""The numbers of a step in device memory, in one block of int32 that is written once before the step starts.
 
-Its parts keep their addresses as long as steps fit, so launches that read them are made once.
+The parts of the block keep their addresses for as long as steps fit, so the launches that read the parts are created
+only once.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from .driver import Driver
 from .staging import Staging
 
 SPLIT_TOKENS = 128
-"""Tokens of a sequence that one block of attention takes; see attention_rows.cu."""
+"""The number of a sequence's tokens that one block of attention processes; see attention_rows.cu."""
 _TILE_FIELDS = 3
-# So few numbers are looked at faster one by one.
+# Up to this number of numbers, checking them one by one is faster.
 _SHORT = 16
 _PER_TOKEN = ("tokens", "positions", "sequence_of", "long_rows")
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest step that a program's memory is made for."""
+    """The largest step that a program's memory is allocated for."""
 
     tokens: int = 16
     logits_rows: int = 4
@@ -40,7 +41,7 @@ class Capacity:
     hidden: int = 256
 
     def grown(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> Capacity:
-        """This, or as much more as the step needs: every number doubled as often as it takes."""
+        """Return this capacity, or a larger one if the step needs it: numbers are doubled as often as necessary."""
         sequences, blocks = len(step.context_lens), _table_width(step)
         if (
             len(step.tokens) <= self.tokens and len(step.logits_indices) <= self.logits_rows
@@ -60,17 +61,19 @@ class Capacity:
 
     @property
     def splits(self) -> int:
-        """Parts that the longest sequence is split into."""
+        """The number of splits of the longest sequence."""
         return -(-self.blocks * PAGE_TOKENS // SPLIT_TOKENS)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the numbers of a step may be.
+    """The ranges of the numbers of a step.
 
     Attributes:
-        rows_of_tables: of tables that are looked up in, by what is looked up.
-        positions: rows of the rotary tables; num_blocks, num_slots: of the cache. 0 = there are none.
+        rows_of_tables: number of rows of embedding tables, with the ids that index each table.
+        positions: number of rows of the rotary tables; 0 = there are no rotary tables.
+        num_blocks: number of blocks of the cache; 0 = there are no blocks.
+        num_slots: number of state slots of the cache; 0 = there are no slots.
     """
 
     rows_of_tables: tuple[tuple[Ids, int], ...] = ()
@@ -80,12 +83,12 @@ class Limits:
     _tables_seen: list[NDArray[np.int32]] = field(default_factory=list, compare=False, repr=False)
 
     def check(self, step: StepContext) -> None:
-        """Raises StepError for a number that leads outside its table."""
+        """Raise StepError for a number that is outside its table."""
         if not self._is_fine(step):
             self._refuse(step)
 
     def _is_fine(self, step: StepContext) -> bool:
-        """Whether all numbers are inside, found with few looks; False where some only may be outside."""
+        """Return True if a few quick checks show that all numbers are in range; False if some may be out of range."""
         for ids, rows in self.rows_of_tables:
             if not _all_within(step.tokens if ids is Ids.TOKENS else step.positions, rows):
                 return False
@@ -110,12 +113,12 @@ class Limits:
         if len(seen) == len(tables) and all(map(is_, seen, tables)):
             return True
         is_fine = all(_all_within(one, self.num_blocks) for one in tables)
-        # What can still be written to may be another table the next time.
+        # A table that can still be written to may have changed by the next step.
         seen[:] = tables if is_fine and not any(one.flags.writeable for one in tables) else []
         return is_fine
 
     def _refuse(self, step: StepContext) -> None:
-        """The same, number by number; entries of block tables count where they are used."""
+        """Check number by number and raise StepError. Only the entries of block tables that are used are checked."""
         for ids, rows in self.rows_of_tables:
             _within(step.tokens if ids is Ids.TOKENS else step.positions, rows, "index outside its table")
         _within(step.logits_indices, len(step.tokens), "row of logits outside the step")
@@ -143,9 +146,11 @@ class StepTable:
     """Memory for the numbers of a step.
 
     Args:
-        capacity: of the largest one.
-        tile_rows: sizes of tiles that rows with prefill numerics are cut into, each a table of its own.
-        groups: how many cache groups with pages there are. has_states: whether there is one with states.
+        driver: the GPU.
+        capacity: the largest step.
+        tile_rows: sizes of the tiles into which rows with prefill numerics are split; each size has a separate table.
+        groups: number of cache groups with pages.
+        has_states: True if there is a cache group with states.
     """
 
     def __init__(
@@ -153,7 +158,7 @@ class StepTable:
         *, has_states: bool = False,
     ) -> None:  # fmt: skip
         self._capacity, self._tile_rows, self._groups = capacity, tuple(tile_rows), groups
-        # Addresses of tokens that are being chosen take two numbers each.
+        # The address of a token that is being sampled occupies two numbers.
         self._first = {"chosen": 0, "adapters": 2 * capacity.tokens}
         total = 2 * capacity.tokens + capacity.adapter_numbers
         for name in _PER_TOKEN:
@@ -172,11 +177,11 @@ class StepTable:
         self._hosts, self._filled = self._staging.view(np.int32), [_Filled(), _Filled()]
 
     def address(self, name: str) -> int:
-        """Where a part begins."""
+        """Return the address of a part."""
         return self._staging.address() + 4 * self._first[name]
 
     def rows(self, group: int) -> dict[str, int]:
-        """The fields of `StepRows` in pages.cuh, for a layer of a cache group: a sequence's tables lie together."""
+        """Return the fields of `StepRows` in pages.cuh for a cache group's layers. A sequence's tables are adjacent."""
         capacity, fields = self._capacity, {name: self.address(name) for name in ("sequence_of", "positions")}
         fields["slots"] = self.address("slots") + 4 * group * capacity.tokens
         fields["tables"] = self.address("tables") + 4 * group * capacity.blocks
@@ -185,10 +190,12 @@ class StepTable:
     def write(
         self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS, addresses: NDArray[np.uint64] | None = None
     ) -> dict[str, int]:
-        """Copy the numbers of a step into device memory; how many tiles there are, by the name of their table.
+        """Copy the numbers of a step to device memory; return the number of tiles by the name of their table.
 
         Args:
-            addresses: where the tokens are, if the host does not know them.
+            step: the step.
+            adapters: the adapter tables of the step.
+            addresses: addresses of the tokens, if the tokens are not yet on the host.
         """
         self._staging.next()
         host, filled = self._hosts[self._staging.half], self._filled[self._staging.half]
@@ -237,7 +244,7 @@ class StepTable:
         return counts
 
     def _put_tiles(self, step: StepContext, host: NDArray[np.int32], filled: _Filled) -> dict[str, int]:
-        """How many tiles there are; behind the last one there are none, for launches of as many as there can be."""
+        """Write the tiles and return their counts. The rest is 0, because launches may cover more tiles."""
         has_tiles = step.num_decode_sequences < len(step.context_lens)
         tiles = {tiles_name(rows): row_tiles(step, rows) if has_tiles else _NO_TILES for rows in self._tile_rows}
         if tiles and (has_tiles or filled.has_tiles):
@@ -250,11 +257,12 @@ class StepTable:
 
 @dataclass
 class _Filled:
-    """What a block of the host's memory holds besides the numbers that every step has anew.
+    """The content of a host buffer, except the numbers that every step writes.
 
     Attributes:
-        counted: so many rows are those of a sequence each, in order. has_tiles: whether there are any.
-        tables: by cache group these block tables; none where they are others, or can still be written to.
+        counted: number of leading rows that the buffer already assigns to one sequence each, in order.
+        has_tiles: True if the buffer holds tiles.
+        tables: the block tables, by cache group, unless they can still be written to.
     """
 
     counted: int = 0
@@ -266,13 +274,15 @@ _NO_TILES = np.zeros((0, _TILE_FIELDS), np.int32)
 
 
 def tiles_name(rows: int) -> str:
-    """What the table of tiles of so many rows is called, and the count of those in a step."""
+    """Return the name of the table of tiles of `rows` rows, which is also the name of the count of these tiles."""
     return f"tiles_{rows}"
 
 
 def row_tiles(step: StepContext, rows: int) -> NDArray[np.int32]:
-    """The rows with prefill numerics in tiles of one sequence's: int32 [tiles, 3], a sequence, its first row there, how
-    many rows. Those that see most come first, so that the GPU is not left with a long one at the end.
+    """Split the rows with prefill numerics into tiles of one sequence each.
+
+    Returns int32 [tiles, 3]: the sequence, the first row, and the number of rows. Tiles that attend to the most tokens
+    come first, so that no long tile is left to the end.
     """
     starts = step.cu_seqlens_q[step.num_decode_sequences :].astype(np.int64)
     counts = -(-np.diff(starts) // rows)
@@ -294,7 +304,7 @@ def _table_width(step: StepContext) -> int:
 
 
 def _is_single(step: StepContext) -> bool:
-    """Whether every sequence has one row."""
+    """Return True if every sequence has one row."""
     count = len(step.context_lens)
     return len(step.tokens) == count and (count == 1 or bool((np.diff(step.cu_seqlens_q) == 1).all()))
 
@@ -303,7 +313,7 @@ def _all_within(numbers: NDArray[Any], limit: int) -> bool:
     if numbers.size <= _SHORT:
         values = numbers.ravel().tolist()
         return not values or (min(values) >= 0 and max(values) < limit)
-    return bool(np.maximum.reduce(numbers.astype(np.uint64), axis=None) < limit)  # negative ones become the largest
+    return bool(np.maximum.reduce(numbers.astype(np.uint64), axis=None) < limit)  # negative numbers become the largest
 
 
 def _within(numbers: np.ndarray, limit: int, refusal: str) -> None:

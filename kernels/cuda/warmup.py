@@ -1,4 +1,4 @@
-"""The kernels that usual models need, to compile and to measure without a model."""
+"""The kernels that common models need, for compilation and measurement without a model."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ from .speeds import SPEED_KERNELS
 from .weight_layout import BlockReader
 from .weights import DeviceMatrix, pack_kernel
 
-# Head size, query heads per KV head: Llama 3, Qwen 2.5 and 3, Phi 3, Gemma 2, and the bundled model.
+# Head sizes, with the number of query heads per KV head, of Llama 3, Qwen 2.5 and 3, Phi 3, Gemma 2, and the bundled
+# model.
 _HEADS = ((64, 4), (64, 7), (128, 4), (128, 8), (96, 1), (256, 2), (32, 4))
 
-# Blocks as onnxruntime has them, with and without zero points; GGUF's K formats; tables.
+# Block formats of onnxruntime, with and without zero points; GGUF's K formats; formats with tables.
 READERS = (
     *(BlockReader(bits) for bits in (2, 3, 4, 5, 6, 8)),
     *(BlockReader(bits, factor="Single<float>") for bits in (4, 8)),
@@ -61,7 +62,7 @@ READERS = (
 
 
 def all_kernels(capability: int = HOPPER) -> list[CudaKernel]:
-    """All of them that a GPU of such a compute capability (times ten) can run, each once."""
+    """Return each kernel that a GPU of a compute capability (times ten) can run, without duplicates."""
     found = [apply_kernel(name) for name in UNARY] + [combine_kernel(name) for name in BINARY]
     found += [norm_kernel(centred) for centred in (False, True)]
     matrices = [_matrix(None, scalar) for scalar in ("float", "half_bits", "bfloat_bits")]

@@ -1,8 +1,9 @@
-"""Weights of small integers as kernels read them: which arrays they become, and the C++ type of their reader.
+"""The layout of quantised weights for kernels: the arrays that weights become, and the C++ type that reads the arrays.
 
-All formats are one, value = (code's number - zero point) * factor - minimum, whose parts are found in the numbers and
-not in what a format is called. Floats take the fewest bytes that hold them exactly. Numbers of blocks and groups stay
-apart where that is smaller: integers of a byte, or two in a byte, per block, floats per group.
+All formats are expressed by one formula: value = (code's number - zero point) * factor - minimum. The parts of the
+formula are derived from the numbers and not from the name of a format. Floats are stored in the fewest bytes that
+represent them exactly. Numbers of blocks and numbers of groups are stored separately if this is smaller: as integers of
+a byte, or two in a byte, per block, and as floats per group.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from ..ir import BlockWeight, Constants
 from ..weights import QuantizedWeight, grid_unit, unpack_bits
 
 CHUNK = 32
-"""Columns that a lane takes at once."""
-# A shift that leads to the first number of a row, whatever the column.
+"""The number of columns that a lane processes together."""
+# A shift that maps every column to the first number of a row.
 _ROW_SHIFT = 30
 _TABLE = 16
 _HALF = CHUNK // 2
-# C++ types of floats, the narrowest first; powers of two are narrower still.
+# C++ types of floats, the narrowest first. Powers of two are stored as exponents instead of floats.
 _FLOATS: tuple[tuple[str, Any], ...] = (
     ("float8_bits", ml_dtypes.float8_e4m3fn), ("half_bits", np.float16), ("bfloat_bits", ml_dtypes.bfloat16),
 )  # fmt: skip
@@ -31,17 +32,19 @@ _SAMPLE = 4096
 
 
 class UnsupportedWeight(ValueError):
-    """A weight format that no kernel reads; the message names it."""
+    """A weight format that no kernel supports. The message names the format."""
 
 
 @dataclass(frozen=True)
 class BlockReader:
-    """What a kernel is compiled for.
+    """The template arguments with which a kernel is compiled.
 
     Attributes:
-        bits: of a code. halves: 2 if halves of a chunk have numbers of their own.
-        grid: codes choose values of a table.
-        factor, offset: C++ types of the numbers of blocks; see weights.cuh.
+        bits: bits of a code.
+        halves: 2 if the halves of a chunk have separate numbers; otherwise 1.
+        grid: True if codes are indices into a table of values.
+        factor: C++ type of the factors; see weights.cuh.
+        offset: C++ type of the zero points or minima; see weights.cuh.
     """
 
     bits: int
@@ -52,17 +55,17 @@ class BlockReader:
 
     @property
     def name(self) -> str:
-        """C++ type of the reader."""
+        """The C++ type of the reader."""
         return f"BlockReader<{self.bits}, {self.halves}, {str(self.grid).lower()}, {self.factor}, {self.offset}>"
 
     @property
     def has_minimum(self) -> bool:
-        """Whether a number is subtracted from the products with factors."""
+        """True if a number is subtracted after multiplication by the factors."""
         return self.offset.startswith("Minimum")
 
     @property
     def words(self) -> tuple[int, int]:
-        """32-bit words that a chunk takes in the two planes of memory."""
+        """The number of 32-bit words of a chunk in each of the two memory planes."""
         first = 4 if self.bits >= 4 else 2
         return first, self.bits - first
 
@@ -72,7 +75,8 @@ class Numbers:
     """Numbers of blocks of columns, [rows, count].
 
     Attributes:
-        columns: that share one; a power of two, or 0: all of a row.
+        array: the numbers.
+        columns: number of columns that share a number: a power of two, or 0 for a whole row.
         kind: C++ type of a number.
     """
 
@@ -81,7 +85,7 @@ class Numbers:
     kind: str
 
     def laid(self, chunks: int, unit: int) -> tuple[NDArray[Any], int]:
-        """As they lie in memory, for every group of so many columns that kernels ask for; and the shift."""
+        """Return the array in its memory layout, and the shift from the index of `unit` columns to their number's."""
         if not self.columns:
             return np.ascontiguousarray(self.array), _ROW_SHIFT
         count = -(-chunks * CHUNK // self.columns)
@@ -93,23 +97,24 @@ class Numbers:
 
 # --- weights ---------------------------------------------------------------------------------------------------------
 
-# The reader of a matrix, its codes, uint8 [rows, bytes], as rows of bits, and the other fields of `BlockMatrix`, those
-# of ADDRESSES as arrays that are to be copied.
+# The reader of a matrix; the codes of the matrix, uint8 [rows, bytes], as rows of bits; and the other fields of
+# `BlockMatrix`. The fields in ADDRESSES are arrays that are still to be copied.
 Layout = tuple[BlockReader, NDArray[np.uint8], dict[str, Any]]
 ADDRESSES = ("scales", "multipliers", "offset_scales", "offsets")
 
 
 def lay_out(weight: BlockWeight, constants: Constants) -> Layout:
-    """A quantised weight as kernels read it.
+    """Convert a quantised weight to the layout that kernels read.
 
     Raises:
-        UnsupportedWeight: no table holds its grid. QuantizationError: an array has another type or shape.
+        UnsupportedWeight: if the grid does not fit in a table.
+        QuantizationError: if an array has the wrong type or shape.
     """
     return _uniform(weight, constants) if weight.is_uniform else _general(weight, constants)
 
 
 def _uniform(weight: BlockWeight, constants: Constants) -> Layout:
-    """A weight of onnxruntime's blocks; that of experts as one matrix, an expert's rows after another's."""
+    """Convert a weight in onnxruntime's block format. Experts form one matrix, with each expert's rows together."""
     rows, size = max(weight.experts, 1) * weight.rows, weight.block_size
     blocks = -(-weight.columns // size)
     scales = constants.array(weight.scales).reshape(rows, -1)
@@ -124,7 +129,7 @@ def _uniform(weight: BlockWeight, constants: Constants) -> Layout:
 
 
 def _general(weight: BlockWeight, constants: Constants) -> Layout:
-    """A weight of any format."""
+    """Convert a weight of any format."""
     stored = weight.load(constants.array)
     format, zero = stored.format, first_of_uniform(stored.grid)
     table = None if zero is not None else stored.grid
@@ -142,7 +147,7 @@ def _general(weight: BlockWeight, constants: Constants) -> Layout:
         minima: tuple[Numbers | None, Numbers | None] = None, None
         if stored.offset_scales is not None:
             minima = _levels(stored.offset_scales, stored.offsets, format.group_size, format.block_size)
-        if minima[0] is not None and zero:  # codes that do not count from 0 on: their zero point is part of the minimum
+        if minima[0] is not None and zero:  # the codes do not start at 0, so the minimum includes their zero point
             minima = _with_zero(stored, zero)
             factors = (_floats(_per_block(stored.scales, stored.multipliers), format.block_size), None)
         levels = (factors, minima, "Minimum")
@@ -150,22 +155,22 @@ def _general(weight: BlockWeight, constants: Constants) -> Layout:
 
 
 def first_of_uniform(grid: NDArray[np.float32]) -> float | None:
-    """The code (perhaps none that there is) that stands for 0 in a grid that counts by ones; None for other grids."""
+    """Return the code (possibly out of range) that means 0 in a grid of consecutive numbers; None for other grids."""
     first = np.float32(grid[0])
     return -float(first) if np.array_equal(grid, np.arange(len(grid), dtype=np.float32) + first) else None
 
 
 def check_grid(grid: NDArray[np.float32]) -> None:
-    """Raise UnsupportedWeight unless a grid counts by ones or fits in a table."""
+    """Raise UnsupportedWeight unless a grid has consecutive numbers or fits in a table."""
     if first_of_uniform(grid) is None and (len(grid) > _TABLE or not np.all(np.isfinite(grid)) or not np.any(grid)):
-        raise UnsupportedWeight(f"weights with a grid of {len(grid)} numbers that do not count by ones")
+        raise UnsupportedWeight(f"weights with a grid of {len(grid)} numbers that are not consecutive")
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def _floats(array: NDArray[Any], columns: int) -> Numbers:
-    """Floats per so many columns, in the narrowest type that holds them all exactly."""
+    """Return floats per `columns` columns, in the narrowest type that represents all of them exactly."""
     array, columns = _by_powers(array, columns)
     if array.dtype != np.float16 and array.dtype.name != "bfloat16":
         array = array.astype(np.float32, copy=False)
@@ -184,17 +189,17 @@ def _holds(dtype: Any, array: NDArray[Any]) -> bool:
 
 
 def _exponents(array: NDArray[Any]) -> NDArray[np.uint8] | None:
-    """The exponents of powers of two as float32 has them, if all are normal numbers of it."""
+    """Return the float32 exponents of powers of two; None unless all are normal float32 powers of two."""
     for part in (array.ravel()[:_SAMPLE], array):
         bits = part.astype(np.float32).view(np.uint32)
         exponents = bits >> 23
-        if np.any(bits & 0x7FFFFF) or np.any((exponents == 0) | (exponents >= 255)):  # signs are above the exponent
+        if np.any(bits & 0x7FFFFF) or np.any((exponents == 0) | (exponents >= 255)):  # a sign bit makes it 256 or more
             return None
     return exponents.astype(np.uint8)
 
 
 def _by_powers(array: NDArray[Any], columns: int) -> tuple[NDArray[Any], int]:
-    """Numbers per a power of two of columns: others are written several times."""
+    """Return numbers per power of two of columns, repeated if necessary, and the number of columns of each."""
     if array.shape[1] == 1 or not columns:
         return array[:, :1], 0
     size = columns & -columns
@@ -202,7 +207,7 @@ def _by_powers(array: NDArray[Any], columns: int) -> tuple[NDArray[Any], int]:
 
 
 def _points(points: NDArray[Any], columns: int, default: float | None = None, more: float = 0.0) -> Numbers | None:
-    """Zero points, and what is added to them; None where all are the default one. Integers of a byte stay such."""
+    """Return zero points plus `more`, or None if all equal the default. Integers that fit in a byte stay bytes."""
     if more or points.dtype != np.uint8:
         points = points.astype(np.float32) + np.float32(more)
     if np.all(points == default):
@@ -215,7 +220,7 @@ def _points(points: NDArray[Any], columns: int, default: float | None = None, mo
 
 
 def _per_block(floats: NDArray[np.float32], integers: NDArray[Any] | None) -> NDArray[np.float32]:
-    """Floats of groups times integers of their blocks, where there are any."""
+    """Multiply floats of groups by the integers of their blocks, if there are any."""
     if integers is None:
         return floats
     count = integers.shape[1]
@@ -225,7 +230,7 @@ def _per_block(floats: NDArray[np.float32], integers: NDArray[Any] | None) -> ND
 def _levels(
     floats: NDArray[np.float32], integers: NDArray[Any] | None, group: int, block: int
 ) -> tuple[Numbers, Numbers | None]:
-    """Floats per group and integers per block; one level where groups are no larger than blocks."""
+    """Return floats per group and integers per block, or only one level if groups are no larger than blocks."""
     if integers is None:
         return _floats(floats, block), None
     repeated, size = _by_powers(integers, block)
@@ -243,7 +248,7 @@ def _is_in_scales(stored: QuantizedWeight) -> bool:
 
 
 def _with_zero(stored: QuantizedWeight, zero: float) -> tuple[Numbers, None]:
-    """Minima per block that hold the zero point too."""
+    """Return minima per block that include the zero point."""
     assert stored.offset_scales is not None
     factors = _per_block(stored.scales, stored.multipliers)
     minima = _per_block(stored.offset_scales, stored.offsets)
@@ -260,10 +265,17 @@ def _arrays(
     bits: int, columns: int, codes: NDArray[np.uint8], factors: _Levels, offsets: _Levels, kind: str, *,
     zero: float, table: NDArray[np.float32] | None = None,
 ) -> Layout:  # fmt: skip
-    """Everything as it lies in memory.
+    """Return all arrays in their memory layout.
 
     Args:
-        kind: "Point" or "Minimum": what the offsets are, if there are any.
+        bits: bits of a code.
+        columns: number of columns of the weight.
+        codes: the codes.
+        factors: the factors.
+        offsets: the zero points or minima.
+        kind: the kind of the offsets, if there are any: "Point" or "Minimum".
+        zero: zero point of all codes.
+        table: values of the codes; None for integers.
     """
     chunks = -(-columns // CHUNK)
     if table is None and offsets[0] is None and not _leaves_bytes(bits, zero):
@@ -276,12 +288,12 @@ def _arrays(
     for names, levels in zip(_NAMES, (factors, offsets), strict=True):
         for name, one in zip(names, levels, strict=True):
             count, shift = 0, 0
-            if one is not None and one.kind != "high_nibble":  # those are read with the factors
-                # The halves of a chunk have numbers of their own, but for those of groups.
+            if one is not None and one.kind != "high_nibble":  # high nibbles are read with the factors
+                # The halves of a chunk have separate numbers, except for numbers of groups.
                 is_group = levels[1] is not None
                 arrays[name], shift = one.laid(chunks, CHUNK if is_group and one is levels[0] else CHUNK // halves)
                 count = arrays[name].shape[1]
-                if is_group and one is levels[1] and halves == 2:  # both of a chunk are read together
+                if is_group and one is levels[1] and halves == 2:  # both numbers of a chunk are read together
                     count, shift = count // 2, 0
             single = name.removesuffix("s")
             fields |= {f"{single}_count": count, f"{single}_shift": shift}
@@ -295,12 +307,12 @@ def _arrays(
 
 
 def _leaves_bytes(bits: int, zero: float) -> bool:
-    """Whether codes less this zero point are bytes with a sign."""
+    """Return True if codes minus this zero point fit in int8."""
     return zero == int(zero) and (1 << bits) - 1 - 127 <= zero <= 128
 
 
 def _share_bytes(factors: _Levels, offsets: _Levels) -> tuple[_Levels, _Levels]:
-    """Two integers of a block in one byte, where both are below 16."""
+    """Pack two integers of a block into one byte, if both are below 16."""
     (scale, multiplier), (offset_scale, offset) = factors, offsets
     if multiplier is None or offset is None or multiplier.columns != offset.columns:
         return factors, offsets

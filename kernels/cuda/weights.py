@@ -1,4 +1,4 @@
-"""Weights in device memory, copied once however many ops name them, and which of them there are kernels for."""
+"""Weights in device memory, which are copied once for all ops that name them, and the check of weight formats."""
 
 from __future__ import annotations
 
@@ -20,22 +20,26 @@ from .sources import CudaKernel, structs
 from .weight_layout import ADDRESSES, CHUNK, BlockReader, UnsupportedWeight, check_grid, lay_out
 
 STRIDE = 1024
-"""Columns that a warp takes at once, 32 a lane."""
+"""The number of columns that a warp processes together, 32 per lane."""
 _SCALAR = {"float32": "float", "float16": "half_bits", "bfloat16": "bfloat_bits"}
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-# Bytes of codes that are copied at once, before they are put into planes.
+# Number of bytes of codes that are copied together, before they are arranged in planes.
 _STAGED_BYTES = 32 << 20
 _PACK_THREADS = 128
 
 
 @dataclass(frozen=True)
 class DeviceMatrix:
-    """A matrix [rows, columns] in device memory; that of experts has the rows of one expert after another's.
+    """A matrix [rows, columns] in device memory. For experts, the matrix holds the rows of one expert after another.
 
     Attributes:
-        fields: of `BlockMatrix` in weights.cuh.
-        reader: of small integers; None = it holds floats. scalar: C++ type of the floats.
-        nbytes: bytes that a product reads. held: the arrays.
+        rows: number of rows.
+        columns: number of columns.
+        fields: fields of `BlockMatrix` in weights.cuh.
+        reader: reader of the quantised weights; None for floats.
+        scalar: C++ type of the floats.
+        nbytes: number of bytes that a matmul reads.
+        held: the device arrays of the matrix.
     """
 
     rows: int
@@ -48,22 +52,22 @@ class DeviceMatrix:
 
     @property
     def bits(self) -> int:
-        """Of a code; 0 = it holds floats."""
+        """The number of bits of a code; 0 for floats."""
         return self.reader.bits if self.reader else 0
 
     @property
     def number_bytes(self) -> int:
-        """Of a row's scales and what goes with them, where it is of small integers."""
+        """The number of bytes of a row's scales and offsets, for quantised weights."""
         return max(self.nbytes // self.rows - 4 * self.bits * -(-self.columns // CHUNK), 0)
 
     @property
     def strides(self) -> int:
-        """Warps' strides of 1,024 columns in a row, the last one filled up."""
+        """The number of strides of 1,024 columns (one warp's) in a row; the last stride is padded."""
         return -(-self.columns // STRIDE)
 
 
 class DeviceWeights:
-    """Weights and other constants of an executor's programs: names mean something among their own constants only."""
+    """Weights and other constants of an executor's programs. A name is unique only within its program's constants."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -73,10 +77,10 @@ class DeviceWeights:
         self._packing: dict[CudaKernel, Any] = {}
 
     def matrix(self, weight: Weight, constants: Constants) -> DeviceMatrix:
-        """A weight in device memory.
+        """Return a weight in device memory.
 
         Raises:
-            UnsupportedOp: there is no kernel for its format.
+            UnsupportedOp: if no kernel supports the weight's format.
         """
         known = self._matrices.setdefault(constants, {})
         if weight not in known:
@@ -94,11 +98,11 @@ class DeviceWeights:
         return self._copy_floats(weight, constants)
 
     def vector(self, constants: Constants, name: str) -> Any:
-        """A constant as contiguous float32 in device memory."""
+        """Return a constant as contiguous float32 in device memory."""
         return self._once(self._vectors, constants, name, as_float32)
 
     def indices(self, constants: Constants, name: str) -> Any:
-        """A constant of indices as contiguous int32 in device memory."""
+        """Return a constant of indices as contiguous int32 in device memory."""
         return self._once(self._indices, constants, name, lambda array: np.ascontiguousarray(array, np.int32))
 
     def _once(
@@ -114,7 +118,7 @@ class DeviceWeights:
         return known[name]
 
     def address(self, constants: Constants, name: str) -> int:
-        """Where a constant begins; 0 for ""."""
+        """Return the address of a constant as float32; 0 for ""."""
         return self._driver.address(self.vector(constants, name)) if name else 0
 
     def _copy_blocks(
@@ -129,7 +133,7 @@ class DeviceWeights:
         return DeviceMatrix(len(codes), weight.columns, fields, reader, "", nbytes, held)
 
     def _pack(self, reader: BlockReader, codes: NDArray[np.uint8], chunks: int) -> list[Any]:
-        """The codes of a matrix in planes, put there by the device, some rows at a time."""
+        """Arrange the codes of a matrix in planes. The device does this for some rows at a time."""
         rows, row_bytes = codes.shape
         planes = [self._driver.zeros(4 * words * rows * chunks) for words in reader.words if words]
         kernel = pack_kernel(reader)
@@ -164,10 +168,11 @@ class DeviceWeights:
 
 
 def check_weight(weight: Weight, constants: Constants | None = None) -> None:
-    """Raise UnsupportedOp, which names the format, unless kernels read it.
+    """Raise UnsupportedOp unless kernels can read a weight; the message names the format.
 
     Args:
-        constants: in which a grid is found; None = it is looked at later.
+        weight: the weight.
+        constants: the constants that hold the weight's grid; None = the grid is checked later.
     """
     refused = ""
     if isinstance(weight, BlockWeight) and not weight.is_uniform:
@@ -183,7 +188,7 @@ def check_weight(weight: Weight, constants: Constants | None = None) -> None:
 
 
 def pack_kernel(reader: BlockReader) -> CudaKernel:
-    """The kernel that puts codes into planes; it does not depend on what the numbers of blocks are."""
+    """Return the kernel that arranges codes in planes. The kernel does not depend on the numbers of blocks."""
     plain = BlockReader(reader.bits, grid=reader.grid)
     return CudaKernel("packing.cu", f"pack_codes<{plain.name}>", "PackArguments", _PACK_THREADS)
 
@@ -193,7 +198,7 @@ def _no_fields() -> dict[str, Any]:
 
 
 def _as_integers(array: NDArray[Any]) -> NDArray[Any]:
-    """The same bits in a type that every device's arrays have."""
+    """Return the same bits in a type that all devices' arrays support."""
     if array.dtype in (np.float32, np.float16):
         return array
     bits: NDArray[Any] = array.view(_UNSIGNED[array.itemsize])

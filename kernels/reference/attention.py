@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021), and attention: over one sequence, and over the pages of a step."""
+"""Rotary position embedding (Su et al. 2021), and attention over one sequence and over the pages of a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .pages import read_pages, write_pages
 
 
 def rotate(x: Array, cosine: Array, sine: Array, interleaved: bool = False) -> Float64:
-    """x [..., heads, head_size] by cosine and sine [..., pairs]: pairs of neighbours, or of the halves of 2 * pairs."""
+    """Rotate x [..., heads, head_size] by cosine and sine [..., pairs]; for pairs see `device.KeyRotation`."""
     half, result = cosine.shape[-1], x.astype(np.float64)
     cosine, sine = (table.astype(np.float64)[..., None, :] for table in (cosine, sine))
     pairs = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
@@ -27,7 +27,7 @@ def rotate(x: Array, cosine: Array, sine: Array, interleaved: bool = False) -> F
 
 
 def split_heads(op: Attention, query: Array, key: Any = None, value: Any = None) -> list[Array]:
-    """Query [..., heads, head_size], key and value [..., kv_heads, size]; without a key all three lie in one row."""
+    """Return query [..., heads, head_size], key and value [..., kv_heads, size]; without `key`, `query` holds all."""
     if key is None:
         widths = np.array([op.heads, op.kv_heads]) * op.head_size
         query, key, value = np.split(query, np.cumsum(widths), axis=-1)
@@ -36,13 +36,13 @@ def split_heads(op: Attention, query: Array, key: Any = None, value: Any = None)
 
 
 def rotated(x: Array, weight: Array | None, epsilon: float, rotation: tuple[Array, Array, bool] | None) -> Float64:
-    """Heads [..., heads, head_size] normed, then rotated: each where it is wanted."""
+    """Normalise heads [..., heads, head_size] if there is a weight, then rotate them if there is a rotation."""
     wide: Float64 = x.astype(np.float64) if weight is None else norm(x, weight, epsilon)
     return wide if rotation is None else rotate(wide, *rotation)
 
 
 def attend(op: Attention, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None) -> Float64:
-    """Rows q [T, heads, head_size] of a sequence over keys and values [keys, kv_heads, size] up to their positions."""
+    """Attend with rows q [T, heads, head_size] of a sequence to the visible keys and values [keys, kv_heads, size]."""
     distance, window = positions[:, None] - np.arange(len(k)), op.window
     visible = (distance >= 0) & ((distance < window) | (window < 0))
     if op.chunk:
@@ -60,7 +60,7 @@ def attend(op: Attention, q: Array, k: Array, v: Array, positions: Array, sinks:
             scores = np.concatenate([scores, np.full((len(scores), 1), sink)], axis=1)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights = weights / weights.sum(axis=1, keepdims=True)
-        for row, seen in enumerate(visible):  # an invisible key has no part in the result, not even 0 * infinity
+        for row, seen in enumerate(visible):  # an invisible key adds nothing to the result, not even 0 * infinity
             out[row, head] = weights[row, : len(k)][seen] @ v[seen, kv_head]
     return out
 
@@ -68,7 +68,7 @@ def attend(op: Attention, q: Array, k: Array, v: Array, positions: Array, sinks:
 def attention(
     op: Attention, rows: Sequence[Any], layer: PagedLayer, step: StepContext, constant: Callable[[str], Any]
 ) -> Float64:
-    """Query, key and value (or None) [T, ...] to [T, heads * v_head_size]."""
+    """Compute the attention of query, key and value (or None), [T, ...], and return [T, heads * v_head_size]."""
     q, k, v = split_heads(op, *rows)
     rotation = rotations(op.rope, step, constant)
     q = rotated(q, constant(op.q_norm), op.epsilon, rotation)
@@ -81,7 +81,7 @@ def attention(
 
 
 def rotations(rope: Rope | None, step: StepContext, constant: Callable[[str], Any]) -> tuple[Array, Array, bool] | None:
-    """What `rotate` needs: cosines and sines of every row, [T, pairs] each, from the table that its sequence uses."""
+    """Return the arguments of `rotate`: cosine and sine of every row, [T, pairs], from the table of its sequence."""
     if rope is None:
         return None
     tables = [(constant(c), constant(s)) for c, s in ((rope.cos, rope.sin), (rope.long_cos, rope.long_sin)) if c]
@@ -95,7 +95,7 @@ def rotations(rope: Rope | None, step: StepContext, constant: Callable[[str], An
 
 
 def attend_pages(op: Attention, q: Array, layer: PagedLayer, step: StepContext, sinks: Array | None) -> Float64:
-    """Rows [T, heads, head_size] over the pages of their sequences."""
+    """Attend with rows [T, heads, head_size] to the pages of their sequences."""
     out, tables = np.zeros((*q.shape[:2], layer.v_head_size)), step.page_tables[layer.group].block_tables
     for sequence, length in enumerate(step.context_lens):
         rows = slice(step.cu_seqlens_q[sequence], step.cu_seqlens_q[sequence + 1])
@@ -109,7 +109,7 @@ def attend_pages(op: Attention, q: Array, layer: PagedLayer, step: StepContext, 
 
 
 def within(numbers: Any, limit: int, refusal: str) -> None:
-    """Raises StepError unless all are 0 to limit - 1."""
+    """Raise StepError unless all numbers are 0 to limit - 1."""
     for number in np.ravel(numbers):
         if not 0 <= number < limit:
             raise StepError(f"{refusal}: {number} is not 0 to {limit - 1}")

@@ -1,4 +1,4 @@
-"""The reference device: walks over the ops of a program and computes each as it is written down."""
+"""The reference device, which walks over the ops of a program and computes each one directly by its definition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KNOWN = (
 
 
 class ReferenceExecutor(HostMemory):
-    """See `genai.kernels.device.Executor`; how many threads products use is NumPy's affair."""
+    """See `genai.kernels.device.Executor`. NumPy determines the number of threads of a matmul."""
 
     name = device = "reference"
     threads = 1
@@ -39,7 +39,7 @@ class ReferenceExecutor(HostMemory):
     def compile(self, program: OpProgram, layers: Sequence[CacheLayer | None] = ()) -> ReferenceStep:
         unknown = sorted({type(op).__name__ for op in program.ops if not isinstance(op, KNOWN)})
         if unknown:
-            raise UnsupportedOp(f"the reference does not know ops of the kinds {', '.join(unknown)}")
+            raise UnsupportedOp(f"the reference device does not support these ops: {', '.join(unknown)}")
         return ReferenceStep(program, layers, self._weights_of(program.constants).hold(program.ops))
 
     def _weights_of(self, constants: Constants) -> ReferenceWeights:
@@ -50,7 +50,7 @@ class ReferenceExecutor(HostMemory):
 
     def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
         if not isinstance(op, ir.MoE):
-            raise UnsupportedOp(f"the reference has no function of arrays for {type(op).__name__}")
+            raise UnsupportedOp(f"the reference device has no array function for {type(op).__name__}")
         product = self._weights_of(constants).hold([op]).product
         return lambda x, scores: mixture(op, x, scores, product).astype(np.float32)
 
@@ -58,7 +58,7 @@ class ReferenceExecutor(HostMemory):
         return ReferenceAdapter(factors)
 
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
-        """See Executor.packed_bytes: weights are read as they are stored."""
+        """See `Executor.packed_bytes`. Weights are read in the form in which they are stored."""
         return sum(constants.array(name).nbytes for name in constant_names(weight))
 
     def arithmetic(self, op: Op, constants: Constants, *, prefill: bool) -> str | None:
@@ -74,7 +74,7 @@ class ReferenceExecutor(HostMemory):
 class ReferenceStep(TimedByHost):
     """See `genai.kernels.device.StepFunction`.
 
-    Values of a step are float32 in the shapes of the graph, and read and written as float64 [T, width].
+    Values of a step are stored as float32 in the shapes of the graph, and read and written as float64 [T, width].
     """
 
     takes_choices = False
@@ -105,7 +105,7 @@ class ReferenceStep(TimedByHost):
         self._cancelled = False
 
     def __getitem__(self, name: str) -> Any:
-        """The rows of a value; 0 where there is none."""
+        """The rows of a value, or 0 if the name is empty."""
         if not name:
             return 0.0
         return np.asarray(self._values[name], np.float64).reshape(-1, self._program.types[name].width)
@@ -115,7 +115,7 @@ class ReferenceStep(TimedByHost):
             self._values[name] = np.ascontiguousarray(rows, np.float32).reshape(self._program.types[name].shape)
 
     def _vector(self, name: str) -> Any:
-        """A constant as float64 [n]; 0 where there is none."""
+        """Return a constant as float64 [n], or 0 if the name is empty."""
         array = self._weights.array(name)
         return 0.0 if array is None else array.reshape(-1).astype(np.float64)
 
@@ -126,7 +126,7 @@ class ReferenceStep(TimedByHost):
         return out
 
     def _compute(self, op: Op, step: StepContext) -> None:
-        """What the op means."""
+        """Compute the op by its definition."""
         types = self._program.types
         match op:
             case ir.Embedding(table, ids, out):

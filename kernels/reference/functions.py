@@ -1,4 +1,4 @@
-"""The functions of numbers that ops name, in float64."""
+"""The unary and binary functions that ops refer to by name, in float64."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ UNARY: dict[str, Callable[..., Any]] = {
     "softcap": lambda x, cap: cap * np.tanh(x / cap),
     "softplus": lambda x: np.logaddexp(0, x),
 }
-_BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")  # as NumPy calls them
+_BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")  # the names of NumPy's functions
 BINARY: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _BINARY}
 
 
 def norm(x: Array, weight: Array, epsilon: float, bias: Array | float = 0.0, centred: bool = False) -> Float64:
-    """RMS norm over the last axis; layer norm if `centred`: see `ops.Norm`."""
+    """Return the RMS norm over the last axis, or the layer norm if `centred`; see `ir.Norm`."""
     wide = x.astype(np.float64)
     if centred:
         wide = wide - np.mean(wide, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Low-rank adapters as they are written down (Hu et al., arXiv:2106.09685)."""
+"""Low-rank adapters, computed directly by their definition (Hu et al., arXiv:2106.09685)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from .functions import Float64
 
 @dataclass(frozen=True, eq=False)
 class ReferenceAdapter:
-    """See `genai.kernels.device.DeviceAdapter`: the factors as they were given, per target."""
+    """See `genai.kernels.device.DeviceAdapter`. Holds the factors of each target unchanged."""
 
     factors: Sequence[Sequence[Factors]]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take."""
+        """The number of bytes of the factors."""
         return sum(one.a.nbytes + one.b.nbytes for target in self.factors for one in target)
 
 
 def lora_shrink(x: Float64, target: int, step: StepContext) -> Iterator[tuple[slice, slice, Float64]]:
-    """What the adapters of each sequence add to a product of x [T, columns]: rows, columns, and the numbers."""
+    """Yield the terms that each sequence's adapters add to a linear layer of x [T, columns], with their locations.
+
+    Each item consists of the rows, the columns and the numbers to add.
+    """
     if not len(step.adapter_rows.ids):
         return
     owners = zip(pairwise(step.cu_seqlens_q.tolist()), pairwise(step.adapter_rows.offsets.tolist()), strict=True)

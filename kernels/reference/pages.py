@@ -1,4 +1,4 @@
-"""Keys and values into pages and back, in NumPy: as floats, or as integers with scales (`cache_layout.PackedPages`)."""
+"""Reading and writing pages of keys and values in NumPy: floats, or scaled integers (`cache_layout.PackedPages`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALF = SCALE_COLUMNS // 2
 
 
 def write_pages(layer: PagedLayer, slots: NDArray[np.int64], keys: Array, values: Array) -> None:
-    """Write new keys [T, kv_heads, head_size] and values [T, kv_heads, v_head_size] at their slots."""
+    """Write new keys [T, kv_heads, head_size] and values [T, kv_heads, v_head_size] to their slots."""
     write_keys(layer, slots, keys)
     blocks, offsets = np.divmod(slots, PAGE_TOKENS)
     if layer.packed is None:
@@ -29,7 +29,7 @@ def write_pages(layer: PagedLayer, slots: NDArray[np.int64], keys: Array, values
 
 
 def write_keys(layer: PagedLayer, slots: NDArray[np.int64], keys: Array) -> None:
-    """Write keys [T, kv_heads, head_size] at their slots; values stay as they are."""
+    """Write keys [T, kv_heads, head_size] to their slots. Values do not change."""
     blocks, offsets = np.divmod(slots, PAGE_TOKENS)
     if layer.packed is None:
         layer.keys[blocks, :, :, offsets] = stored_floats(keys, layer.kind)
@@ -42,7 +42,7 @@ def write_keys(layer: PagedLayer, slots: NDArray[np.int64], keys: Array) -> None
 
 
 def read_pages(layer: PagedLayer, table: NDArray[Any]) -> tuple[Array, Array]:
-    """Keys [tokens, kv_heads, head_size] and values of the pages in a block table, in order."""
+    """Return keys [tokens, kv_heads, head_size] and values of the pages in a block table, in order."""
     if layer.packed is None:
         stored = layer.keys[table].transpose(0, 3, 1, 2), layer.values[table].swapaxes(1, 2)
         keys, values = (read_floats(pages, layer.kind) for pages in stored)
@@ -59,7 +59,7 @@ def read_pages(layer: PagedLayer, table: NDArray[Any]) -> tuple[Array, Array]:
 
 
 def hadamard(x: Array) -> Float64:
-    """The last axis, whose size is a power of two, by the normalised Hadamard matrix (Sylvester's); its own inverse."""
+    """Multiply the last axis, a power of two, by Sylvester's normalised Hadamard matrix, which is its own inverse."""
     size, step = x.shape[-1], 1
     result: Float64 = x.astype(np.float64) / np.sqrt(size)
     while step < size:
@@ -70,7 +70,7 @@ def hadamard(x: Array) -> Float64:
 
 
 def _parts(layer: PagedLayer) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Integers and scales of keys and of values, as views of the pages."""
+    """Return the integers and scales of keys and of values, as views of the pages."""
     packed = layer.packed
     assert packed is not None
     dtype = np.int8 if packed.bits == 8 else np.uint8
@@ -89,7 +89,7 @@ def _parts(layer: PagedLayer) -> tuple[tuple[Array, Array], tuple[Array, Array]]
 
 
 def _scaled(x: Float64, scale: Float64) -> Float64:
-    """x / scale; 0 where there is no finite scale but 0."""
+    """Return x / scale, or 0 where the scale is 0 or not finite."""
     usable = (scale > 0) & np.isfinite(scale)
     return np.where(usable, np.nan_to_num(x) / np.where(usable, scale, 1.0), 0.0)
 
@@ -99,7 +99,7 @@ def _scales(largest: Float64) -> NDArray[np.float16]:
 
 
 def _packed_bytes(x: Array, columns: int) -> tuple[Array, Array]:
-    """[T, heads, size] as int8 [T, heads, columns] and float16 scales [T, heads, 1]."""
+    """Pack [T, heads, size] into int8 [T, heads, columns] and float16 scales [T, heads, 1]."""
     wide = x.astype(np.float64)
     scales = _scales(np.abs(wide).max(axis=-1, keepdims=True) / 127)
     integers = np.zeros((*wide.shape[:-1], columns), np.int8)
@@ -108,7 +108,7 @@ def _packed_bytes(x: Array, columns: int) -> tuple[Array, Array]:
 
 
 def _packed_nibbles(x: Array, columns: int) -> tuple[Array, Array]:
-    """Transforms of [T, heads, size]: uint8 [T, heads, columns = size / 2], float16 scales [T, heads, size / 32]."""
+    """Transform and pack [T, heads, size] into uint8 [.., columns = size / 2] and float16 scales [.., size / 32]."""
     groups = hadamard(x).reshape(*x.shape[:-1], -1, SCALE_COLUMNS)
     scales = _scales(np.abs(groups).max(axis=-1) / 7.5)
     scaled = _scaled(groups, scales.astype(np.float64)[..., None])
@@ -117,12 +117,12 @@ def _packed_nibbles(x: Array, columns: int) -> tuple[Array, Array]:
 
 
 def _from_bytes(integers: Array, scales: Array) -> Float64:
-    """Integers [..., columns] and scales [..., 1]."""
+    """Unpack integers [..., columns] with scales [..., 1]."""
     return integers.astype(np.float64) * scales.astype(np.float64)
 
 
 def _from_nibbles(integers: Array, scales: Array) -> Float64:
-    """Bytes [..., columns] and scales [..., groups] as numbers [..., 2 * columns], transformed back."""
+    """Unpack bytes [..., columns] with scales [..., groups], and transform the numbers [..., 2 * columns] back."""
     groups = integers.reshape(*integers.shape[:-1], -1, _HALF)
     nibbles = np.concatenate([groups & 15, groups >> 4], axis=-1).astype(np.float64)
     return hadamard(((nibbles - 7.5) * scales.astype(np.float64)[..., None]).reshape(*integers.shape[:-1], -1))

@@ -1,4 +1,4 @@
-"""Recurrent layers: a state per sequence, which each of its rows changes."""
+"""Recurrent layers: each sequence has a state, which each of its rows updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .functions import Array, Float64
 
 
 def linear_recurrence(x: Array, decay: Array, layer: StateLayer, step: StepContext) -> Float64:
-    """See ir.LinearRecurrence: rows [T, size]. Each state is rounded to float32, as it is where a step ends."""
+    """Compute `ir.LinearRecurrence` for rows [T, size]. Each state is rounded to float32, as at the end of a step."""
     slots, out = step.state_slots, np.zeros(x.shape)
     assert slots is not None
     within(slots.reads[slots.reads != -1], layer.num_slots, "slot outside the states")

@@ -1,7 +1,7 @@
-"""The sampler of the reference device: rows through their steps, one after another, as these were published.
+"""The sampler of the reference device, which applies the published sampling steps to one row after another.
 
-One row of logits in float64, sorted in full, removed tokens set to -inf. Ties are broken as everywhere here: the larger
-logit first, among equals the lower id.
+A row of logits is float64 and is sorted in full; removed tokens are set to -inf. Tokens are ordered as everywhere in
+this package: by descending logit, and among equal logits by ascending id.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LARGEST_PENALTY = 1e38
 
 
 def softmax(logits: Row) -> Row:
-    """Probabilities of a row."""
+    """Return the probabilities of a row."""
     weights: Row = np.exp(logits - np.max(logits))
     result: Row = weights / weights.sum()
     return result
 
 
 def log_softmax(logits: Row) -> Row:
-    """Logarithms of the probabilities of a row."""
+    """Return the log-probabilities of a row."""
     shifted: Row = logits - np.max(logits)
     result: Row = shifted - np.log(np.sum(np.exp(shifted)))
     return result
@@ -39,23 +39,23 @@ def temperature(logits: Row, value: float) -> Row:
 
 
 def top_k(logits: Row, k: float) -> Row:
-    """The k most likely tokens (Fan et al. 2018)."""
+    """Keep the k likeliest tokens (Fan et al. 2018)."""
     return _keep(logits, _by_likelihood(logits)[: int(k)])
 
 
 def top_p(logits: Row, p: float) -> Row:
-    """The smallest set of most likely tokens whose probability reaches p (Holtzman et al. 2019)."""
+    """Keep the smallest set of likeliest tokens with a total probability of at least p (Holtzman et al. 2019)."""
     return _keep_until(logits, _by_likelihood(logits), p)
 
 
 def min_p(logits: Row, p: float) -> Row:
-    """Tokens with at least p times the largest probability (Nguyen et al. 2024)."""
+    """Keep tokens with at least p times the largest probability (Nguyen et al. 2024)."""
     probabilities = softmax(logits)
     return np.where(probabilities >= p * probabilities.max(), logits, -np.inf)
 
 
 def typical_p(logits: Row, p: float) -> Row:
-    """The smallest set that reaches p of tokens whose surprise is closest to the entropy (Meister et al. 2022)."""
+    """Keep the fewest tokens with a surprise closest to the entropy whose total reaches p (Meister et al. 2022)."""
     present = np.isfinite(logits)
     surprise = -log_softmax(logits)
     entropy = np.sum(softmax(logits)[present] * surprise[present])
@@ -64,12 +64,12 @@ def typical_p(logits: Row, p: float) -> Row:
 
 
 def top_n_sigma(logits: Row, n: float) -> Row:
-    """Tokens within n standard deviations of the largest logit (Tang et al. 2024); removed tokens do not count."""
+    """Keep tokens within n standard deviations (of the remaining logits) of the largest logit (Tang et al. 2024)."""
     return np.where(logits >= logits.max() - n * np.std(logits[np.isfinite(logits)]), logits, -np.inf)
 
 
 def xtc(logits: Row, threshold: float) -> Row:
-    """Of the tokens with at least this probability only the least likely stays (p-e-w, text-generation-webui #6335)."""
+    """Remove tokens with at least this probability except the least likely (p-e-w, text-generation-webui #6335)."""
     order = _by_likelihood(logits)
     likely = order[softmax(logits)[order] >= threshold]
     result = logits.copy()
@@ -78,13 +78,14 @@ def xtc(logits: Row, threshold: float) -> Row:
 
 
 def mirostat(logits: Row, limit: float) -> Row:
-    """Tokens whose surprise is at most `limit` bits, at least the most likely one (Basu et al. 2020, Mirostat 2.0)."""
+    """Keep tokens with a surprise of at most `limit` bits, or just the likeliest (Basu et al. 2020, Mirostat 2.0)."""
     kept = -log_softmax(logits) / np.log(2) <= limit
     return np.where(kept, logits, -np.inf) if kept.any() else top_k(logits, 1)
 
 
 def repetition_penalty(logits: Row, tokens: Sequence[int], penalty: float) -> Row:
-    """Tokens that occurred: positive logits are divided by the penalty, others multiplied (Keskar et al. 2019)."""
+    """Divide positive logits of tokens in the history by the penalty, and multiply others by it (Keskar et al.
+    2019)."""
     result = logits.copy()
     for token in set(tokens):
         result[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
@@ -92,7 +93,7 @@ def repetition_penalty(logits: Row, tokens: Sequence[int], penalty: float) -> Ro
 
 
 def presence_and_frequency_penalty(logits: Row, output: Sequence[int], presence: float, frequency: float) -> Row:
-    """Subtract, from tokens that were generated, presence once and frequency per occurrence (OpenAI API reference)."""
+    """Subtract presence once and frequency per occurrence from tokens that were generated (OpenAI API reference)."""
     result = logits.copy()
     for token in set(output):
         result[token] -= presence + frequency * list(output).count(token)
@@ -102,9 +103,10 @@ def presence_and_frequency_penalty(logits: Row, output: Sequence[int], presence:
 def dry(logits: Row, tokens: Sequence[int], multiplier: float, base: float, allowed_length: int, limit: int) -> Row:
     """Penalise tokens that would continue a repetition (p-e-w, text-generation-webui #5677).
 
-    For each earlier position whose preceding m tokens are the last m tokens, the token there loses
-    multiplier * base ** (m - allowed_length), m at least allowed_length and the largest counting, at most `limit`: as
-    many tokens as stand behind the last sequence breaker. No penalty is so large that it would not be a float32.
+    If the m tokens before an earlier position equal the last m tokens, the token at that position loses
+    multiplier * base ** (m - allowed_length). If there are several such positions, the largest m counts. m must be at
+    least allowed_length, and is capped at `limit`, the number of tokens after the last sequence breaker. Penalties are
+    capped so that they fit in a float32.
     """
     tokens = list(tokens)
     longest: dict[int, int] = {}
@@ -121,7 +123,7 @@ def dry(logits: Row, tokens: Sequence[int], multiplier: float, base: float, allo
 
 
 def no_repeat_ngram(logits: Row, tokens: Sequence[int], size: int) -> Row:
-    """Remove tokens that would complete an n-gram that already occurred (Paulus et al. 2017)."""
+    """Remove tokens that would complete an n-gram that has already occurred (Paulus et al. 2017)."""
     tokens = list(tokens)
     result = logits.copy()
     for end in range(size, len(tokens) + 1):
@@ -132,14 +134,14 @@ def no_repeat_ngram(logits: Row, tokens: Sequence[int], size: int) -> Row:
 
 
 def uniforms(seed: int, row: int, position: int) -> tuple[float, float]:
-    """Two numbers in [0, 1) from Philox (Salmon et al. 2011), as NumPy has it."""
+    """Return two numbers in [0, 1) from Philox (Salmon et al. 2011), in NumPy's implementation."""
     bits = np.random.Philox(key=np.array([seed, row], np.uint64), counter=[position, 0, 0, 0])
     first, second = np.random.Generator(bits).random(2)
     return float(first), float(second)
 
 
 def draw(logits: Row, uniform: float) -> int:
-    """The first token, in order of ids, at which the probabilities add up to more than `uniform`; at most the last."""
+    """Return the first token, by id, at which the cumulative probability exceeds `uniform`, or else the last token."""
     probabilities = softmax(logits)
     found = np.searchsorted(np.cumsum(probabilities), uniform, side="right")
     return int(min(found, np.flatnonzero(probabilities)[-1]))
@@ -156,14 +158,14 @@ def _keep(logits: Row, kept: NDArray[np.intp]) -> Row:
 
 
 def _keep_until(logits: Row, order: NDArray[np.intp], p: float) -> Row:
-    """The first tokens of an order until their probability reaches p."""
+    """Keep the first tokens of an order until their total probability reaches p."""
     probabilities = softmax(logits)[order]
     before = np.cumsum(probabilities) - probabilities
     return _keep(logits, order[before < p])
 
 
 Int64 = NDArray[np.int64]
-# Dividing by a smaller temperature separates no two float32 logits that this one would not.
+# This temperature already separates all float32 logits that a smaller temperature would separate.
 _LOWEST_TEMPERATURE = 1e-30
 
 
@@ -205,7 +207,7 @@ class ReferenceSampler:
         raise NotImplementedError("most_begun is 0")
 
     def log_normalizers(self, logits: NDArray[np.float32], rows: Int64, top: int) -> tuple[NDArray[np.float64], Int64]:
-        """See Sampler.log_normalizers; NaN for a row that cannot be sampled, -1 where fewer tokens are likely."""
+        """See `Sampler.log_normalizers`: NaN for a row that cannot be sampled, -1 if too few tokens are possible."""
         check_rows(logits, rows, top, self._vocab_size)
         normalizers, likely = np.full(len(rows), np.nan), np.full((len(rows), top), -1)
         for i, row in enumerate(logits[rows].astype(np.float64)):
@@ -217,7 +219,7 @@ class ReferenceSampler:
 
 
 def _status(row: Row) -> int:
-    """Whether a row can be sampled."""
+    """Return FINE, or the reason that a row cannot be sampled."""
     if np.isnan(row).any():
         return HAS_NAN
     if np.isposinf(row).any():
@@ -226,7 +228,7 @@ def _status(row: Row) -> int:
 
 
 def _kept(batch: SamplingBatch, i: int, logits: NDArray[np.float32], coin: float) -> tuple[Row, int]:
-    """The logits of a row after its steps (-inf of tokens that are out), and what came of it."""
+    """Return the logits of a row after its steps (-inf for removed tokens), and its status."""
     settings, span = batch.rows["settings"][i], batch.rows["span"][i]
     source = int(span[Span.SOURCE])
     row: Row = (logits[source] if source >= 0 else batch.replaced[-1 - source]).astype(np.float64)
@@ -248,7 +250,7 @@ def _kept(batch: SamplingBatch, i: int, logits: NDArray[np.float32], coin: float
     return row, status
 
 
-# Steps of one number.
+# Steps with one parameter.
 _TRUNCATIONS = {
     Step.TOP_N_SIGMA: top_n_sigma,
     Step.TOP_K: top_k,
@@ -259,7 +261,7 @@ _TRUNCATIONS = {
 
 
 def _step(step: Step, row: Row, settings: NDArray[np.float64], span: Int64, history: list[int], coin: float) -> Row:
-    """The logits after one step."""
+    """Return the logits after one step."""
     if step in _TRUNCATIONS:
         return _TRUNCATIONS[step](row, float(settings[Setting[step.name]]))
     match step:
@@ -283,5 +285,5 @@ def _step(step: Step, row: Row, settings: NDArray[np.float64], span: Int64, hist
 
 
 def _first_of_last(history: list[int], count: float) -> int:
-    """Where the last `count` tokens begin; there may be infinitely many asked for."""
+    """Return the index of the first of the last `count` tokens; `count` may be infinite."""
     return int(max(0.0, len(history) - count))

@@ -1,4 +1,4 @@
-"""Weights as models store them, dequantised where they are used; products with them, and mixtures of experts."""
+"""Weights in their stored form, which are dequantised for each use; matmuls with these weights; mixtures of experts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ..ir import BlockWeight, Constants, MoE, Op, Projection, Weight, constant_n
 from ..weights import unpack_bits
 from .functions import UNARY, Array, Float64
 
-# Numbers of a matrix that are dequantised at once, and how many such slabs are kept for the next step: 256 MiB.
+# The number of weights in a slab, which are dequantised together, and the number of slabs that are cached for the next
+# step (256 MiB).
 _SLAB, _KEPT = 1 << 19, 64
 
 
 def dequantize_weight(
     data: Array, scales: Array, points: Array | None = None, *, n: int, k: int, bits: int, block_size: int
 ) -> Float64:
-    """Rows of a matrix [n, k] in blocks along k; see `ops.BlockWeight`."""
+    """Dequantise rows of a matrix [n, k] in blocks along k; see `ir.BlockWeight`."""
     blocks = -(-k // block_size)
     zeros = np.full((n, 1), 2 ** (bits - 1)) if points is None else points.reshape(n, -1)
     if points is not None and points.dtype == np.uint8:
@@ -32,7 +33,7 @@ def dequantize_weight(
 
 
 class ReferenceWeights:
-    """The constants that ops name; the program may drop its own."""
+    """The constants that ops name. They are stored here because the program may drop its own copies."""
 
     def __init__(self, constants: Constants) -> None:
         self._constants = constants
@@ -40,17 +41,17 @@ class ReferenceWeights:
         self._slab = lru_cache(_KEPT)(lambda weight, first, last: self.rows(weight, slice(first, last)))
 
     def hold(self, ops: Iterable[Op]) -> ReferenceWeights:
-        """Keep what ops name."""
+        """Store the constants that ops name."""
         for name in {name for op in ops for name in constant_names(op)} - self._arrays.keys():
             self._arrays[name] = self._constants.array(name)
         return self
 
     def array(self, name: str) -> Array | None:
-        """A constant as it is stored; None for ""."""
+        """Return a constant in its stored form, or None for ""."""
         return self._arrays[name] if name else None
 
     def rows(self, weight: Weight, which: slice | Array) -> Float64:
-        """Some rows of a matrix, those of all experts counted through: [n, columns]."""
+        """Return some rows [n, columns] of a matrix; the rows of all experts are numbered consecutively."""
         if isinstance(weight, BlockWeight) and not weight.is_uniform:
             return weight.load(self._arrays.__getitem__).dequantize_rows(which, np.float64)
         count = max(weight.experts, 1) * weight.rows
@@ -63,7 +64,7 @@ class ReferenceWeights:
         return dequantize_weight(*parts, n=n, k=k, bits=weight.bits, block_size=weight.block_size)
 
     def product(self, x: Float64, projection: Projection, expert: int = 0) -> Float64:
-        """x @ weight.T + bias of an expert: [T, columns] to [T, rows]; a slab of rows at a time."""
+        """Return x @ weight.T + bias of an expert, [T, columns] to [T, rows], computed in slabs of rows."""
         weight, height = projection.weight, max(1, _SLAB // projection.weight.columns)
         begin, end = expert * weight.rows, (expert + 1) * weight.rows
         slabs = [self._slab(weight, first, min(first + height, end)) for first in range(begin, end, height)]
@@ -72,7 +73,7 @@ class ReferenceWeights:
 
 
 def routing_weights(scores: Array, k: int, *, normalized: bool) -> tuple[NDArray[np.int64], Float64]:
-    """The k best experts of each token and their shares, both [T, k]; see `ops.MoE`."""
+    """Return the k best experts of each token and their shares, both [T, k]; see `ir.MoE`."""
     scores = scores.astype(np.float64)
     chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     best = np.take_along_axis(scores, chosen, axis=1)
@@ -81,7 +82,7 @@ def routing_weights(scores: Array, k: int, *, normalized: bool) -> tuple[NDArray
 
 
 def mixture(op: MoE, x: Array, scores: Array, product: Callable[[Float64, Projection, int], Float64]) -> Float64:
-    """Rows [T, H] with scores [T, experts] to rows; an expert that no token is sent to takes no part."""
+    """Compute the mixture of rows [T, H] with scores [T, experts]. Experts without tokens do not affect the result."""
     chosen, shares = routing_weights(scores, op.per_token, normalized=op.normalized)
     out = np.zeros((len(x), op.second.weight.rows))
     for expert in np.unique(chosen).tolist():

@@ -1,4 +1,4 @@
-"""Methods of quantisation, one per file: a float matrix and a grid in, coded blocks out."""
+"""Quantisation methods, one per module. A method converts a float matrix and a grid to coded blocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ METHODS: dict[str, Method] = {
 
 
 def method(name: str) -> Method:
-    """A method by its name.
+    """Return the method with a given name.
 
     Raises:
-        QuantizationError: there is none of that name.
+        QuantizationError: there is no method with this name.
     """
     if name not in METHODS:
-        raise QuantizationError(f"method is {name!r}, expected one of {list(METHODS)}")
+        raise QuantizationError(f"method is {name!r}, but must be one of {list(METHODS)}")
     return METHODS[name]

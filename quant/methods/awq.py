@@ -1,8 +1,8 @@
-"""AWQ: columns whose inputs are large are scaled up before they are rounded, and the inputs scaled down as much.
+"""AWQ: columns with large inputs are scaled up before rounding, and the inputs are scaled down by the same factors.
 
-Lin et al. 2023 (arXiv 2306.00978). The factors are the inputs' root mean squares to a power between 0 and 1, searched
-for the least error of the outputs. Whoever calls this divides the inputs: in the weight of the norm before, or in the
-rows of the projection before. Matrices that read the same inputs share the factors.
+Lin et al. 2023 (arXiv 2306.00978). The factors are the root mean squares of the inputs, raised to a power between 0 and
+1 that is searched for the smallest output error. The caller divides the inputs by the factors, either in the weight of
+the preceding norm or in the rows of the preceding projection. Matrices with the same inputs share the factors.
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ def find_factors(
     *,
     sharing: NDArray[np.int64] | None = None,
 ) -> tuple[Float64, dict[str, float]]:
-    """Factors [columns] for matrices [rows, columns] that read the same inputs, and what to say about them.
+    """Find factors [columns] for matrices [rows, columns] that have the same inputs.
 
     Args:
-        sharing: int64 [columns], which columns have one factor in common: with grouped queries a head of values stands
-            for several parts of the columns, which cannot be scaled apart. None = each column has its own.
+        weights: the matrices.
+        grids: their grids.
+        inputs: statistics of the inputs.
+        sharing: int64 [columns], the index of the factor that each column uses. With grouped-query attention, one head
+            of values feeds several groups of columns, which cannot be scaled separately. None = one factor per column.
+
+    Returns:
+        The factors, and notes for the report.
 
     Raises:
-        QuantizationError: the statistics do not fit.
+        QuantizationError: the statistics are missing or do not match.
     """
     columns = weights[0].shape[1]
     required_gram(inputs, "awq", columns)
@@ -69,10 +75,10 @@ def _scaled_error(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics,
 
 
 def rounded(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
-    """What is done with the scaled matrix: scales are searched, weighed by the scaled inputs (AWQ's clipping).
+    """Quantise the scaled matrix with a scale search that is weighted by the scaled inputs (AWQ's clipping).
 
     Raises:
-        QuantizationError: no statistics.
+        QuantizationError: the statistics are missing.
     """
     return importance(weight, grid, inputs)
 
@@ -82,6 +88,6 @@ METHOD = Method(
     "gram",
     rounded,
     find_searched,
-    "columns with large inputs are scaled up first, their inputs down",
+    "scales up columns with large inputs, and scales down their inputs",
     folds=True,
 )

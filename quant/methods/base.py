@@ -1,4 +1,4 @@
-"""What every method of quantisation takes and gives."""
+"""The interface of quantisation methods."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from ..grids import (
 
 Float64 = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
-# Rows whose error is computed at once, and weights that a method works on at once.
+# The number of rows whose error is computed at a time, and the number of weights that a method processes at a time.
 _ROWS, _PART_FLOATS = 512, 1 << 24
 
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """What a matrix is multiplied with, over the tokens of a calibration text.
+    """Statistics of a matrix's inputs over the tokens of a calibration text.
 
     Attributes:
-        count: vectors x that were seen.
-        squares: float64 [columns], mean of x ** 2.
-        gram: float32 or float64 [columns, columns], mean of outer(x, x); None where the method does not need it.
-        cross: likewise, mean of outer(y, x), where y is what the float model has in place of x, the
-            input in the quantised model; None = the same as gram.
+        count: number of input vectors x.
+        squares: float64 [columns], the mean of x ** 2.
+        gram: float32 or float64 [columns, columns], the mean of outer(x, x); None if the method does not need it.
+        cross: like gram, but the mean of outer(y, x), where x is an input in the quantised model and y the same input
+            in the float model; None = the same as gram.
     """
 
     count: int
@@ -49,7 +49,7 @@ class InputStatistics:
     cross: Floats | None = None
 
     def scaled(self, factors: NDArray[Any]) -> InputStatistics:
-        """Those of x * factors [columns]."""
+        """Return the statistics of x * factors [columns]."""
         outer = np.multiply.outer(factors, factors)
         return InputStatistics(
             self.count,
@@ -61,11 +61,12 @@ class InputStatistics:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A matrix as a method left it.
+    """A quantised matrix.
 
     Attributes:
-        blocks: what is to be stored. grid: bound to the matrix.
-        notes: what a report should say, such as a damping that had to be raised.
+        blocks: the coded blocks.
+        grid: the grid, bound to the matrix.
+        notes: remarks for the report, such as increased damping.
     """
 
     blocks: CodedBlocks
@@ -74,29 +75,30 @@ class MethodResult:
 
     @property
     def values(self) -> NDArray[np.float32]:
-        """The matrix that is stored, float32 [rows, columns]."""
+        """The quantised matrix as float32 [rows, columns]."""
         return self.blocks.values(self.grid)
 
     @property
     def packed(self) -> QuantizedWeight:
-        """It as a model stores it."""
+        """The quantised matrix in the stored format."""
         return self.grid.packed(self.blocks)
 
 
-# What a method does with a matrix [rows, columns], the grid that is bound to it, and the statistics of its inputs.
+# A function that quantises a matrix [rows, columns], given the grid bound to it and the statistics of its inputs.
 Quantizing = Callable[[NDArray[Any], CodeGrid, InputStatistics | None], MethodResult]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to choose codes.
+    """A quantisation method.
 
     Attributes:
-        name: as users say it.
-        needs: "nothing", "squares" or "gram": which statistics of the inputs.
-        run: what it does. find_scales: by which a grid is bound to a matrix before, given the statistics.
-        summary: in one line.
-        folds: whether columns may be scaled first, where the graph can undo it (AWQ).
+        name: name in options.
+        needs: required statistics of the inputs: "nothing", "squares" or "gram".
+        run: the function that quantises.
+        find_scales: returns, given the statistics, the scale search that is used to bind a grid to a matrix.
+        summary: one-line description.
+        folds: True if columns may be scaled first, where the graph can undo the scaling (AWQ).
     """
 
     name: str
@@ -110,11 +112,13 @@ class Method:
         """Quantise a matrix [rows, columns].
 
         Args:
-            inputs: statistics of what it is multiplied with; None if the method needs nothing.
+            weight: the matrix.
+            grid: the grid, not yet bound to a matrix.
+            inputs: statistics of the matrix's inputs; None if the method needs none.
 
         Raises:
-            QuantizationError: no matrix of real numbers, or an empty one; NaN or infinity in it; statistics that are
-                missing or do not fit.
+            QuantizationError: the weight is not a matrix of real numbers, is empty, or contains NaN or infinity; or
+                statistics are missing or do not match the matrix.
         """
         check_matrix(weight)
         if self.needs != "nothing":
@@ -123,22 +127,24 @@ class Method:
 
 
 def check_matrix(weight: object) -> None:
-    """Raises QuantizationError: it is no array [rows, columns] of real numbers, or an empty one."""
+    """Raise QuantizationError unless the weight is a non-empty array [rows, columns] of real numbers."""
     if not isinstance(weight, np.ndarray) or weight.ndim != 2 or not weight.size:
         shape = f"of shape {weight.shape}" if isinstance(weight, np.ndarray) else f"a {type(weight).__name__}"
-        raise QuantizationError(f"the weight is {shape}, expected an array [rows, columns] that is not empty")
+        raise QuantizationError(f"the weight is {shape}, but must be a non-empty array [rows, columns]")
     if weight.dtype.kind not in "fiu" and weight.dtype != ml_dtypes.bfloat16:
-        raise QuantizationError(f"the weight has elements of {weight.dtype}, expected real numbers")
+        raise QuantizationError(f"the weight has elements of {weight.dtype}, but must have real numbers")
 
 
 def block_by_block(
     weight: NDArray[Any], grid: CodeGrid, choose: Callable[[Float32, CodeGrid], tuple[Float32, Float32]]
 ) -> MethodResult:
-    """A matrix whose blocks do not depend on each other, on all cores.
+    """Quantise a matrix whose blocks are independent, using all cores.
 
     Args:
-        choose: given values [rows, blocks, block_size] and the grid of these rows, the scales and zeros [rows, blocks]
-            as they are stored.
+        weight: the matrix.
+        grid: the grid, bound to the matrix.
+        choose: returns the scales and zeros [rows, blocks] to store, given values [rows, blocks, block_size] and the
+            grid of these rows.
     """
     rows, columns = weight.shape
     result = empty_blocks(rows, columns, grid.block_size)
@@ -155,10 +161,12 @@ def block_by_block(
 
 
 def by_rows(weight: NDArray[Any], grid: CodeGrid, work: Callable[[NDArray[Any], CodeGrid], CodedBlocks]) -> CodedBlocks:
-    """A matrix whose rows do not depend on each other, so many at a time that what they need stays small.
+    """Quantise a matrix whose rows are independent, a limited number at a time to limit memory use.
 
     Args:
-        work: given some rows and their grid, what is stored of them.
+        weight: the matrix.
+        grid: the grid, bound to the matrix.
+        work: returns the blocks of some rows, given these rows and their grid.
     """
     rows, columns = weight.shape
     result = empty_blocks(rows, columns, grid.block_size)
@@ -166,7 +174,7 @@ def by_rows(weight: NDArray[Any], grid: CodeGrid, work: Callable[[NDArray[Any], 
 
     def fill(first: int) -> None:
         part = slice(first, min(first + step, rows))
-        in_blocks(weight[part], grid.block_size, first_row=first)  # finite
+        in_blocks(weight[part], grid.block_size, first_row=first)  # checks that values are finite
         found = work(weight[part], grid.part(part, slice(None)))
         result.scales[part], result.zeros[part], result.codes[part] = found.scales, found.zeros, found.codes
 
@@ -176,40 +184,40 @@ def by_rows(weight: NDArray[Any], grid: CodeGrid, work: Callable[[NDArray[Any], 
 
 
 def required(inputs: InputStatistics | None, method: str, columns: int) -> InputStatistics:
-    """The statistics, if they are there and fit.
+    """Return the statistics if they match the matrix.
 
     Raises:
-        QuantizationError: they are not.
+        QuantizationError: the statistics are missing or do not match.
     """
     if inputs is None:
-        raise QuantizationError(f"{method} needs statistics of the inputs, and none were given")
+        raise QuantizationError(f"{method} needs statistics of the inputs, but none were given")
     if inputs.squares.shape != (columns,):
         raise QuantizationError(
-            f"{method}: statistics are of {inputs.squares.shape[0]} inputs, the matrix has {columns} columns"
+            f"{method}: the statistics have {inputs.squares.shape[0]} inputs, but the matrix has {columns} columns"
         )
     if not np.isfinite(inputs.squares).all():
-        raise QuantizationError(f"{method}: the statistics of the inputs hold NaN or infinity")
+        raise QuantizationError(f"{method}: the statistics of the inputs contain NaN or infinity")
     return inputs
 
 
 def required_gram(inputs: InputStatistics | None, method: str, columns: int) -> Floats:
-    """The inputs' products with each other [columns, columns]; raises as `required` does."""
+    """Return the Gram matrix of the inputs [columns, columns]; same errors as `required`."""
     gram = required(inputs, method, columns).gram
     if gram is None or gram.shape != (columns, columns):
-        raise QuantizationError(f"{method} needs the inputs' products with each other, float64 [{columns}, {columns}]")
+        raise QuantizationError(f"{method} needs the Gram matrix of the inputs, float64 [{columns}, {columns}]")
     return gram
 
 
 def output_error(weight: NDArray[Any], stored: NDArray[Any], inputs: InputStatistics) -> float:
-    """Mean squared error of the outputs over that of the float weight's: ||(W - V) X|| ** 2 / ||W X|| ** 2."""
+    """Return the relative squared error of the outputs: ||(W - V) X|| ** 2 / ||W X|| ** 2."""
     total = output_square(weight, inputs)
     return output_square(weight - stored, inputs) / total if total else 0.0
 
 
 def output_square(matrix: NDArray[Any], inputs: InputStatistics) -> float:
-    """Mean square of a matrix's outputs, summed over its rows.
+    """Return the mean square of a matrix's outputs, summed over its rows.
 
-    Without the inputs' products with each other, inputs count as independent.
+    Without a Gram matrix, inputs are assumed to be independent.
     """
     gram = None if inputs.gram is None else inputs.gram.astype(np.float32, copy=False)
     total = 0.0

@@ -1,20 +1,21 @@
-"""Scale distillation: scales and codes trained until the outputs are those of the float matrix, as close as they come.
+"""Scale distillation: trains scales and codes to minimise the error of the outputs, compared with the float matrix.
 
-The loss of a matrix is the squared error of its outputs, L = tr((V - W) G (V - W).T), G the mean of outer(x, x) over
-the inputs, damped as in GPTQ; its gradient is 2 (V - W) G. V = s (q - z), so dL/ds of a block is the sum of q - z times
-the gradient over its columns. Two steps alternate, of which neither can make L larger:
+The loss of a matrix is the squared error of its outputs, L = tr((V - W) G (V - W).T), where G is the mean of
+outer(x, x) over the inputs, damped as in GPTQ. The gradient of L is 2 (V - W) G. With V = s (q - z), dL/ds of a block
+is the sum, over the block's columns, of q - z times the gradient. Two steps alternate, and neither can increase L:
 
-- Scales, codes fixed. L is quadratic in a row's scales; conjugate gradients (Hestenes & Stiefel 1952) find its minimum
-  without a rate to choose, for all rows at once. (DWQ of mlx-lm and OmniQuant, arXiv 2308.13137, train scales, too, by
-  Adam.)
-- Codes, scales fixed. Column by column each code becomes the best one given all others (coordinate descent; QuantEase,
-  Behdin et al. 2023, arXiv 2309.01885).
+- Scales, with fixed codes. L is quadratic in a row's scales. Conjugate gradients (Hestenes & Stiefel 1952) find the
+  minimum without a learning rate, for all rows together. (DWQ of mlx-lm and OmniQuant, arXiv 2308.13137, also train
+  scales, with Adam.)
+- Codes, with fixed scales. Column by column, each code is replaced with the best code given all others (coordinate
+  descent; QuantEase, Behdin et al. 2023, arXiv 2309.01885).
 
-It begins with GPTQ's result, and each row keeps the best that it has had as it would be stored: it is never worse than
-GPTQ in this loss.
+Training starts from GPTQ's result. Each row keeps the best solution found, evaluated in the form in which it would be
+stored. The result is therefore never worse than GPTQ's in this loss.
 
-Where the float model has other inputs y than the quantised model's x (layers before lost something already), W is
-replaced by the matrix that gives the float model's outputs best from x: W C inv(G), C the mean of outer(y, x).
+If the float model has inputs y that differ from the quantised model's inputs x (because preceding layers are already
+quantised), W is replaced with the matrix that best reproduces the float model's outputs from x: W C inv(G), where C is
+the mean of outer(y, x).
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from .gptq import DAMPING, Rounding, mean_square
 from .search import find_searched
 
 ROUNDS, _GRADIENTS = 4, 12
-# Damping of G where it is inverted for the aim: so much of the float matrix itself stays in it.
+# The damping of G when G is inverted for the target. It pulls the target towards the float matrix.
 _PULL = 0.05
 _PANEL = 128
 
 
 def distill(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
-    """See the module.
+    """Quantise a matrix as described in the module docstring.
 
     Raises:
-        QuantizationError: no products of the inputs.
+        QuantizationError: the Gram matrix of the inputs is missing.
     """
     columns = weight.shape[1]
     gram = required_gram(inputs, "distill", columns)
@@ -61,13 +62,17 @@ def distill(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None
         return training.best
 
     blocks = by_rows(weight, grid, work)
-    before, after, total = (sum(sorted(parts)) for parts in zip(*losses, strict=True))  # in any order of threads
+    # The parts are sorted so that the order of threads does not change the sums.
+    before, after, total = (sum(sorted(parts)) for parts in zip(*losses, strict=True))
     notes = {"loss_before": before / (total or 1.0), "loss_after": after / (total or 1.0)}
     return MethodResult(blocks, grid, {**rounding.notes, **notes})
 
 
 def aim_of(inputs: InputStatistics) -> Callable[[Float32], Float32]:
-    """Gives the float matrix whose outputs from the quantised model's inputs are closest to the float model's."""
+    """Return a function that maps a float matrix to the target of the training.
+
+    The target's outputs from the quantised model's inputs best match the float matrix's outputs in the float model.
+    """
     if inputs.cross is None or inputs.gram is None:
         return lambda exact: exact
     pull = np.eye(len(inputs.gram)) * _PULL * mean_square(inputs.gram)
@@ -77,7 +82,7 @@ def aim_of(inputs: InputStatistics) -> Callable[[Float32], Float32]:
 
 
 class Losses(NamedTuple):
-    """Squared errors of some rows' outputs before and after training, and the squares of these outputs."""
+    """Squared errors of some rows' outputs before and after training, and the total square of the outputs."""
 
     before: float
     after: float
@@ -85,10 +90,10 @@ class Losses(NamedTuple):
 
 
 class _Training:
-    """One matrix's.
+    """The training of a matrix.
 
     Attributes:
-        best: what was best so far, row by row.
+        best: the best blocks so far, by row.
     """
 
     def __init__(self, target: Float32, gram: Float32, grid: CodeGrid, start: CodedBlocks) -> None:
@@ -101,15 +106,16 @@ class _Training:
 
     @property
     def losses(self) -> Losses:
-        """Before, now, and what they are parts of."""
+        """The losses before training and now, and the total by which they are divided."""
         return Losses(self._before, float(self._losses.sum()), self._total)
 
     def fit_scales(self) -> None:
-        """The scales of least loss for the codes."""
+        """Find the scales with the smallest loss for the current codes."""
         offsets = self._offsets()
         _, gradient = self._loss(self._flat(offsets * self._scales[..., None]))
         remaining = -self._by_scale(gradient, offsets)
-        # Blocks whose weights are of one size converge together: each scale is counted in what its block weighs.
+        # Preconditioning: each scale is weighted by the size of its block, so that blocks with large and small weights
+        # converge at the same rate.
         weights = np.einsum("rbi,bi->rb", offsets**2, in_blocks(np.diag(self._gram)[None], self._grid.block_size)[0])
         inverse = reciprocal(weights)
         move = np.zeros_like(self._scales)
@@ -128,7 +134,7 @@ class _Training:
         self._keep()
 
     def fit_codes(self) -> None:
-        """Each code the best one, given all others and the scales."""
+        """Replace each code with the best code, given all other codes and the scales."""
         stored, size = self._stored(), self._grid.block_size
         gradient = np.ascontiguousarray(self._loss(stored)[1].T)  # [columns, rows]
         values, codes = np.ascontiguousarray(stored.T), self._codes.reshape(len(stored), -1)
@@ -148,7 +154,7 @@ class _Training:
         self._keep()
 
     def _keep(self) -> None:
-        """Rows that are better than ever are kept."""
+        """Save the rows whose loss has decreased."""
         losses, _ = self._loss(self._stored())
         better = losses < self._losses
         self._losses = np.where(better, losses, self._losses)
@@ -161,7 +167,7 @@ class _Training:
         )
 
     def _offsets(self) -> Float32:
-        """Points less zeros, [rows, blocks, block_size]; 0 past the last column."""
+        """Return points minus zeros, [rows, blocks, block_size], with 0 after the last column."""
         offsets = self._grid.points[self._codes] - self._zeros[..., None]
         offsets.reshape(len(offsets), -1)[:, self._columns :] = 0
         return offsets
@@ -173,12 +179,12 @@ class _Training:
         return blocks.reshape(len(blocks), -1)[:, : self._columns]
 
     def _by_scale(self, gradient: Float32, offsets: Float32) -> Float32:
-        """Half the derivative by each scale, from half that by each weight."""
+        """Return half the gradient with respect to scales, from half the gradient with respect to weights."""
         result: Float32 = np.einsum("rbi,rbi->rb", in_blocks(gradient, self._grid.block_size), offsets)
         return result
 
     def _loss(self, stored: Float32) -> tuple[Float32, Float32]:
-        """Per row the squared error of its outputs, and half its gradient by each weight."""
+        """Return the squared error of the outputs per row, and half its gradient with respect to the weights."""
         difference = stored - self._target
         gradient: Float32 = np.matmul(difference, self._gram, dtype=np.float32)
         losses: Float32 = np.einsum("ij,ij->i", gradient, difference)
@@ -191,10 +197,14 @@ def _dot(a: Float32, b: Float32) -> Float32:
 
 
 def _ratio(above: Float32, below: Float32) -> Float32:
-    """above / below; 0 where there is nothing left to do."""
+    """Return above / below, or 0 for converged rows."""
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
 METHOD = Method(
-    "distill", "gram", distill, find_searched, "scales and codes trained on the float matrix's outputs, from GPTQ's on"
+    "distill",
+    "gram",
+    distill,
+    find_searched,
+    "trains scales and codes on the float matrix's outputs, starting from GPTQ",
 )

@@ -1,13 +1,13 @@
-"""GPTQ: columns are rounded one after the other, and what each loses is made good by those not rounded yet.
+"""GPTQ: columns are rounded one after the other, and the remaining columns compensate for each error.
 
-Frantar et al. 2022 (arXiv 2210.17323). With H the mean of outer(x, x) over the inputs and U upper triangular with
-inv(H) = U.T @ U, column j loses e = (w - q) / U[j, j], and every later column l is changed by -e U[j, l]. Columns come
-in the order of their inputs' squares (act-order), block by block, so that blocks stay as they are stored; a block's
-scales are searched when its turn comes, in what the columns before have made of it, each error weighed by
-1 / U[j, j] ** 2, which is what it costs.
+Frantar et al. 2022 (arXiv 2210.17323). Let H be the mean of outer(x, x) over the inputs, and U the upper triangular
+matrix with inv(H) = U.T @ U. Column j has the error e = (w - q) / U[j, j], and every later column l is changed by
+-e U[j, l]. Columns are ordered by the squares of their inputs (act-order), but block by block, so that blocks are
+stored unchanged. The scales of a block are searched when its first column is reached, for the values that the columns
+have after the compensation for earlier columns. Each error is weighted by its cost, 1 / U[j, j] ** 2.
 
-H is damped by a hundredth of its mean diagonal; where its Cholesky factorisation in float64 fails even so, ten times
-as much is tried, and said in the notes.
+H is damped by a hundredth of its mean diagonal. If its Cholesky factorisation in float64 still fails, the damping is
+multiplied by ten, and the notes report this.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .search import BlockSearch, find_searched
 
 DAMPING = 0.01
 _MOST_DAMPING = 10.0
-# Columns whose losses reach the rest of the matrix by one product.
+# The number of columns after which one matmul propagates the errors to the rest of the matrix.
 _PANEL = 128
-# Rows or columns that are factorised at a time.
+# The number of rows or columns that are factorised at a time.
 _FACTORED = 512
-# Floats whose scales are searched at once.
+# The number of floats for which scales are searched at a time.
 _SEARCH_FLOATS = 1 << 17
 
 
 def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
-    """See the module.
+    """Quantise a matrix as described in the module docstring.
 
     Raises:
-        QuantizationError: no products of the inputs, or they cannot be factorised.
+        QuantizationError: the Gram matrix of the inputs is missing or cannot be factorised.
     """
     rounding = Rounding(required_gram(inputs, "gptq", weight.shape[1]), grid.block_size)
     blocks = by_rows(weight, grid, lambda part, own: rounding.run(np.asarray(part, np.float32), own))
@@ -45,16 +45,17 @@ def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -
 
 
 class Rounding:
-    """What all rows share: the order of the columns, and what each loses to those behind it.
+    """The part of GPTQ that all rows share: the order of the columns and the compensation factors.
 
     Args:
-        gram: the inputs' products with each other.
+        gram: the Gram matrix of the inputs.
+        block_size: columns per block.
 
     Attributes:
-        notes: for reports.
+        notes: remarks for the report.
 
     Raises:
-        QuantizationError: they cannot be factorised.
+        QuantizationError: the matrix cannot be factorised.
     """
 
     def __init__(self, gram: Floats, block_size: int) -> None:
@@ -66,7 +67,7 @@ class Rounding:
         self.notes = {"damping": damping} if damping != DAMPING else {}
 
     def run(self, weight: Float32, grid: CodeGrid) -> CodedBlocks:
-        """Round some rows, with the grid of these."""
+        """Round some rows, given their grid."""
         rows, columns = weight.shape
         size, order, upper = self._size, self._order, self._upper
         left = np.ascontiguousarray(weight.T[order])  # [columns, rows], in the order of rounding
@@ -95,7 +96,7 @@ class Rounding:
 
 
 def block_order(squares: NDArray[Any], block_size: int) -> NDArray[np.int64]:
-    """Columns block by block, the block with the largest mean square first, and inside it the largest first."""
+    """Return the columns block by block, with the largest mean square first, and within each block largest first."""
     columns = len(squares)
     starts = np.arange(0, columns, block_size)
     means = np.add.reduceat(squares, starts) / np.diff(np.append(starts, columns))
@@ -107,7 +108,7 @@ def block_order(squares: NDArray[Any], block_size: int) -> NDArray[np.int64]:
 
 
 def panels(order: NDArray[np.int64], block_size: int) -> list[tuple[int, int]]:
-    """First and last positions of panels in the order: about _PANEL columns, of whole blocks or of one block."""
+    """Return the panels as [first, last) positions: about _PANEL columns, in whole blocks or inside one block."""
     changes = np.flatnonzero(np.diff(order // block_size)) + 1
     result, first = [], 0
     for end in [*changes.tolist(), len(order)]:
@@ -118,23 +119,26 @@ def panels(order: NDArray[np.int64], block_size: int) -> list[tuple[int, int]]:
 
 
 def mean_square(gram: Floats) -> float:
-    """The mean of the inputs' squares; 1 where all inputs are 0, so that what is damped by it can be inverted."""
+    """Return the mean of the inputs' squares; 1 if all inputs are 0, so that the damped matrix can be inverted."""
     return float(np.diag(gram).mean()) or 1.0
 
 
 def inverse_factor(gram: Floats, damping: float, order: NDArray[np.int64]) -> tuple[Float64, float]:
-    """U upper triangular with inv(G + damping * mean(diag) * I) = U.T @ U, and the damping that it took.
+    """Compute the upper triangular matrix U with inv(G + damping * mean(diag) * I) = U.T @ U.
 
-    G is `gram` with rows and columns in an order. Inputs that were never seen count as independent of all others.
-    Beside `gram` there is one more matrix of its size in memory.
+    G is `gram` with rows and columns reordered. Inputs that are always 0 are treated as independent of all others. The
+    computation needs memory for one additional matrix of the size of `gram`.
+
+    Returns:
+        U, and the damping that was used.
 
     Raises:
-        QuantizationError: the matrix holds NaN or infinity, or is not positive even when damped much.
+        QuantizationError: the matrix contains NaN or infinity, or is not positive definite even with strong damping.
     """
     if not np.isfinite(gram).all():
-        raise QuantizationError("the inputs' products with each other hold NaN or infinity")
+        raise QuantizationError("the Gram matrix of the inputs contains NaN or infinity")
     mean = mean_square(gram)
-    # From the last row to the first: there G = L @ L.T with L lower is G = R @ R.T with R upper, so U = inv(R).
+    # In reverse order, G = L @ L.T with lower L becomes G = R @ R.T with upper R, so U = inv(R).
     last_first = order[::-1]
     while damping <= _MOST_DAMPING:
         work = gram[last_first[:, None], last_first].astype(np.float64)
@@ -147,12 +151,12 @@ def inverse_factor(gram: Floats, damping: float, order: NDArray[np.int64]) -> tu
         _invert(work)
         return work[::-1, ::-1], damping
     raise QuantizationError(
-        f"the inputs' products with each other cannot be factorised, even damped by {_MOST_DAMPING}"
+        f"the Gram matrix of the inputs cannot be factorised, even with a damping of {_MOST_DAMPING}"
     )
 
 
 def _factorise(work: Float64) -> None:
-    """A positive matrix becomes its lower Cholesky factor, in place, a panel of columns at a time."""
+    """Replace a positive definite matrix with its lower Cholesky factor, in place, one panel of columns at a time."""
     size = len(work)
     for first in range(0, size, _FACTORED):
         last = min(first + _FACTORED, size)
@@ -166,19 +170,19 @@ def _factorise(work: Float64) -> None:
 
 
 def _invert(work: Float64) -> None:
-    """A lower triangular matrix becomes its inverse, in place, a panel of rows at a time."""
+    """Invert a lower triangular matrix in place, one panel of rows at a time."""
     for first in range(0, len(work), _FACTORED):
         last = min(first + _FACTORED, len(work))
         corner = np.tril(np.linalg.inv(work[first:last, first:last]))
         work[first:last, first:last] = corner
-        for column in range(0, first, _FACTORED):  # what is right of the inverse's diagonal is 0
+        for column in range(0, first, _FACTORED):  # above its diagonal, the inverse is 0
             end = min(column + _FACTORED, first)
             work[first:last, column:end] = work[first:last, column:first] @ work[column:first, column:end]
         work[first:last, :first] = -corner @ work[first:last, :first]
 
 
 def _block_scales(columns: Float32, costs: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
-    """Scales and zeros [rows] for columns [up to block_size, rows] that make a block, in any order."""
+    """Return scales and zeros [rows] for a block's columns [up to block_size, rows], which may be in any order."""
     rows = columns.shape[1]
     scales, zeros = np.empty((2, rows), np.float32)
     weights = costs / costs.mean()
@@ -191,4 +195,4 @@ def _block_scales(columns: Float32, costs: Float32, grid: CodeGrid) -> tuple[Flo
     return scales, zeros
 
 
-METHOD = Method("gptq", "gram", gptq, find_searched, "what a column loses is made good by the columns after it")
+METHOD = Method("gptq", "gram", gptq, find_searched, "later columns compensate for the rounding error of each column")

@@ -1,8 +1,8 @@
-"""Half-quadratic quantisation, without data (Badri & Shaji 2023, mobiusml.github.io/hqq_blog).
+"""Half-quadratic quantisation without calibration data (Badri & Shaji 2023, mobiusml.github.io/hqq_blog).
 
-Minimises sum(|W - V| ** p) with p = 0.7, which forgives outliers, by turns: the error is shrunk to what stays of it
-beyond the threshold of the p-norm's proximal operator, and the zeros (or, in a grid without zeros, the scales) are
-moved to explain the weights less that. Zeros are stored as whole numbers here, so scales are moved along with them.
+The method minimises sum(|W - V| ** p) with p = 0.7, which is robust to outliers. Two steps alternate: the proximal
+operator of the p-norm shrinks the error, and then the zeros (or, in a grid without zeros, the scales) are fitted to the
+weights minus the shrunk error. Zeros are stored as whole numbers here, so scales are fitted together with them.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from .rtn import extreme_scales
 from .search import find_alike
 
 _NORM, _BETA, _GROWTH, _ROUNDS = 0.7, 10.0, 1.01, 20
-# Before it stands to the power -0.3, so that an error of 0 has no infinite weight.
+# Added to the magnitude before the magnitude is raised to the power -0.3, so that an error of 0 has a finite weight.
 _TINY = np.float32(1e-8)
 
 
 def half_quadratic(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None = None) -> MethodResult:
-    """See the module."""
+    """Quantise a matrix as described in the module docstring."""
     return block_by_block(weight, grid, _optimised)
 
 
 def _optimised(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
-    """Scales and zeros [rows, blocks]; each block keeps the best of all rounds."""
+    """Return scales and zeros [rows, blocks]. Each block keeps the best result of all rounds."""
     scales, zeros = extreme_scales(values, grid)
     best = scales.copy(), zeros.copy()
     stored, points = _stored(values, scales, zeros, grid)
     least = _error(values - stored)
-    # The published threshold is for weights in a layer's usual range; relative to the block it is the same everywhere.
+    # The published threshold assumes that weights are in the usual range for a layer. Relative to the block's maximum,
+    # it fits any range.
     unit = np.maximum(np.abs(values).max(axis=2, keepdims=True), np.float32(1e-30))
     beta = np.float32(_BETA)
     for _ in range(_ROUNDS):
@@ -57,24 +58,28 @@ def _optimised(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
 
 
 def _stored(values: Float32, scales: Float32, zeros: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
-    """What is stored, and its points."""
+    """Return the stored values, and the points that represent them."""
     points = grid.nearest(values * reciprocal(scales)[..., None] + zeros[..., None])
     return (points - zeros[..., None]) * scales[..., None], points
 
 
 def _error(difference: Float32) -> Float32:
-    """sum(|difference| ** p) per block."""
+    """Return sum(|difference| ** p) per block."""
     result: Float32 = (np.abs(difference) ** np.float32(_NORM)).sum(axis=2)
     return result
 
 
 def _shrunk(difference: Float32, beta: np.float32) -> Float32:
-    """The proximal operator of |x| ** p: sign(x) * max(|x| - |x| ** (p - 1) / beta, 0)."""
+    """Apply the proximal operator of |x| ** p: sign(x) * max(|x| - |x| ** (p - 1) / beta, 0)."""
     size = np.abs(difference)
     result: Float32 = np.sign(difference) * np.maximum(size - (size + _TINY) ** np.float32(_NORM - 1) / beta, 0)
     return result
 
 
 METHOD = Method(
-    "hqq", "nothing", half_quadratic, find_alike, "half-quadratic: least sum of |error| ** 0.7, without data"
+    "hqq",
+    "nothing",
+    half_quadratic,
+    find_alike,
+    "half-quadratic: minimises the sum of |error| ** 0.7, without calibration data",
 )

@@ -1,4 +1,7 @@
-"""Rounding to nearest: a block's scale is that of its extreme values. onnxruntime's default, integer for integer."""
+"""Round to nearest: the extreme values of a block determine its scale.
+
+The integers are the same as those of onnxruntime's default quantiser.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from .base import InputStatistics, Method, MethodResult, block_by_block
 
 
 def extreme_scales(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
-    """Scales and zeros [...] for blocks of values [..., block_size], as they are stored.
+    """Return scales and zeros [...] for blocks of values [..., block_size], in the form in which they are stored.
 
-    Without zeros the value of largest magnitude becomes the lowest point, with its sign; with zeros the block's range,
-    widened to hold 0, is spread over all points.
+    Without zeros, the value with the largest magnitude is mapped, with its sign, to the lowest point. With zeros, the
+    block's range, widened to include 0, is mapped to all points.
     """
     low, high = ranges(values)
     points = grid.points
@@ -34,19 +37,19 @@ def extreme_scales(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
 
 
 def range_zeros(low: Float32, scales: Float32, grid: CodeGrid) -> Float32:
-    """Zeros that put the lowest value of a block on the lowest point."""
+    """Return the zeros that map the lowest value of each block to the lowest point."""
     start = np.full_like(low, grid.points[0])
     result: Float32 = start - np.divide(low, scales, out=np.zeros_like(low), where=scales != 0)
     return result
 
 
 def round_to_nearest(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None = None) -> MethodResult:
-    """See the module."""
+    """Quantise a matrix as described in the module docstring."""
     return block_by_block(weight, grid, extreme_scales)
 
 
 def find_extremes(inputs: InputStatistics | None) -> FindScales:
-    """Scales of the extreme values, whatever the inputs."""
+    """Return a search that determines scales from the extreme values and ignores the inputs."""
 
     def find(weight: NDArray[Any], grid: CodeGrid) -> tuple[Float32, Float32]:
         blocks = round_to_nearest(weight, grid).blocks
@@ -61,13 +64,15 @@ def quantize_blocks(
     """Round a matrix [rows, columns] to integers in blocks of columns: the same integers as onnxruntime's quantiser.
 
     Args:
-        weight: any float type.
-        bits, block_size, symmetric, half_scales: as `UniformGrid` has them.
+        weight: the matrix, of any float type.
+        bits, block_size, symmetric, half_scales: see `UniformGrid`.
 
     Raises:
-        QuantizationError: a format that does not exist, not a matrix, or NaN or infinity in it.
+        QuantizationError: there is no such format, the weight is not a matrix, or it contains NaN or infinity.
     """
     return METHOD.quantize(weight, UniformGrid(bits, block_size, symmetric, half_scales), None).packed
 
 
-METHOD = Method("rtn", "nothing", round_to_nearest, find_extremes, "round to nearest, scales of the extreme values")
+METHOD = Method(
+    "rtn", "nothing", round_to_nearest, find_extremes, "round to nearest, with scales from the extreme values"
+)

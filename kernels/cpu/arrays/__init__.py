@@ -1,1 +1,1 @@
-"""CPU kernels as functions of NumPy arrays: what sessions and quantisation call."""
+"""CPU kernels as functions of NumPy arrays, for sessions and quantisation."""

@@ -1,8 +1,8 @@
-"""Float products by NumPy's BLAS, shared out by our own threads.
+"""Float matmuls with NumPy's BLAS, shared among this package's threads.
 
-OpenBLAS splits a product evenly and spins until the slowest thread is done, so that one core taken by something else
-costs a multiple of its share. Where it can be told to use one thread, and its functions be found, ours call them on
-smaller parts instead.
+OpenBLAS splits a matmul evenly and spins until the slowest thread is done, so one core that is busy with other work
+slows the matmul by a multiple of the core's share. If OpenBLAS can be limited to one thread and its functions can be
+found, this package's threads call the functions on smaller parts instead.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ from ..program.calls import Call, Items
 from ..program.thread_pool import Threads
 
 _FLOPS_PER_NANOSECOND = 40.0
-# Below this a product is not worth handing out.
+# Matmuls with fewer operations run on one thread.
 _MIN_FLOPS = 4_000_000
-# Rows and columns that a thread takes at least.
+# Minimum number of rows and columns per thread.
 _ROWS, _COLUMNS = 16, 64
-# What is shared out of a product: rows of the first matrix, columns of the second, or whole products.
+# The kind of an item: rows of the first matrix, columns of the second matrix, or whole matmuls.
 _BY_ROWS, _BY_COLUMNS, _BY_MATRICES = 0, 1, 2
-# As cblas numbers them.
+# Constants of cblas.
 _ROW_MAJOR, _AS_IS, _TRANSPOSED = 101, 111, 112
-# How builds of OpenBLAS name their functions, and whether their integers have 64 bits.
+# Function names in builds of OpenBLAS, and True if their integers have 64 bits.
 _NAMES = (("scipy_{}64_", True), ("scipy_{}", False), ("{}64_", True), ("{}", False))
 _LETTERS = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
 
 
 @dataclass(frozen=True)
 class OpenBlas:
-    """What we call of OpenBLAS.
+    """The functions of OpenBLAS that we call.
 
     Attributes:
-        get_threads, set_threads: how many threads it uses.
-        functions: addresses of cblas's gemm and gemv by the letter of their type; empty where they are not to be found.
-        has_wide_integers: whether their sizes have 64 bits.
+        get_threads, set_threads: functions that return and set the library's number of threads.
+        functions: addresses of the cblas functions gemm and gemv by the letter of their type; empty if they were not
+            found.
+        has_wide_integers: True if sizes have 64 bits.
     """
 
     get_threads: Any
@@ -63,7 +64,7 @@ class OpenBlas:
 
 
 class BlasThreads:
-    """How many threads NumPy's OpenBLAS uses; without effect where there is no OpenBLAS to be found."""
+    """Control of the number of threads of NumPy's OpenBLAS. Has no effect if no OpenBLAS is found."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,15 +74,15 @@ class BlasThreads:
 
     @property
     def library(self) -> OpenBlas | None:
-        """OpenBLAS while its products run on the calling thread only, so that ours may share them out."""
+        """OpenBLAS while its matmuls run only on the calling thread, so that threads can share them; otherwise None."""
         return _openblas() if self._users else None
 
     def single(self) -> _OneThread:
-        """`with single():` one thread per product inside; what was set before comes back when the last user leaves."""
+        """Return a context with one thread per matmul. The last user that leaves restores the previous number."""
         return _OneThread(self)
 
     def add(self, user: _OneThread) -> None:
-        """The first user limits the threads."""
+        """Add a user. The first user limits OpenBLAS to one thread."""
         with self._lock:
             library = _openblas()
             if library is not None and not self._users:
@@ -90,7 +91,7 @@ class BlasThreads:
             self._users.add(user)
 
     def remove(self, user: _OneThread) -> None:
-        """The last user lifts the limit; nothing happens for one who is none (any more)."""
+        """Remove a user if it was added. The last user restores the number of threads."""
         with self._lock:
             library = _openblas()
             if library is not None and self._users == {user}:
@@ -99,7 +100,7 @@ class BlasThreads:
 
 
 class _OneThread:
-    """A user of BlasThreads.single, who has left wherever an interrupt arrives."""
+    """A user of BlasThreads.single. It is removed even if an interrupt arrives while the context is entered or left."""
 
     def __init__(self, threads: BlasThreads) -> None:
         self._threads = threads
@@ -126,7 +127,7 @@ BLAS_THREADS = BlasThreads()
 
 @cache
 def _openblas() -> OpenBlas | None:
-    """The OpenBLAS that NumPy's wheel brings, or None."""
+    """Return the OpenBLAS of NumPy's wheel, or None."""
     folders = (Path(np.__file__).parent.parent / "numpy.libs", Path(np.__file__).parent / ".dylibs")
     for path in (item for folder in folders if folder.is_dir() for item in folder.iterdir()):
         if "openblas" not in path.name:
@@ -144,14 +145,14 @@ def _openblas() -> OpenBlas | None:
 
 
 def _cblas(library: ctypes.CDLL, name: str, letter: str) -> tuple[int, int]:
-    """Addresses of gemm and gemv, 0 where there is none."""
+    """Return the addresses of gemm and gemv, or 0 if they are not found."""
     found = (getattr(library, name.format(f"cblas_{letter}{kind}"), None) for kind in ("gemm", "gemv"))
     gemm, gemv = (ctypes.cast(function, ctypes.c_void_p).value or 0 if function else 0 for function in found)
     return gemm, gemv
 
 
 class MatrixArguments(Arguments, kw_only=False):
-    """Matrices in memory: bytes from one to the next, the leading dimension, and _AS_IS or _TRANSPOSED."""
+    """Matrices in memory: their address, the bytes between them, the leading dimension, and _AS_IS or _TRANSPOSED."""
 
     address: Address
     step: int
@@ -159,14 +160,14 @@ class MatrixArguments(Arguments, kw_only=False):
     order: int
 
 
-# What a program is kept by: step, stride and order.
+# The part of a program's cache key that describes a matrix: step, stride and order.
 _Layout = tuple[int, int, int]
 
 
 class BlasArguments(Arguments):
-    """Products of matrices a [rows, terms] and b [terms, columns].
+    """Matmuls of matrices a [rows, terms] and b [terms, columns].
 
-    `gemm`, `gemv`: cblas's functions. `shared`: what an item is, such as _BY_ROWS.
+    `gemm` and `gemv` are functions of cblas. `shared` is the kind of item, such as _BY_ROWS.
     """
 
     gemm: Address
@@ -181,10 +182,10 @@ class BlasArguments(Arguments):
 
 
 def _c_call(letter: str, is_wide: bool, kinds: str) -> Any:
-    """An intrinsic that calls the C function at an address with arguments of these kinds.
+    """Return an intrinsic that calls the C function at an address with arguments of these kinds.
 
     Args:
-        kinds: a letter per argument: e(num), n(umber of rows or so), a(ddress), f(actor).
+        kinds: a letter per argument: e(num), n(umber, such as rows), a(ddress), f(actor).
     """
     integer, real = INT64 if is_wide else INT32, FLOAT if letter == "s" else ir.DoubleType()
     native = {"e": INT32, "n": integer, "a": POINTER, "f": real}
@@ -212,7 +213,7 @@ def _c_call(letter: str, is_wide: bool, kinds: str) -> Any:
 
 @once
 def product_op(letter: str, is_wide: bool) -> NativeOp:
-    """Items are rows, columns or matrices. A single row or column is a product with a vector, as in NumPy."""
+    """Return the operator. Items are rows, columns or matrices. gemv computes a single row or column, as in NumPy."""
     size = 4 if letter == "s" else 8
     gemm = _c_call(letter, is_wide, "eeennnfananfan")
     gemv = _c_call(letter, is_wide, "eennfananfan")
@@ -221,7 +222,7 @@ def product_op(letter: str, is_wide: bool) -> NativeOp:
         a, a_step, a_stride, a_order = arguments.a.address, arguments.a.step, arguments.a.stride, arguments.a.order
         b, b_step, b_stride, b_order = arguments.b.address, arguments.b.step, arguments.b.stride, arguments.b.order
         rows, columns, terms, out = arguments.rows, arguments.columns, arguments.terms, arguments.out
-        # From a row of a to the next, from an element of it to the next, and so for columns of b.
+        # The steps between the rows of a and between the elements of a row; likewise for the columns of b.
         a_row, a_next = (a_stride, 1) if a_order == _AS_IS else (1, a_stride)
         b_column, b_next = (1, b_stride) if b_order == _AS_IS else (b_stride, 1)
         out_stride, count = columns, 1
@@ -252,7 +253,7 @@ def product_op(letter: str, is_wide: bool) -> NativeOp:
 
 
 def matmul(a: NDArray[Any], b: NDArray[Any], threads: Threads | None = None) -> NDArray[Any]:
-    """a @ b, shared out by rows, by columns or by matrices where it is large and `BLAS_THREADS.single` holds."""
+    """Return a @ b. Inside `BLAS_THREADS.single`, large matmuls are shared by rows, columns or matrices."""
     flops = 2.0 * a.size * (b.shape[-1] if b.ndim > 1 else 1)
     library = BLAS_THREADS.library
     if threads is None or threads.count == 1 or flops < _MIN_FLOPS or library is None or not _fits(a, b, library):
@@ -276,7 +277,7 @@ def matmul(a: NDArray[Any], b: NDArray[Any], threads: Threads | None = None) -> 
 
 
 def _fits(a: NDArray[Any], b: NDArray[Any], library: OpenBlas) -> bool:
-    """Whether these are matrices that the library multiplies."""
+    """Return True if the library can multiply these matrices."""
     if a.ndim < 2 or b.ndim < 2 or a.dtype != b.dtype or a.shape[-1] != b.shape[-2]:
         return False
     reach = max(a.nbytes, b.nbytes, *a.strides, *b.strides)
@@ -284,7 +285,7 @@ def _fits(a: NDArray[Any], b: NDArray[Any], library: OpenBlas) -> bool:
 
 
 def _share(library: OpenBlas, threads: Threads, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
-    """Several products by matrices; one by rows of the first, or by columns of the second where those are more."""
+    """Share several matmuls by matrices. Share one matmul by rows of a or, if there are more, by columns of b."""
     if out.ndim > 2:
         shared, items = _BY_MATRICES, Items(factor=len(out))
     elif len(a) >= b.shape[1]:
@@ -299,7 +300,7 @@ def _share(library: OpenBlas, threads: Threads, a: NDArray[Any], b: NDArray[Any]
 
 
 def _laid_out(x: NDArray[Any]) -> tuple[NDArray[Any], _Layout]:
-    """A matrix, or several, of rows side by side or of columns; copied where neither are, as BLAS could not read it."""
+    """Return matrices and their layout. Matrices with neither contiguous rows nor columns are copied for BLAS."""
     (rows, columns), size = x.shape[-2:], x.itemsize
     row_step, column_step = x.strides[-2:]
     step = x.strides[0] if x.ndim > 2 else 0

@@ -1,4 +1,4 @@
-"""Functions of 8-bit numbers whose results have 8 bits: bytes looked up in a table, sums and products of arrays."""
+"""Functions of 8-bit numbers with 8-bit results: table lookups, and sums and products of arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _QPARAMS_BYTES = 8
 
 
 class ByteTableArguments(Arguments):
-    """`count` bytes, and the table of 256 that they are looked up in."""
+    """`count` bytes, and the table of 256 entries in which they are looked up."""
 
     x: Address
     table: Address
@@ -41,7 +41,7 @@ class ByteTableArguments(Arguments):
 
 @native_op(ByteTableArguments)
 def look_up_bytes(arguments: ByteTableArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """out = table[x]; items are pieces."""
+    """Compute out = table[x]. Items are pieces."""
     x, table, out = arguments.x, arguments.table, arguments.out
     last = min(end * _TABLE_PIECE, arguments.count)
     for index in range(begin * _TABLE_PIECE, last):
@@ -50,7 +50,7 @@ def look_up_bytes(arguments: ByteTableArguments, context: int, begin: int, end: 
 
 
 def looked_up(threads: Threads, x: NDArray[Any], table: NDArray[Any]) -> NDArray[Any]:
-    """table[x] for bytes x of any shape, in the table's type; int8 values index as the uint8 of the same bits."""
+    """Return table[x] for bytes x of any shape, in the table's type. int8 values are reinterpreted as uint8 indices."""
     if x.dtype.itemsize != 1 or table.dtype.itemsize != 1 or table.shape != (_ENTRIES,):
         raise ValueError(f"x is {x.dtype}, the table {table.dtype} {list(table.shape)}, expected [{_ENTRIES}] bytes")
     x, table = np.ascontiguousarray(x), np.ascontiguousarray(table)
@@ -62,7 +62,7 @@ def looked_up(threads: Threads, x: NDArray[Any], table: NDArray[Any]) -> NDArray
 
 
 class OperandArguments(Arguments):
-    """An operand: bytes from one row and column to the next, a bit to flip, and float32 [2], scale and zero point."""
+    """An operand: bytes between rows and between columns, a bit to flip, and scale and zero point as float32 [2]."""
 
     address: Address
     row: int
@@ -72,7 +72,7 @@ class OperandArguments(Arguments):
 
 
 class BytePairsArguments(Arguments):
-    """Two operands, and rows of `width` bytes of results within `low` and `high`, with a scale and zero point too."""
+    """Two operands, and rows of `width` result bytes in [`low`, `high`], with the result's scale and zero point."""
 
     a: OperandArguments
     b: OperandArguments
@@ -85,7 +85,7 @@ class BytePairsArguments(Arguments):
 
 @dataclass(frozen=True)
 class QParams:
-    """One scale and zero point."""
+    """A scale and a zero point."""
 
     scale: float
     point: int
@@ -93,7 +93,7 @@ class QParams:
 
 @inline
 def _numbers(operand: OperandArguments, row: int, column: int, left: int) -> Any:
-    """The next numbers of an operand, dequantised."""
+    """Return the next numbers of an operand, dequantised."""
     step, flip = operand.step, operand.flip
     scale, point = read_float32(operand.qparams), read_float32(operand.qparams + 4)
     at = operand.address + row * operand.row + column * step
@@ -107,7 +107,7 @@ def _numbers(operand: OperandArguments, row: int, column: int, left: int) -> Any
 
 @once
 def combine_op(name: str) -> NativeOp:
-    """out = round((a + b) / scale) + point, or of a * b; items are pieces of rows."""
+    """Return the operator out = round((a + b) / scale) + point, or the same with a * b. Items are pieces of rows."""
     is_sum = name == "Add"
 
     def combine(arguments: BytePairsArguments, context: int, begin: int, end: int, scratch: int) -> int:
@@ -133,9 +133,9 @@ def combined_bytes(
     threads: Threads, name: str, a: NDArray[Any], a_qparams: QParams, b: NDArray[Any], b_qparams: QParams,
     qparams: QParams, dtype: Any,
 ) -> NDArray[Any] | None:  # fmt: skip
-    """a + b ("Add") or a * b ("Mul") of int8 or uint8 arrays as int8 or uint8.
+    """Return a + b ("Add") or a * b ("Mul") of int8 or uint8 arrays as int8 or uint8.
 
-    None where the shapes are neither equal, nor one of them a last axis of the other, nor a single number.
+    Returns None unless the shapes are equal, or one array is a single number or has only the other's last axis.
     """
     if b.size > a.size:
         a, a_qparams, b, b_qparams = b, b_qparams, a, a_qparams
@@ -157,7 +157,7 @@ def combined_bytes(
 
 
 def _layout(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, int, int, int] | None:
-    """Rows, their width, and the second operand's bytes from one row and one column to the next."""
+    """Return the number of rows, their width, and the second operand's bytes between rows and between columns."""
     if not a.size or b.ndim > a.ndim:
         return None
     if a.shape == b.shape:

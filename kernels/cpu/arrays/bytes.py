@@ -1,4 +1,4 @@
-"""float32 numbers to 8-bit ones of one scale and zero point, and back."""
+"""Conversion of float32 numbers to and from 8-bit integers with a single scale and zero point."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _STEPS = 255.0
 
 
 class PieceArguments(Arguments):
-    """`count` numbers, of which an item is a piece, and where results go.
+    """`count` numbers in pieces, which are the items, and the destination of results.
 
-    `qparams`: float32 [2], scale and zero point. Results are kept within `low` and `high`. `ranges`: what `value_range`
-    found. `found`: float32 [2], where scale and zero point go.
+    `qparams` holds the scale and zero point, float32 [2]. Results are clipped to [`low`, `high`]. `ranges` is the
+    result of `value_range`. `found` is the destination of the scale and zero point that were found, float32 [2].
     """
 
     x: Address
@@ -45,7 +45,7 @@ class PieceArguments(Arguments):
 
 @inline
 def _round_pieces(arguments: PieceArguments, begin: int, end: int, scale: Any, point: Any, low: Any, high: Any) -> None:
-    """round(x / scale) within [low, high], + point, to the bytes of pieces [begin, end)."""
+    """Compute round(x / scale), clipped to [low, high], plus point, for pieces [begin, end)."""
     x, out, count = arguments.x, arguments.out, arguments.count
     for first in range(begin * _PIECE, min(end * _PIECE, count), LANES):
         left = min(count - first, LANES)
@@ -55,7 +55,7 @@ def _round_pieces(arguments: PieceArguments, begin: int, end: int, scale: Any, p
 
 @native_op(PieceArguments)
 def quantize_bytes(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """round(x / scale) + point, saturated; items are pieces."""
+    """Compute round(x / scale) + point, saturated. Items are pieces."""
     scale, point = memory.read_float32(arguments.qparams), memory.read_float32(arguments.qparams + 4)
     low, high = arguments.low - point, arguments.high - point
     _round_pieces(arguments, begin, end, splat_float32(scale), splat_float32(point), low, high)
@@ -64,7 +64,7 @@ def quantize_bytes(arguments: PieceArguments, context: int, begin: int, end: int
 
 @once
 def dequantize_op(dtype: Any) -> NativeOp:
-    """(x - point) * scale of int8 or uint8; items are pieces."""
+    """Return the operator (x - point) * scale for int8 or uint8. Items are pieces."""
     load, read = (memory.load_int8, memory.read_int8) if dtype == np.int8 else (memory.load_uint8, memory.read_uint8)
 
     def dequantize(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
@@ -83,7 +83,7 @@ def dequantize_op(dtype: Any) -> NativeOp:
 
 @native_op(PieceArguments)
 def value_range(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Least and largest number of every piece and 0, to float32 [pieces, 2]; NaN if one is NaN or infinite."""
+    """Write the min and max of each piece, including 0, to float32 [pieces, 2]. A NaN or infinity results in NaN."""
     x, out, count = arguments.x, arguments.out, arguments.count
     for piece in range(begin, end):
         least, most, poison = splat_float32(0.0), splat_float32(0.0), splat_float32(0.0)
@@ -99,7 +99,7 @@ def value_range(arguments: PieceArguments, context: int, begin: int, end: int, s
 
 @native_op(PieceArguments)
 def quantize_to_range(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """To uint8 over the range of all pieces; nothing is written if that is empty or infinite."""
+    """Quantise to uint8 over the range of all pieces (items). Nothing is written if the range is empty or infinite."""
     count, ranges, found = arguments.count, arguments.ranges, arguments.found
     least, most = splat_float32(0.0), splat_float32(0.0)
     for piece in range(-(-count // _PIECE)):
@@ -120,12 +120,12 @@ def quantize_to_range(arguments: PieceArguments, context: int, begin: int, end: 
 
 
 def quantized_to_range(threads: Threads, x: Float32) -> tuple[NDArray[np.uint8], np.float32, int] | None:
-    """uint8 values over the range of x and 0, their scale and zero point.
+    """Return x quantised to uint8 over the range of x and 0, the scale and the zero point.
 
-    None where that range is empty, or not finite.
+    Returns None if the range is empty or not finite.
     """
     if x.dtype != np.float32 or not x.size:
-        raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with elements")
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with at least one element")
     x = np.ascontiguousarray(x)
     out, found = np.empty(x.shape, np.uint8), np.zeros(2, np.float32)
     ranges = own_memory("ranges", 8 * -(-x.size // _PIECE))
@@ -144,15 +144,15 @@ def _range_program(size: int) -> NodeProgram:
 
 
 def quantized_bytes(threads: Threads, x: Float32, scale: float, point: int, dtype: Any) -> NDArray[Any]:
-    """round(x / scale) + point as int8 or uint8, saturated, halves to even; x of any shape."""
+    """Return round(x / scale) + point as int8 or uint8, saturated, ties to even; x has any shape."""
     if x.dtype != np.float32 or dtype not in _BYTES:
-        raise ValueError(f"{x.dtype} cannot become {dtype} here")
+        raise ValueError(f"cannot convert {x.dtype} to {dtype}, expected float32 to int8 or uint8")
     low, high = (-128, 127) if dtype == np.int8 else (0, 255)
     return _converted(threads, quantize_bytes, x, scale, point, dtype, low=low, high=high)
 
 
 def dequantized_bytes(threads: Threads, x: NDArray[Any], scale: float, point: int) -> Float32:
-    """(x - point) * scale of int8 or uint8 as float32; x of any shape."""
+    """Return (x - point) * scale as float32, for int8 or uint8 x of any shape."""
     if x.dtype not in _BYTES:
         raise ValueError(f"x is {x.dtype}, expected int8 or uint8")
     return _converted(threads, dequantize_op(x.dtype), x, scale, point, np.float32)

@@ -1,7 +1,7 @@
-"""Convolution of each channel with its own kernel, as MobileNet has it, and what ends any convolution.
+"""Depthwise convolution (a separate kernel per channel, as in MobileNet), and the final step of any convolution.
 
-For the former a plane is first spread into scratch memory, with its pads and with the columns of one residue modulo the
-stride side by side, so that a tap's inputs of sixteen neighbouring outputs are neighbours too.
+For a depthwise convolution, a plane is first copied to scratch memory with its pads. The columns of each residue modulo
+the stride are placed side by side, so that sixteen neighbouring outputs read neighbouring inputs for each tap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..program.calls import Items
 from ..program.thread_pool import Threads
 
 _NANOSECONDS_PER_PRODUCT = 0.03
-# Kernels and steps along columns with code of their own.
+# Kernel sizes and column strides for which specialised code is compiled.
 _KNOWN_SIZES, _KNOWN_STEPS = (3, 5), (1, 2)
 
 
@@ -32,7 +32,7 @@ _NANOSECONDS_PER_ELEMENT = 0.15
 
 
 class PlanesArguments(Arguments):
-    """Planes of `size` numbers; plane p has bias p modulo `channels`, where there are any."""
+    """Planes of `size` numbers. Plane p has bias number p modulo `channels`, if there are biases."""
 
     values: Address
     size: int
@@ -44,7 +44,7 @@ class PlanesArguments(Arguments):
 
 @native_op(PlanesArguments)
 def finish_planes(arguments: PlanesArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Planes [begin, end) in place: plus their bias, and kept within limits; NaN stay."""
+    """Add the bias to planes [begin, end) in place and clip them to the limits. NaNs are preserved."""
     size, channels, low, high = arguments.size, arguments.channels, arguments.low, arguments.high
     for plane in range(begin, end):
         addend = read_float32(arguments.bias + 4 * (plane % channels)) if channels > 0 else np.float32(0)
@@ -59,16 +59,16 @@ def finish_planes(arguments: PlanesArguments, context: int, begin: int, end: int
 def finish_channels(
     values: Float32, bias: Float32 | None, limits: Limits = NO_LIMITS, *, threads: Threads | None = None
 ) -> None:
-    """[N * C, elements] in place: plus the channel's bias [C], and kept within limits.
+    """Add the channel's bias [C] to [N * C, elements] in place, and clip the results to the limits.
 
     Args:
-        threads: None = this thread alone.
+        threads: None = only the calling thread.
     """
     check("values", values, (None, None))
     if bias is not None:
         check("bias", bias, (None,))
         if not len(bias) or len(values) % len(bias):
-            raise ValueError(f"{len(values)} planes do not fit {len(bias)} channels")
+            raise ValueError(f"{len(values)} planes do not match {len(bias)} channels")
     (planes, size), channels = values.shape, 0 if bias is None else len(bias)
     run_alone(
         finish_planes, Items(factor=planes), values.size * _NANOSECONDS_PER_ELEMENT, threads,
@@ -77,9 +77,9 @@ def finish_channels(
 
 
 class DepthwiseArguments(Arguments):
-    """Planes [x_rows, x_columns], a kernel [height, width] and a bias per channel, planes [rows, columns] of results.
+    """Planes [x_rows, x_columns], a kernel [height, width] and a bias per channel, and result planes [rows, columns].
 
-    `top`, `left`: pads. `low`, `high`: what results are kept within.
+    `top` and `left` are pads. Results are clipped to [`low`, `high`].
     """
 
     x: Address
@@ -103,7 +103,7 @@ class DepthwiseArguments(Arguments):
 
 @inline
 def _spread(arguments: DepthwiseArguments, x: int, step: int, lanes: int, bands: int, out: int) -> None:
-    """A plane as [bands][residues of the column stride][lanes], zeros outside."""
+    """Spread a plane as [bands][residues of the column stride][lanes], with zeros outside the plane."""
     x_rows, x_columns = arguments.x_rows, arguments.x_columns
     top, left_pad = arguments.top, arguments.left
     zeros = splat_float32(0.0)
@@ -121,7 +121,7 @@ def _spread(arguments: DepthwiseArguments, x: int, step: int, lanes: int, bands:
                         some = min(count - first, LANES)
                         store_first(target + 4 * (left_pad + first), load_first(row + 4 * first, some), some)
                 else:
-                    # Of the columns lane * step + part - left_pad, those that lie inside.
+                    # The columns lane * step + part - left_pad that are inside the plane.
                     first = max(0, -((part - left_pad) // step))
                     last = min(lanes, (x_columns - 1 - part + left_pad) // step + 1)
                     for lane in range(first, last):
@@ -130,10 +130,10 @@ def _spread(arguments: DepthwiseArguments, x: int, step: int, lanes: int, bands:
 
 @once
 def depthwise_op(known: tuple[int, int, int] | None) -> NativeOp:
-    """Items are planes; plane p has the kernel p modulo the number of channels.
+    """Return the operator. Items are planes; plane p uses kernel number p modulo the number of channels.
 
     Args:
-        known: height and width of the kernels and stride along columns, for code made for them; None = for any.
+        known: height and width of the kernels and stride along columns, for specialised code; None = any sizes.
     """
     known_height, known_width, known_step = known or (0, 0, 0)
 
@@ -169,7 +169,7 @@ def depthwise_op(known: tuple[int, int, int] | None) -> NativeOp:
 
 @inline
 def spread_lanes(columns: int, width: int, step: int) -> Any:
-    """Columns of a residue that a whole number of vectors of outputs reads, themselves whole vectors."""
+    """Return the number of columns of one residue that whole vectors of outputs read, rounded up to whole vectors."""
     needed = -(-columns // LANES) * LANES + (width - 1) // step
     return -(-needed // LANES) * LANES
 
@@ -178,20 +178,20 @@ def depthwise(
     x: Float32, weight: Float32, bias: Float32, sizes: tuple[int, int], *, strides: tuple[int, int] = (1, 1),
     pads: tuple[int, int] = (0, 0), limits: Limits = NO_LIMITS, threads: Threads | None = None,
 ) -> Float32:  # fmt: skip
-    """[N * C, rows, columns] with [C, height, width] and [C] to [N * C, *sizes], kept within limits.
+    """Convolve [N * C, rows, columns] with [C, height, width] and [C] to [N * C, *sizes], clipped to the limits.
 
     Args:
-        pads: rows of zeros above, columns of zeros to the left; what lies beyond the image counts as 0 everywhere.
-        threads: None = this thread alone.
+        pads: rows of zeros above and columns of zeros to the left. Everything outside the image counts as 0.
+        threads: None = only the calling thread.
     """
     channels, height, width = weight.shape
     check("x", x, (None, None, None))
     check("weight", weight, (None, None, None))
     check("bias", bias, (channels,))
     if min(strides) < 1 or min(pads) < 0 or min(sizes) < 1:
-        raise ValueError(f"strides {strides}, pads {pads} and sizes {sizes} do not fit")
+        raise ValueError(f"strides {strides}, pads {pads} and sizes {sizes} are out of range")
     if channels < 1 or len(x) % channels or not height * width:
-        raise ValueError(f"planes {list(x.shape)} and kernels {list(weight.shape)} do not fit")
+        raise ValueError(f"planes {list(x.shape)} and kernels {list(weight.shape)} do not match")
     out = np.empty((len(x), *sizes), np.float32)
     if len(x):
         (rows, columns), (row_stride, step) = sizes, strides

@@ -1,6 +1,6 @@
-"""Ops as functions of arrays: activations, norms, softmax, lookups, products with block-quantised weights, experts.
+"""Ops as functions of arrays: activations, norms, softmax, lookups, matmuls with block-quantised weights, experts.
 
-The calls for each shape and format of operands are kept.
+The calls are cached for each shape and format of the operands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..rowwise.norm import norm as norm_call
 _NANOSECONDS_PER_NORMALISED = 0.5
 _NANOSECONDS_PER_EXPONENT = 0.5
 _NANOSECONDS_PER_LOOKED_UP = 1.5
-# Rough cost on one thread, in nanoseconds, for deciding whether to share the work.
+# Rough costs on one thread, in nanoseconds, used to decide whether to share the work.
 _NANOSECONDS_PER_WEIGHT = 0.05
 _NANOSECONDS_PER_PRODUCT = 0.01
 _NANOSECONDS_PER_EXPERT_BYTE = 0.1
@@ -45,10 +45,11 @@ _NANOSECONDS_PER_ACTIVATION = 0.7
 
 
 def activation(function: str, x: Float32, *parameters: float, threads: Threads | None = None) -> Float32:
-    """A function of UNARY, element by element.
+    """Apply a function of UNARY elementwise.
 
     Args:
-        x: float32 and contiguous, of any shape. parameters: those of the function.
+        x: float32 and contiguous, of any shape.
+        parameters: parameters of the function.
     """
     check("x", x, x.shape)
     out = np.empty_like(x)
@@ -58,10 +59,10 @@ def activation(function: str, x: Float32, *parameters: float, threads: Threads |
 
 
 def gated(function: str, gate: Float32, up: Float32, *, threads: Threads | None = None) -> Float32:
-    """function(gate) * up, such as SwiGLU with "silu" and GEGLU with "gelu_tanh".
+    """Return function(gate) * up, such as SwiGLU with "silu" and GEGLU with "gelu_tanh".
 
     Args:
-        gate, up: float32 [T, F]; each row must be contiguous, so halves of one [T, 2 F] array will do.
+        gate, up: float32 [T, F]. Only each row must be contiguous, so they can be halves of one [T, 2 F] array.
     """
     check("gate", gate, (None, None), by_rows=True)
     check("up", up, gate.shape, by_rows=True)
@@ -83,10 +84,11 @@ def norm(
     x: Float32, weight: Float32, epsilon: float, *, bias: Float32 | None = None, centred: bool = False,
     threads: Threads | None = None,
 ) -> Float32:  # fmt: skip
-    """x / sqrt(mean(x ** 2) + epsilon) * weight over the last axis, or with `centred` the layer norm, plus a bias.
+    """Return x / sqrt(mean(x ** 2) + epsilon) * weight over the last axis, or the layer norm if `centred`, plus a bias.
 
     Args:
-        x: float32 [T, F]. weight, bias: float32 [F].
+        x: float32 [T, F].
+        weight, bias: float32 [F].
     """
     out = np.empty(x.shape, np.float32)
     _run_norm({"x": x, "out": out}, {"weight": weight, "bias": bias}, epsilon, centred, threads)
@@ -97,10 +99,11 @@ def norm_of_sum(
     x: Float32, residual: Float32, weight: Float32, epsilon: float, *, bias: Float32 | None = None,
     input_bias: Float32 | None = None, centred: bool = False, threads: Threads | None = None,
 ) -> tuple[Float32, Float32]:  # fmt: skip
-    """The norm of s = x + residual + input_bias, and s; otherwise as `norm`.
+    """Return the norm of s = x + residual + input_bias, and s. Otherwise this function equals `norm`.
 
     Args:
-        residual: float32 [T, F]. input_bias: float32 [F].
+        residual: float32 [T, F].
+        input_bias: float32 [F].
     """
     out, total = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
     vectors = {"weight": weight, "bias": bias, "input_bias": input_bias}
@@ -112,7 +115,7 @@ def _run_norm(
     rows: Mapping[str, Float32], vectors: Mapping[str, Float32 | None], epsilon: float, centred: bool,
     threads: Threads | None,
 ) -> None:  # fmt: skip
-    """The norm of arrays by the names of its operands."""
+    """Compute the norm of arrays that are passed by operand name."""
     x, given = rows["x"], {name: vector for name, vector in vectors.items() if vector is not None}
     width = x.shape[-1]
     for name, array in rows.items():
@@ -136,7 +139,7 @@ def _norm_program(
 
 
 class SoftmaxArguments(Arguments):
-    """Rows of `width` numbers side by side."""
+    """Adjacent rows of `width` numbers."""
 
     x: Address
     out: Address
@@ -145,7 +148,7 @@ class SoftmaxArguments(Arguments):
 
 @native_op(SoftmaxArguments)
 def softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items are rows. One that is all -infinity, or has a NaN, becomes NaN, as the definition does."""
+    """Compute softmax. Items are rows. A row that is all -infinity or contains NaN becomes NaN, as by definition."""
     width = arguments.width
     for row in range(begin, end):
         x, out = arguments.x + 4 * row * width, arguments.out + 4 * row * width
@@ -166,7 +169,7 @@ def softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scr
 
 
 def softmax_rows(threads: Threads, x: Float32) -> Float32:
-    """e ** (x - max) / sum of these along the last axis of float32 x; a row with NaN, or all -infinity, becomes NaN."""
+    """Return the softmax of float32 x along the last axis. A row that is all -infinity or contains NaN becomes NaN."""
     if x.dtype != np.float32 or not x.ndim:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with an axis")
     x = np.ascontiguousarray(x)
@@ -178,14 +181,14 @@ def softmax_rows(threads: Threads, x: Float32) -> Float32:
 
 
 def block_rows(tokens: NDArray[np.int64], table: BlockMatrix, *, threads: Threads | None = None) -> Float32:
-    """table[tokens] as float32 [T, columns].
+    """Return table[tokens] as float32 [T, columns].
 
     Args:
         tokens: int64 [T].
-        table: as packed for products, so that it may be shared with a tied head.
+        table: matrix packed for matmuls, so that a tied head can share it.
 
     Raises:
-        ValueError: tokens of another type or shape.
+        ValueError: tokens have the wrong type or shape.
         IndexError: a token is outside the table.
     """
     check("tokens", tokens, (None,), np.dtype(np.int64))
@@ -202,14 +205,15 @@ def block_rows(tokens: NDArray[np.int64], table: BlockMatrix, *, threads: Thread
 
 
 class BlockLinear:
-    """x @ matrix.T + bias + addend.
+    """The linear layer x @ matrix.T + bias + addend.
 
-    A row of the result depends on that row of x only, to the last bit, whatever else is in the batch.
+    A row of the result depends only on its row of x: it is bit-identical whatever the rest of the batch is.
 
     Args:
         bias: float32 [rows].
-        exact: keep activations in float32; otherwise they are rounded to 8 bits per row and block (accuracy level 4).
-        threads: None = the calling thread alone.
+        exact: True to keep activations in float32; otherwise they are quantised to 8 bits per row and block (accuracy
+            level 4).
+        threads: None = only the calling thread.
     """
 
     def __init__(
@@ -221,11 +225,11 @@ class BlockLinear:
         self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
 
     def __call__(self, x: Float32, addend: Float32 | None = None) -> Float32:
-        """The product, as a new array. Infinities and NaNs of a row reach all its results.
+        """Return the result as a new array. An infinity or NaN in a row of x reaches all results of the row.
 
         Args:
             x: float32 [T, columns].
-            addend: float32 [T, rows], such as a low-rank adapter's share.
+            addend: float32 [T, rows], such as the term of a low-rank adapter.
         """
         matrix, tokens = self._matrix, x.shape[0]
         check("x", x, (None, matrix.columns))
@@ -252,7 +256,7 @@ class BlockLinear:
 
 
 class MoEOfArrays:
-    """A mixture of experts: x float32 [T, H] and scores [T, E] to [T, H]."""
+    """A mixture of experts that maps x float32 [T, H] and scores [T, E] to [T, H]."""
 
     def __init__(self, op: MoE, weights: PackedWeights, constants: Constants, threads: Threads) -> None:
         self._mixture = mixture_of(op, weights, constants)
@@ -260,7 +264,7 @@ class MoEOfArrays:
         self._programs: BoundPrograms[NodeProgram] = BoundPrograms(_KEPT)
 
     def __call__(self, x: Float32, scores: Float32) -> Float32:
-        """The weighted sums of the chosen experts' results."""
+        """Return the weighted sums of the selected experts' results."""
         mixture, tokens = self._mixture, len(x)
         first, second = mixture.first.matrices, mixture.second.matrices
         check("x", x, (None, first.columns))

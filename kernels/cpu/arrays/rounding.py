@@ -1,8 +1,9 @@
-"""What methods of quantisation do with every weight of a block: its range, the closest codes, and what they cost.
+"""The passes over blocks of weights that quantisation methods need: ranges, closest codes, and errors.
 
-A weight in a block is (point - zero) * scale, `point` one of the values that a code may stand for. Methods try many
-scales, and each takes two passes over the weights; here a pass reads them once and keeps everything else in registers.
-Blocks are rows of values that lie one behind the other; their scales and zeros are arrays with a number per block.
+A weight in a block is (point - zero) * scale, where `point` is one of the values that codes represent. Methods try many
+scales, and each scale needs two passes over the weights. In this module, a pass reads the weights once and keeps all
+other data in registers. Blocks are consecutive rows of values; their scales and zeros are arrays with one number per
+block.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Points:
-    """The values that codes stand for.
+    """The values that codes represent.
 
     Args:
-        values: float32 [L], ascending. whole: they are the whole numbers from 0 on.
+        values: float32 [L], ascending.
+        whole: True if the values are consecutive integers from 0.
     """
 
     values: Float32
@@ -49,7 +51,7 @@ class Points:
 
     @cached_property
     def arguments(self) -> tuple[int, int]:
-        """How many there are, and the address of what kernels read: the points, then the middles between them."""
+        """The number of points, and the address of the kernels' table: the points, then the midpoints between them."""
         return len(self.values), _at(self._table)
 
     @cached_property
@@ -58,7 +60,7 @@ class Points:
 
     @property
     def kernels(self) -> _Kernels:
-        """Those that find the closest of these."""
+        """The kernels that find the closest of these points."""
         return _WHOLE if self.whole else _OTHER
 
 
@@ -87,7 +89,7 @@ def _closest_code(scaled: Any, points: int, table: int) -> Any:
 
 @inline
 def _inverse(scale: float) -> Any:
-    """1 / scale, 0 where that is not finite: then every weight of the block becomes the zero."""
+    """Return 1 / scale, or 0 if the quotient is not finite, so that every weight of the block maps to the zero."""
     quotient = splat_float32(np.float32(1)) / splat_float32(scale)
     return where_less(absolute(quotient), np.float32(np.inf), quotient, np.float32(0))
 
@@ -172,7 +174,7 @@ _OTHER = _made("other", _closest, _closest_code)
 
 @kernel
 def find_ranges(values: int, blocks: int, size: int, low: int, high: int) -> int:
-    """The least and the largest value of every block."""
+    """Find the min and max of every block."""
     for block in range(blocks):
         start = read_float32(values)
         least = most = splat_float32(start)
@@ -187,7 +189,7 @@ def find_ranges(values: int, blocks: int, size: int, low: int, high: int) -> int
 
 @kernel
 def round_halves(numbers: int, count: int, out: int) -> int:
-    """Numbers rounded to float16; those of which it keeps fewer bits than of others stay as they are."""
+    """Round numbers to float16, except numbers that float16 represents with reduced precision or not at all."""
     for j in range(0, count, LANES):
         x = load(numbers + 4 * j, count - j)
         rounded = round_to_half(x)
@@ -197,7 +199,7 @@ def round_halves(numbers: int, count: int, out: int) -> int:
 
 
 def ranges(values: Float32) -> tuple[Float32, Float32]:
-    """The least and the largest of values [..., size], none of them NaN: float32 [...] each."""
+    """Return the min and max of values [..., size], float32 [...] each. The values must not contain NaN."""
     values = _floats(values)
     low, high = np.empty(values.shape[:-1], np.float32), np.empty(values.shape[:-1], np.float32)
     find_ranges(*_blocks(values), _at(low), _at(high))
@@ -205,7 +207,10 @@ def ranges(values: Float32) -> tuple[Float32, Float32]:
 
 
 def rounded_to_half(numbers: Float32) -> Float32:
-    """Scales rounded to float16, but for those that it holds with fewer bits or not at all; none is NaN."""
+    """Return scales rounded to float16, except those that float16 represents with reduced precision or not at all.
+
+    The scales must not contain NaN.
+    """
     numbers = _floats(numbers)
     found = np.empty_like(numbers)
     round_halves(_at(numbers), numbers.size, _at(found))
@@ -213,10 +218,11 @@ def rounded_to_half(numbers: Float32) -> Float32:
 
 
 def closest_codes(values: Float32, scales: Float32, zeros: Float32, points: Points) -> Bytes:
-    """The indices among the points of the one closest to value / scale + zero, uint8 [..., size].
+    """Return the index of the point closest to value / scale + zero, uint8 [..., size].
 
     Args:
-        values: float32 [..., size]. scales, zeros: float32 [...]; with a scale of 0 every value becomes the zero.
+        values: float32 [..., size].
+        scales, zeros: float32 [...]. With a scale of 0, every value maps to the zero.
     """
     values, scales, zeros = _floats(values), _floats(scales), _floats(zeros)
     _check(values, scales, zeros)
@@ -226,16 +232,15 @@ def closest_codes(values: Float32, scales: Float32, zeros: Float32, points: Poin
 
 
 class WeighedBlocks:
-    """Blocks for which scales are tried.
+    """Blocks for which candidate scales are tried.
 
     Args:
         values: float32 [..., size].
-        weights: float32 [blocks, size], how much errors weigh, of the first blocks, the next ones, and so on; None =
-            all alike.
-        points: what codes stand for.
+        weights: float32 [blocks, size], weights of the errors, repeated over the blocks; None = all equal.
+        points: values that codes represent.
 
     Attributes:
-        scales, zeros, errors: float32 [...], the best ones so far, and sum(w (x - s p) ** 2) with them.
+        scales, zeros, errors: float32 [...], the best scales and zeros so far, and their errors sum(w (x - s p) ** 2).
     """
 
     def __init__(self, values: Float32, weights: Float32 | None, points: Points) -> None:
@@ -243,7 +248,7 @@ class WeighedBlocks:
         self._weights = None if weights is None else _floats(weights).reshape(-1, weights.shape[-1])
         size, blocks = self.values.shape[-1], self.values.size // self.values.shape[-1]
         if self._weights is not None and (self._weights.shape[-1] != size or blocks % len(self._weights)):
-            raise ValueError(f"weights {list(self._weights.shape)} do not fit values {list(self.values.shape)}")
+            raise ValueError(f"weights {list(self._weights.shape)} do not match values {list(self.values.shape)}")
         weigh = (0, 1) if self._weights is None else (_at(self._weights), len(self._weights))
         self._arguments = (*_blocks(self.values), *weigh)
         self.scales, self.zeros = (
@@ -254,8 +259,10 @@ class WeighedBlocks:
         self._best = (_at(self.scales), _at(self.zeros), _at(self.errors))
 
     def fitted(self, scales: Float32, zeros: Float32) -> Float32:
-        """The scales of least error for the codes that these scales give: sum(w x p) / sum(w p ** 2), p the closest
-        points less the zero."""
+        """Return the scales with the least error for the codes that the given scales produce.
+
+        The scales are sum(w x p) / sum(w p ** 2), where p is the closest point minus the zero.
+        """
         scales, zeros = _floats(scales), _floats(zeros)
         _check(self.values, scales, zeros)
         found = np.empty_like(scales)
@@ -263,7 +270,7 @@ class WeighedBlocks:
         return found
 
     def keep_better(self, scales: Float32, zeros: Float32) -> None:
-        """Let these be the best ones of the blocks in which they make less of an error."""
+        """Keep these scales and zeros for the blocks in which they reduce the error."""
         scales, zeros = _floats(scales), _floats(zeros)
         _check(self.values, scales, zeros)
         self._points.kernels.keep(*self._arguments, _at(scales), _at(zeros), *self._points.arguments, *self._best)
@@ -278,11 +285,11 @@ def _at(array: NDArray[Any]) -> int:
 
 
 def _blocks(values: Float32) -> tuple[int, int, int]:
-    """Address, number and size of blocks."""
+    """Return the address, number and size of blocks."""
     return _at(values), values.size // values.shape[-1], values.shape[-1]
 
 
 def _check(values: Float32, *others: Float32) -> None:
     for other in others:
         if other.shape != values.shape[:-1]:
-            raise ValueError(f"factors {list(other.shape)} do not fit values {list(values.shape)}")
+            raise ValueError(f"factors {list(other.shape)} do not match values {list(values.shape)}")

@@ -21,29 +21,30 @@ from ..program.step_table import StepField
 from ..program.thread_pool import Threads
 from .functions import activation
 
-# What a node tests, how weights are combined, and how a score becomes those of two classes.
+# Tests of nodes, ways to combine weights, and ways to derive the scores of two classes from one.
 LEQ, LT, GTE, GT, EQ, NEQ, LEAF = 0, 1, 2, 3, 4, 5, 6
 SUM, MIN, MAX = 0, 1, 2
 NEGATED, COMPLEMENT, LOGISTIC = 0, 1, 2
 _NANOSECONDS_PER_NODE = 4.0
-# Rows that a thread takes at least.
+# Minimum number of rows per thread.
 _GRAIN = 8
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees in flat arrays, one entry per node; children and roots are positions in them.
+    """Trees in flat arrays with one entry per node. Children and roots are indices into these arrays.
 
     Attributes:
         roots: int32 [trees].
         features, true_children, false_children: int32 [nodes].
         thresholds: float64 [nodes].
         modes: uint8 [nodes], LEQ ... LEAF.
-        missing_tracks_true: uint8 [nodes], where NaN goes.
-        leaf_starts: int32 [nodes + 1]; node i adds weights leaf_starts[i]:leaf_starts[i + 1].
-        targets: int32 [weights]; weights: float64 [weights].
-        num_targets: columns of the result.
+        missing_tracks_true: uint8 [nodes], 1 if NaN goes to the true child.
+        leaf_starts: int32 [nodes + 1]; node i adds the weights leaf_starts[i]:leaf_starts[i + 1].
+        targets: int32 [weights], column of each weight.
+        weights: float64 [weights].
+        num_targets: number of columns of the result.
     """
 
     roots: NDArray[np.int32]
@@ -59,10 +60,10 @@ class Forest:
     num_targets: int
 
     def check_integrity(self) -> None:
-        """Every index is inside its array, and the nodes are trees: the walk ends.
+        """Raise an error unless every index is inside its array and the nodes form trees, so that every walk ends.
 
         Raises:
-            ValueError: they are not.
+            ValueError: an index is outside its array, or the nodes do not form trees.
         """
         nodes = len(self.features)
         inner = self.modes != LEAF
@@ -78,8 +79,8 @@ class Forest:
         if inner.any() and self.features[inner].min() < 0:
             raise ValueError("a tree's feature is negative")
         if np.bincount(np.concatenate([children, self.roots]), minlength=1).max(initial=0) > 1:
-            raise ValueError("a tree's node has two parents, so it is no tree")
-        # With one parent at most, whoever is not reached from a root goes round in a circle.
+            raise ValueError("a node has two parents, so the nodes are not trees")
+        # Each node has at most one parent, so nodes that cannot be reached from a root would form a cycle.
         reached, frontier = 0, self.roots
         while len(frontier):
             reached += len(frontier)
@@ -90,20 +91,20 @@ class Forest:
 
     @cached_property
     def num_features(self) -> int:
-        """Columns that the input must have at least."""
+        """The minimum number of columns of the input."""
         inner = self.modes != LEAF
         return int(self.features[inner].max()) + 1 if inner.any() else 0
 
     @cached_property
     def row_nanoseconds(self) -> float:
-        """Rough cost of a row."""
+        """The rough cost of a row in nanoseconds."""
         depth = max(len(self.features) // max(len(self.roots), 1), 1).bit_length()
         leaf = max(len(self.weights) // max(len(self.features), 1), 1)
         return len(self.roots) * (depth + leaf) * _NANOSECONDS_PER_NODE
 
     @cached_property
     def arrays(self) -> dict[str, Any]:
-        """What machine code reads, by its names."""
+        """The arrays that compiled code reads, by name."""
         kinds = {"roots": np.int32, "targets": np.int32, "weights": np.float64}
         return {name: np.ascontiguousarray(getattr(self, name), kind) for name, kind in kinds.items()} | {
             "nodes": self._nodes
@@ -123,9 +124,9 @@ class Forest:
 
 
 class ForestArguments(Arguments):
-    """Trees as machine code reads them (`nodes`: see _NODE), rows of features, and rows of combined weights.
+    """Trees for compiled code (`nodes` holds records of _NODE), rows of features, and rows of combined weights.
 
-    `is_double`: features are float64, else float32. `aggregate`: SUM, MIN or MAX.
+    `is_double` is 1 if features are float64, and 0 if they are float32. `aggregate` is SUM, MIN or MAX.
     """
 
     roots: Address
@@ -141,8 +142,8 @@ class ForestArguments(Arguments):
     aggregate: int
 
 
-# A node as one record, half a cache line: trees are rarely in a cache when a single row walks them. A leaf of one
-# weight has it as its threshold, and the target as its feature.
+# A node is one record of half a cache line, because trees are rarely in a cache when a single row walks them. A leaf
+# with one weight stores the weight as its threshold and the target as its feature.
 _NODE = np.dtype(
     [
         ("threshold", np.float64), ("feature", np.int32), ("mode", np.uint8), ("missing", np.uint8), ("_", np.uint16),
@@ -165,7 +166,7 @@ def _combine(address: int, weight: float, aggregate: int) -> None:
 
 @inline
 def _following(nodes: int, node: int, at: int, is_double: int) -> Any:
-    """The child that a row goes to; a leaf is its own."""
+    """Return the child that a row goes to. A leaf returns itself."""
     mode = read_uint8(node + _MODE)
     if mode == LEAF:
         return node
@@ -210,12 +211,12 @@ def _root(arguments: ForestArguments, tree: int) -> Any:
 
 @native_op(ForestArguments)
 def walk_trees(arguments: ForestArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Rows [begin, end) of x: what the leaves give, added to or compared with what is in `out`."""
+    """Walk rows [begin, end) of x down the trees, and combine the weights of the leaves with the numbers in `out`."""
     nodes, trees, is_double = arguments.nodes, arguments.trees, arguments.is_double
     for row in range(begin, end):
         at, results = arguments.x + row * arguments.row_bytes, arguments.out + 8 * row * arguments.num_targets
         tree = 0
-        # Four at a time, so that one waits for memory while others go on; their leaves count in order all the same.
+        # Four trees are walked at a time, so that some proceed while others wait for memory. Leaves are added in order.
         while tree + 4 <= trees:
             a, b = _root(arguments, tree), _root(arguments, tree + 1)
             c, d = _root(arguments, tree + 2), _root(arguments, tree + 3)
@@ -242,14 +243,14 @@ def walk_trees(arguments: ForestArguments, context: int, begin: int, end: int, s
 def binary_scores(
     scores: NDArray[np.float64], column: int, base: float, threshold: float, kind: int
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Which of two classes each row is, and the scores of both: (-s, s), (1 - s, s), or (sigmoid(-s), sigmoid(s)).
+    """Return the class (0 or 1) of each row, and both scores: (-s, s), (1 - s, s), or (sigmoid(-s), sigmoid(s)).
 
     Args:
-        scores: as from `run_forest`; s is column `column` plus `base`, as float32.
+        scores: return value of `run_forest`; s is its column `column` plus `base`, as float32.
         kind: NEGATED, COMPLEMENT or LOGISTIC.
     """
     if not 0 <= column < scores.shape[1]:
-        raise ValueError(f"scores are {scores.dtype} {list(scores.shape)}, column {column} is wanted")
+        raise ValueError(f"scores are {scores.dtype} {list(scores.shape)} and have no column {column}")
     score = (scores[:, column] + base).astype(np.float32)
     pairs = np.stack([1 - score if kind == COMPLEMENT else -score, score], axis=1)
     if kind == LOGISTIC and pairs.size:
@@ -260,19 +261,19 @@ def binary_scores(
 def run_forest(
     x: NDArray[Any], forest: Forest, aggregate: int = SUM, *, threads: Threads | None = None
 ) -> NDArray[np.float64]:
-    """Combined weights [rows, targets] of a checked forest.
+    """Return the combined weights [rows, targets] of a checked forest.
 
     Args:
-        x: float64 or float32 [rows, features]; comparisons of float32 values come out as in float64.
-        aggregate: SUM, MIN or MAX; a target that no leaf names is 0.
-        threads: None = the calling thread alone.
+        x: float64 or float32 [rows, features]. Comparisons of float32 values have the same results as in float64.
+        aggregate: SUM, MIN or MAX. A target without leaves is 0.
+        threads: None = only the calling thread.
     """
     dtype = x.dtype
     if x.ndim != 2 or (dtype != _FLOAT32 and dtype != _FLOAT64) or not x.flags.c_contiguous:
         raise ValueError(f"x is {dtype} {list(x.shape)}, expected C-contiguous float32 or float64 [rows, features]")
     rows, columns = x.shape
     if columns < forest.num_features:
-        raise ValueError(f"the trees look at {forest.num_features} features, the input has {columns}")
+        raise ValueError(f"the trees use {forest.num_features} features, the input has {columns}")
     shape = (rows, forest.num_targets)
     out = np.zeros(shape) if aggregate == SUM else np.full(shape, np.inf if aggregate == MIN else -np.inf)
     run_alone(

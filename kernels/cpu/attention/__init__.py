@@ -1,7 +1,7 @@
-"""Attention over keys and values in pages: from projected rows to attention's rows, as native operators.
+"""Attention over paged keys and values, from projected rows to result rows, as native operators.
 
-`phases` is the way in: the calls of one layer, for a program; and for each step, how its rows are cut
-into work. Inside: `heads` (norm and rotation of one head; new keys and values into their pages), `decode` (splits of
-the context, float32), `prefill` (blocks of tokens, by `tile_products` of bfloat16 or `vector_products` of
-float32). Knows pages, positions and windows; nothing of graphs, sequences' text or scheduling.
+`phases` is the entry point: it makes the calls of one layer for a program, and divides the rows of each step into work
+items. `heads` normalises and rotates heads, and `store` writes new keys and values into their pages. `decode` works on
+splits of the context in float32, `prefill` on blocks of tokens, with `amx_products` in bfloat16 or `vector_products` in
+float32. The package handles pages, positions and windows, but not graphs, text or scheduling.
 """

@@ -1,10 +1,11 @@
 """Products of a block of queries in tiles of bfloat16, with float32 sums (AMX).
 
-Queries (with the scale) and weights are rounded to bfloat16, keys and values go from their pages to bfloat16: relative
-errors of about 3e-3 in a result. One of the two ways of `many`; see there for what each function does.
+Scaled queries and weights are rounded to bfloat16, and keys and values are converted from their pages to bfloat16. The
+relative errors of a result are about 3e-3. This is one of two implementations of the functions that `prefill`
+describes.
 
-Queries are tiles [row][step], keys and values tiles [column][step]. The weights of a row take the place of its scores:
-tiles of weights are 64 bytes of 16 rows that are SCORE_BYTES apart.
+Queries are stored as tiles [row][step], and keys and values as tiles [column][step]. The weights of a row overwrite its
+scores, so a tile of weights consists of 64 bytes from each of 16 rows that are SCORE_BYTES apart.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from .heads import head_stride
 from .pages import key_vector_of, value_vector_of
 from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, panel, scores_of, value_page
 
-# Few enough that their scores and sums stay in the first-level cache, beside a chunk of keys and values.
+# Few enough rows that their scores and sums fit in the first-level cache together with a chunk of keys and values.
 TILE_PRODUCT_ROWS = amx.TILE_ROWS
 _TILE_COLUMNS = amx.TILE_ROW_BYTES // 2  # bfloat16 numbers in a row of a tile
 _VALUE_COLUMN_BYTES = CHUNK_PAGES * amx.TILE_BYTES
 
 
-_ROWS, _COLUMNS = 4, (5, 6, 7, 5)  # tile registers; sums take the first ones
+_ROWS, _COLUMNS = 4, (5, 6, 7, 5)  # tile registers; the sums use registers 0 to 3
 
 
 def _multiply_of(columns: int, line: int, step: int, accumulate: bool) -> Any:
-    """An intrinsic (a, b, b_next, steps, c, stride): 16 rows of c, `columns` tiles side by side, (+)= a b.
+    """Return an intrinsic (a, b, b_next, steps, c, stride) that computes c = a b, or c += a b if `accumulate`.
 
-    Rows of a tile of `a` are `line` bytes apart, tiles that follow each other in its row of tiles `step` bytes, columns
-    of tiles of `b` b_next bytes.
+    c has 16 rows and `columns` tiles side by side. The rows of a tile of `a` are `line` bytes apart, and consecutive
+    tiles are `step` bytes apart. The columns of tiles of `b` are `b_next` bytes apart.
     """
 
     @intrinsic(None, *["int64"] * 6)
@@ -116,7 +117,7 @@ def load_keys_of(kind: str) -> Callable[..., None]:
 
 @inline
 def _usable_page(scratch: int, token: int) -> Any:
-    """Of a token's value; 0 if it is not usable."""
+    """Return the page of a token's value, or 0 if the value is not usable."""
     page = np.int64(0)
     if read_uint8(panel(scratch, Panel.USABLE) + token) != 0:
         page = value_page(scratch, token)
@@ -129,7 +130,7 @@ def load_values_of(kind: str) -> Callable[..., Any]:
 
     @inline
     def load_value(width: int, page: int, token: int, i: int) -> Any:
-        """Columns of a token's value; zeros behind the last one, and where there is no page."""
+        """Load columns of a token's value: zeros after the last column, or everywhere if `page` is 0."""
         value = splat_float32(0.0)
         if page != 0 and i < width:
             value = value_vector(width, page, token % PAGE_TOKENS, i)
@@ -157,7 +158,7 @@ def load_values_of(kind: str) -> Callable[..., Any]:
 
 @native_op(AttentionArguments)
 def multiply_tile_group(arguments: AttentionArguments, scratch: int, row: int, begin: int, end: int) -> int:
-    """`multiply_group`."""
+    """Implement `multiply_group` of `prefill`."""
     steps, queries = panel(scratch, Panel.STEPS), _query_address(scratch, row)
     column = steps * amx.TILE_BYTES
     for page in range(begin, end, 2):
@@ -182,7 +183,7 @@ def weight_of(scores: int, token: int) -> Any:
 
 @native_op(AttentionArguments)
 def add_tile_group(arguments: AttentionArguments, scratch: int, row: int, pages: int, unused: int) -> int:
-    """`add_group`."""
+    """Implement `add_group` of `prefill`."""
     values, stride = panel(scratch, Panel.VALUES), panel(scratch, Panel.SUM_BYTES)
     weights, sums = scores_of(arguments, scratch, row), panel(scratch, Panel.SUMS) + row * stride
     columns = stride // amx.TILE_ROW_BYTES

@@ -1,4 +1,4 @@
-"""The arguments that all operators of a layer share, and how they read them and the step."""
+"""Arguments that all attention operators of a layer share, and functions that read them and the step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,30 @@ from ..program.step_table import ErrorCode, StepField
 
 
 class AttentionArguments(Arguments):
-    """One layer's attention, for all of its operators.
+    """The arguments of one layer's attention, shared by all of its operators.
 
-    Rows of queries, keys and values as they come from the projections; the cache's pages, which the block tables of
-    `cache_group` lead to, `key_block` and `value_block` bytes from a block to the next, `key_page` and `value_page`
-    from a head's page to the next; `group` query heads share a KV head. `query_factor`, `score_cap` and `sinks` are
-    such that scores are in powers of two: softmax takes 2 ** score. Rotary tables of `half` columns for `positions`
-    positions (0 columns: no rotation), those for long sequences beside them; norms per head (0: none).
-
-    Then operators that others call by their address, so that each is small, and compiled once whoever calls it:
-    `make_ready` is `heads.make_heads_ready`; `multiply_keys` and `add_values` are `products` of `rows_at_once` query
-    rows; `pack_queries` and `pack_weights` are those of `packing`, where pages hold small integers and a value has
-    `weight_groups` scales; the others are what
-    `decode` and `prefill` say. `panels` is a table of `panels`. If `hadamard`, heads are stored
-    as `hadamard_transform` makes them.
+    Attributes:
+        query, key, value: rows from the projections.
+        out: rows of results.
+        key_pages, value_pages: pages of the cache.
+        key_block, value_block: bytes between consecutive blocks.
+        num_blocks: number of blocks in the cache.
+        cache_group: cache group whose block tables refer to the pages.
+        group: number of query heads that share a KV head.
+        key_page, value_page: bytes between the pages of consecutive heads.
+        hadamard: 1 if heads are stored after `hadamard_transform`.
+        query_factor, score_cap, sinks: scaled so that scores are exponents of 2, because softmax computes 2 ** score.
+        window: as in `ir.Attention`, or -1 - chunk for chunked attention.
+        cos, sin: rotary tables of `half` columns for `positions` positions; no rotation if `half` is 0.
+        long_cos, long_sin: rotary tables of `long_positions` positions for long sequences.
+        q_norm, k_norm: weights of the norms per head; 0 = none.
+        make_ready: `heads.make_heads_ready`. This operator and those below are called by address, so each of them stays
+            small and is compiled once for all callers.
+        multiply_keys, add_values: operators of `products` or `int8_products`, for `rows_at_once` query rows.
+        weigh, load_chunk, multiply_group, add_group: operators that `decode` and `prefill` describe.
+        panels: table of `panels.Panels`.
+        pack_queries, pack_weights: operators of `packing`, for pages of small integers.
+        weight_groups: number of scales of a packed value.
     """
 
     query: Rows
@@ -76,32 +86,32 @@ class AttentionArguments(Arguments):
     weight_groups: int = 0
 
 
-NO_MAXIMUM = np.float32(-3.0e38)  # finite, so that the difference of two of them is zero and not NaN
+NO_MAXIMUM = np.float32(-3.0e38)  # finite, because NO_MAXIMUM - NO_MAXIMUM must be zero and not NaN
 
 
 @inline
 def position_of(context: int, row: int) -> Any:
-    """Index of a row's token in its sequence."""
+    """Return the position of a row's token in its sequence."""
     return read_int64(read_int64(context + 8 * StepField.POSITIONS) + 8 * row)
 
 
 @inline
 def sequence_of(context: int, row: int) -> Any:
-    """The sequence that a row belongs to."""
+    """Return the sequence that a row belongs to."""
     return np.int64(read_int32(read_int64(context + 8 * StepField.SEQUENCE_OF_ROW) + 4 * row))
 
 
 @inline
 def context_length(context: int, sequence: int) -> Any:
-    """Tokens of a sequence in the cache, this step's included."""
+    """Return the number of a sequence's tokens in the cache, including the tokens of this step."""
     return np.int64(read_int32(read_int64(context + 8 * StepField.CONTEXT_LENGTHS) + 4 * sequence))
 
 
 @inline
 def first_visible(arguments: AttentionArguments, position: int) -> Any:
-    """The first key that a row at this position sees."""
+    """Return the first key that a row at this position sees."""
     window = arguments.window
-    if window < -1:  # of chunks of so many tokens the number is -1 - tokens: there is no room for another argument
+    if window < -1:  # a chunk is encoded as -1 - tokens, because there is no room for another argument
         return position // (-1 - window) * (-1 - window)
     return max(np.int64(0), position - window + 1) if window > 0 else np.int64(0)
 
@@ -110,7 +120,7 @@ def first_visible(arguments: AttentionArguments, position: int) -> Any:
 def list_pages(
     arguments: AttentionArguments, context: int, sequence: int, first: int, last: int, head: int, keys: int, values: int
 ) -> Any:
-    """Write down the addresses of pages [first, last) of a head, those of keys and those of values each in order.
+    """Write the addresses of a head's pages [first, last), in order: key pages to `keys`, value pages to `values`.
 
     Returns 0, or ErrorCode.PAGE.
     """

@@ -1,10 +1,10 @@
-"""Attention of the decode rows, in float32, over packed pages in integers: the context of a row is cut into splits at
-multiples of SPLIT_TOKENS.
+"""Attention of the decode rows, by splits of the context: in float32, or in integers if the pages are packed.
 
-One item of the first operator is a split and a KV head, for all query heads that share it; its result (maximum, sum of
-weights, weighted sum of values per head) goes to the step's PARTIALS. A second operator merges the splits of a row
-(flash decoding, Dao et al. 2023). So all threads work on one long sequence, and what a row gets depends on nothing but
-its position and window. The pages to come are fetched while one is worked on.
+Splits start at multiples of SPLIT_TOKENS. An item of the first operator is a split and a KV head, and covers all query
+heads that share the KV head. The operator stores the item's result (maximum, sum of weights and weighted sum of values
+per head) in the step's PARTIALS. A second operator merges the splits of a row (flash decoding, Dao et al. 2023). So all
+threads can work on one long sequence, and a row's result depends only on its position and window. While a page is
+processed, the next pages are prefetched.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from .pages import PACKED_BITS
 from .products import between, most_rows
 
 SPLIT_TOKENS = 512
-SPLIT_FIELDS = 2  # of an entry of ROW_SPLITS
-WEIGHT_BYTES = 4 * SPLIT_TOKENS  # of a query head
+SPLIT_FIELDS = 2  # numbers in an entry of ROW_SPLITS
+WEIGHT_BYTES = 4 * SPLIT_TOKENS  # bytes of a query head's weights
 _SPLIT_PAGES = SPLIT_TOKENS // PAGE_TOKENS
-_AHEAD = 2  # pages
+_AHEAD = 2  # pages to prefetch ahead
 _LINE = 64
 _PAGE_LIST_BYTES = 8 * (2 * _SPLIT_PAGES + _AHEAD + 6)
-_MAXIMUM, _SUM, _VALUES = 0, 4, 4 * LANES  # offsets in a partial result; weighted values are its rest
+_MAXIMUM, _SUM, _VALUES = 0, 4, 4 * LANES  # offsets in a partial result; the weighted values come last
 
 
 def partial_floats(heads: int, v_head_size: int) -> int:
-    """float32 numbers that a layer's attention keeps in PARTIALS for one split."""
+    """Return the number of float32 numbers in PARTIALS for one split of a layer."""
     return heads * (_VALUES // 4 + -(-v_head_size // LANES) * LANES)
 
 
 def heads_per_pass(group: int, kind: str) -> int:
-    """Query heads that one pass over a page serves: equal parts of the group."""
+    """Return the number of query heads per pass over a page. The passes divide the group as evenly as possible."""
     most = most_packed_rows() if kind in PACKED_BITS else most_rows()
     return -(-group // -(-group // most))
 
 
 def decode_scratch(group: int, layer: PagedLayer) -> int:
-    """Bytes of scratch that `attend_splits` needs."""
+    """Return the bytes of scratch that `attend_splits` needs."""
     rows = heads_per_pass(group, layer.kind)
     heads = -(-group // rows) * rows
     sums = 4 * -(-layer.v_head_size // LANES) * LANES
@@ -70,7 +70,7 @@ def decode_scratch(group: int, layer: PagedLayer) -> int:
 
 @native_op(AttentionArguments)
 def attend_splits(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Attention of a row to a split of its context: an item is an entry of ROW_SPLITS and a KV head."""
+    """Compute the attention of a row over a split of its context. An item is an entry of ROW_SPLITS and a KV head."""
     kv_heads = arguments.kv_heads
     for item in range(begin, end):
         split, head = item // kv_heads, item % kv_heads
@@ -79,11 +79,11 @@ def attend_splits(arguments: AttentionArguments, context: int, begin: int, end: 
         position, sequence = position_of(context, row), sequence_of(context, row)
         if position < start or position >= context_length(context, sequence):
             return ErrorCode.POSITION.value
-        # Keys of this split that the row sees, counted from its start.
+        # Keys of this split that the row sees, relative to its start.
         low = max(first_visible(arguments, position) - start, np.int64(0))
         high = min(position + 1 - start, np.int64(SPLIT_TOKENS))
         if low < high:
-            # From the page of `low` on, everything is counted from its start.
+            # The positions below are relative to the start of the page that contains `low`.
             first = low // PAGE_TOKENS
             pages = (high - 1) // PAGE_TOKENS + 1 - first
             page = start // PAGE_TOKENS + first
@@ -106,7 +106,7 @@ def _attend(
     arguments: AttentionArguments, context: int, row: int, split: int, head: int, pages: int, low: int, high: int,
     scratch: int,
 ) -> Any:  # fmt: skip
-    """The row against tokens [low, high) of `pages` pages, whose addresses the scratch begins with."""
+    """Process a row with tokens [low, high) of `pages` pages, whose addresses are at the start of the scratch."""
     group, rows = arguments.group, arguments.rows_at_once
     heads = (group + rows - 1) // rows * rows
     query_bytes = head_stride(arguments.head_size)
@@ -115,7 +115,7 @@ def _attend(
     weights = queries + heads * query_bytes
     sums = weights + heads * WEIGHT_BYTES
     soon: Any = min(pages, np.int64(_AHEAD))
-    for i in range(soon):  # on their way while queries are made ready
+    for i in range(soon):  # prefetched while the queries are prepared
         first_page = memory.read_int64(scratch + 8 * i)
         for line in range(0, arguments.key_page, _LINE):
             memory.prefetch(first_page + line)
@@ -158,7 +158,7 @@ def _add_values(
     arguments: AttentionArguments, pages: int, low: int, high: int, rows: int, heads: int, value_bytes: int,
     addresses: int, weights: int, sums: int,
 ) -> None:  # fmt: skip
-    """Weighted values of tokens [low, high): those outside have no part in it, not even 0 * infinity."""
+    """Add the weighted values of tokens [low, high). Other tokens are skipped, because 0 * infinity is NaN."""
     token_bytes, add = arguments.value_page // PAGE_TOKENS, arguments.add_values
     for i in range(pages):
         first: Any = max(low - i * PAGE_TOKENS, np.int64(0))
@@ -175,7 +175,7 @@ def _add_packed_values(
     arguments: AttentionArguments, pages: int, rows: int, heads: int, value_bytes: int, addresses: int, weights: int,
     sums: int,
 ) -> None:  # fmt: skip
-    """Weighted values of packed pages: tokens that are not seen have weights of 0."""
+    """Add the weighted values of packed pages. Tokens that the row does not see have weights of 0."""
     packed = sums + heads * value_bytes
     stride = pack_stride(arguments)
     for i in range(arguments.group * stride, heads * stride, 4 * LANES):
@@ -190,8 +190,10 @@ def _add_packed_values(
 
 @native_op(AttentionArguments)
 def weigh_split(arguments: AttentionArguments, scores: int, low: int, high: int, partial: int) -> int:
-    """`weigh`: scores of tokens [low, high) become weights, those of the last page behind them 0; their maximum and sum
-    go to a partial result.
+    """Implement `weigh`: turn the scores of tokens [low, high) into weights, and write a partial result.
+
+    Other tokens, up to the end of the last page, get weights of 0. The partial result receives the maximum of the
+    scores and the sum of the weights.
     """
     cap, end = arguments.score_cap, (high + PAGE_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
     largest = splat_float32(NO_MAXIMUM)
@@ -215,13 +217,13 @@ def weigh_split(arguments: AttentionArguments, scores: int, low: int, high: int,
 
 @inline
 def _power(x: float) -> Any:
-    """2 ** x of one number."""
+    """Return 2 ** x for a single number."""
     return reduce_max(exp2_of_negative(splat_float32(x)))
 
 
 @inline
 def _merge(partial: int, step: int, splits: int, width: int, sink: float, has_sink: bool, out: int) -> None:
-    """One head: `splits` partial results, `step` bytes apart, and the sink become a row of attention."""
+    """Merge the partial results of `splits` splits, `step` bytes apart, and the sink into one head of a row."""
     top: Any = NO_MAXIMUM
     total = np.float32(0.0)
     if has_sink:
@@ -247,7 +249,7 @@ def _merge(partial: int, step: int, splits: int, width: int, sink: float, has_si
 
 @native_op(AttentionArguments)
 def merge_splits(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Splits become rows: the item of a row's first split and a KV head does it, those of the others do nothing."""
+    """Merge splits into rows. For each KV head, the item of a row's first split does the work; other items do none."""
     kv_heads, group = arguments.kv_heads, arguments.group
     width, sinks = arguments.v_head_size, arguments.sinks
     partial_bytes = _VALUES + 4 * ((width + LANES - 1) // LANES * LANES)

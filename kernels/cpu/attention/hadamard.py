@@ -1,7 +1,8 @@
-"""Heads multiplied by the normalised Hadamard matrix: what one column of a head is becomes a part of all of them.
+"""Multiplication of heads by the normalised Hadamard matrix, which spreads each column over all columns.
 
-Products of such queries and keys are those of the heads as they were, and the transform is its own inverse. It spreads
-single large columns, so that few bits hold a head better (QuaRot, Ashkboos et al. 2024).
+Dot products of transformed queries and keys equal the dot products of the original heads, and the transform is its own
+inverse. It spreads single large columns over all columns, so a few bits represent a head more accurately (QuaRot,
+Ashkboos et al. 2024).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..jit.memory import load_float32, store_float32
 
 @intrinsic(FLOATS, FLOATS)
 def _transform_lanes(e: Emitter, vector: Any) -> Any:
-    """A vector by Sylvester's matrix of its size: sums and differences of lanes that are 1, 2, 4 and 8 apart."""
+    """Multiply a vector by the Sylvester matrix of its size: add and subtract lanes that are 1, 2, 4 and 8 apart."""
     step = 1
     while step < LANES:
         signs = ir.Constant(FLOAT_VECTOR, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
@@ -30,7 +31,7 @@ def _transform_lanes(e: Emitter, vector: Any) -> Any:
 
 @inline
 def hadamard_transform(head: int, size: int) -> None:
-    """Transform the float32 numbers at an address, as many as a power of two of at least LANES, in place."""
+    """Transform `size` float32 numbers at an address in place. The size is a power of two, and at least LANES."""
     factor = np.float32(1.0) / np.float32(math.sqrt(np.float32(size)))
     for i in range(0, size, LANES):
         store_float32(head + 4 * i, _transform_lanes(load_float32(head + 4 * i)) * factor)

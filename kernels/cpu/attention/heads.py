@@ -1,6 +1,7 @@
-"""One head of one token, made ready: RMS norm (Zhang & Sennrich 2019) where the model has it, then rotary position
-embedding (Su et al. 2021), then a factor. Queries are made so where they are used and keys where they are stored, so
-that neither needs memory of its own.
+"""Preparation of one head of one token: RMS norm, rotary position embedding, and a factor.
+
+The RMS norm (Zhang & Sennrich 2019) applies only if the model has it. The rotary position embedding follows Su et al.
+2021. Queries are prepared when they are used, and keys when they are stored, so neither needs intermediate memory.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from .hadamard import hadamard_transform
 
 
 def head_bytes(size: int) -> int:
-    """Bytes from a head that is ready to the next: float32, and room for vectors that begin at any element of it."""
+    """Return the bytes between consecutive prepared heads: float32, with room for a vector that starts anywhere."""
     return 4 * (-(-size // LANES) * LANES + LANES)
 
 
-# The same inside operators.
+# `head_bytes` for use inside operators.
 head_stride = inline(head_bytes)
 
 
 @native_op(AttentionArguments)
 def make_heads_ready(arguments: AttentionArguments, context: int, row: int, head: int, out: int) -> int:
-    """Called by the other operators: the query heads of KV head `head` of a row, or its key if `head` is -1 - KV head.
+    """Prepare a row's query heads for KV head `head`, or its key for KV head h if `head` is -1 - h.
 
-    Heads are written from `out` on, `head_bytes` apart, zeros behind each; so many bytes before `out` are written too.
+    Other operators call this operator. Heads are written starting at `out`, `head_bytes` apart and padded with zeros.
+    The `head_bytes` bytes before `out` are overwritten as scratch.
     """
     size, half = arguments.head_size, arguments.half
     stride = head_stride(size)
@@ -65,7 +67,7 @@ def make_heads_ready(arguments: AttentionArguments, context: int, row: int, head
 def _make_ready(
     arguments: AttentionArguments, source: int, norm: int, factor: float, cos: int, sin: int, work: int, out: int
 ) -> None:
-    """Norm (if the address of its weight is not 0), rotation (if there are tables) and factor of one head."""
+    """Apply the norm (if the address of its weight is not 0), the rotation (if there are tables) and the factor."""
     size, half = arguments.head_size, arguments.half
     for i in range(0, size, LANES):
         memory.store_float32(work + 4 * i, memory.load_first(source + 4 * i, min(size - i, LANES)))
@@ -80,7 +82,7 @@ def _make_ready(
             _rotate_neighbours(work, cos, sin, half, out)
         else:
             _rotate_halves(work, cos, sin, half, out)
-    # Vectors of the rotation may reach behind it, so that the rest comes after it.
+    # The columns without rotation are copied last, because the last rotated vector may write past the rotated columns.
     for i in range(2 * half, size, LANES):
         memory.store_float32(out + 4 * i, memory.load_float32(work + 4 * i))
     for i in range(0, size, LANES):
@@ -101,13 +103,13 @@ def _normalize(x: int, weight: int, size: int, epsilon: float) -> None:
 
 @inline
 def _rotate_halves(x: int, cos: int, sin: int, half: int, out: int) -> None:
-    """Pairs are (0, half), (1, half + 1), ..."""
+    """Rotate the pairs (0, half), (1, half + 1), ..."""
     for i in range(0, half, LANES):
         count = min(half - i, LANES)
         first, second = memory.load_float32(x + 4 * i), memory.load_float32(x + 4 * (half + i))
         cosine, sine = memory.load_first(cos + 4 * i, count), memory.load_first(sin + 4 * i, count)
         memory.store_float32(out + 4 * i, first * cosine - second * sine)
-    # After the first halves, because their last vector may reach into the second ones.
+    # The second halves are written last, because the last vector of the first halves may overwrite some of them.
     for i in range(0, half, LANES):
         count = min(half - i, LANES)
         first, second = memory.load_float32(x + 4 * i), memory.load_float32(x + 4 * (half + i))
@@ -117,7 +119,7 @@ def _rotate_halves(x: int, cos: int, sin: int, half: int, out: int) -> None:
 
 @inline
 def _rotate_neighbours(x: int, cos: int, sin: int, half: int, out: int) -> None:
-    """Pairs are (0, 1), (2, 3), ..."""
+    """Rotate the pairs (0, 1), (2, 3), ..."""
     for i in range(half):
         first, second = memory.read_float32(x + 8 * i), memory.read_float32(x + 8 * i + 4)
         cosine, sine = memory.read_float32(cos + 4 * i), memory.read_float32(sin + 4 * i)

@@ -1,9 +1,8 @@
-"""The inner loops of decoding over packed pages: integer products of a few query heads with the keys, and of weights
-with the values, of a page.
+"""The inner loops of decode attention over a packed page: integer products of queries and keys, and weights and values.
 
-As in `products` a lane is a token (keys) or a column (values). Four bytes of each lane are multiplied at once by four
-of a query, or of the weights (`packing`). Integers are exact, so only what
-follows them rounds: per page a conversion to float32, the scales, and for values the sum over pages.
+As in `products`, a lane is a token (keys) or a column (values). One instruction multiplies four bytes of each lane by
+four bytes of a query, or of the weights (`packing`). Integer products are exact, so only the later steps round: for
+each page, the conversion to float32 and the scales, and for values also the sum over pages.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ _PAGE_VECTORS = PAGE_TOKENS // LANES
 _SCALES = 2 * PAGE_TOKENS  # bytes of the scales of a group of columns
 _LOW_NIBBLES = 0x0F0F0F0F
 _NO_SUM = constant(INT32_VECTOR, 0)
-# Of a query's integers the middle, so often as a lane holds numbers.
+# MIDDLE in each of the four bytes of a lane.
 _MIDDLES = INT32(MIDDLE * 0x01010101)
 
 
 def most_packed_rows() -> int:
-    """Query rows that one pass over a page can serve."""
+    """Return the maximum number of query rows for one pass over a page."""
     return SUMS[isa()] // _PAGE_VECTORS
 
 
 class _Sums:
-    """Sums of products of each row's unsigned bytes with lanes side by side."""
+    """Sums of products of each row's unsigned bytes with the signed bytes of consecutive vectors."""
 
     def __init__(self, rows: int, vectors: int) -> None:
         self.rows, self.vectors = rows, vectors
         self.zeros = [_NO_SUM] * (rows * vectors)
 
     def add(self, e: Emitter, sums: list[Any], lanes: list[Any], address: Any, stride: int) -> None:
-        """Rows of bytes that meet these lanes lie `stride` bytes apart from `address` on."""
+        """Add the products of some vectors. The rows' bytes start at `address` and are `stride` bytes apart."""
         for row in range(self.rows):
             four = e.load(e.at(address, row * stride), INT32)
             for vector, lane in enumerate(lanes):
@@ -53,10 +52,10 @@ class _Sums:
 
 @once
 def multiply_packed_keys_op(rows: int, head_size: int, bits: int) -> NativeOp:
-    """op(page, ahead, queries, scores, stride): scores[row, token] = queries[row] . keys[:, token].
+    """Return op(page, ahead, queries, scores, stride): scores[row, token] = queries[row] . keys[:, token].
 
-    Rows of queries are `head_bytes` apart, as `pack_queries_op` leaves them; rows of scores `stride` bytes. `ahead` is
-    a page to be fetched meanwhile.
+    Rows of queries are `head_bytes` apart, as `pack_queries_op` writes them. Rows of scores are `stride` bytes apart.
+    The page `ahead` is prefetched in the meantime.
     """
     query_bytes = head_bytes(head_size)
     factor_offset = query_factor_offset(head_size)
@@ -66,7 +65,7 @@ def multiply_packed_keys_op(rows: int, head_size: int, bits: int) -> NativeOp:
     sums_of = _Sums(rows, _PAGE_VECTORS)
 
     def add_step(e: Emitter, page: Any, ahead: Any, queries: Any, group: int, step: Any, sums: list[Any]) -> None:
-        """A step of four bytes of all tokens."""
+        """Add the products for four bytes of every token."""
         b = e.builder
         offset = b.mul(e.at(step, group * steps), INT64(line))
         fetch(e, e.at(ahead, offset), line)
@@ -112,10 +111,10 @@ def multiply_packed_keys_op(rows: int, head_size: int, bits: int) -> NativeOp:
 
 @once
 def add_packed_values_op(rows: int, width: int, bits: int) -> NativeOp:
-    """op(page, ahead, -, weights, sums): sums[row] += weights[row, token] * values[token] of a page's tokens.
+    """Return op(page, ahead, -, weights, sums): sums[row] += weights[row, token] * values[token] of a page's tokens.
 
-    Weights are as `pack_weights_op` leaves them; rows of sums are as many vectors as hold `width` float32. `ahead` is a
-    page to be fetched meanwhile.
+    The weights have the layout that `pack_weights_op` writes. Rows of sums are whole vectors that hold `width` float32
+    numbers. The page `ahead` is prefetched in the meantime.
     """
     vectors = -(-width // LANES)
     columns = width // 2 if bits == 4 else vectors * LANES
@@ -157,7 +156,7 @@ def add_packed_values_op(rows: int, width: int, bits: int) -> NativeOp:
 
 
 def _halves(e: Emitter, lanes: list[Any], bits: int) -> list[list[Any]]:
-    """Lanes of four signed bytes: as they are, or those of the low nibbles and those of the high ones."""
+    """Return vectors of four signed bytes per lane: `lanes` for 8 bits, the low and the high nibbles for 4 bits."""
     if bits == 8:
         return [lanes]
     b, mask = e.builder, constant(INT32_VECTOR, _LOW_NIBBLES)

@@ -1,8 +1,8 @@
-"""Floats become small integers: new keys and values, queries, and the weights of values.
+"""Quantisation of new keys and values, queries, and attention weights to small integers.
 
-Keys and values are rounded once, when they are stored. Queries and weights are rounded where they are used: a head of a
-query to 8 bits of its largest number, the weights of a page to 8 bits of its largest one. All instruction sets get the
-same integers.
+Keys and values are quantised once, when they are stored. Queries and weights are quantised when they are used: a query
+head to 8 bits, with a scale from its largest number, and the weights of a page to 8 bits, with a scale from the largest
+weight. All instruction sets produce the same integers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .arguments import AttentionArguments
 from .heads import head_stride
 from .pages import value_columns
 
-# A page's weights: bytes [PAGE_TOKENS], then a factor, then the sum of the integers.
+# The packed weights of a page: PAGE_TOKENS bytes, then a factor, then the sum of the integers.
 WEIGHTS_FACTOR = PAGE_TOKENS
 WEIGHTS_SUM = WEIGHTS_FACTOR + 4
-PACKED_WEIGHTS = 64  # bytes from one to the next
-MIDDLE = 128  # what a query's zero becomes, so that no byte is negative
+PACKED_WEIGHTS = 64  # bytes between the weights of consecutive groups of columns
+MIDDLE = 128  # integer that stands for 0 in a query, so that no byte is negative
 _LARGEST_QUERY, _LARGEST_WEIGHT = 127.0, 255.0
-_SMALLEST = np.float32(1e-30)  # what is smaller counts as 0
+_SMALLEST = np.float32(1e-30)  # smaller numbers count as 0
 _HALF = SCALE_COLUMNS // 2
 
 
 def query_factor_offset(size: int) -> int:
-    """Where a packed query's factor lies; behind it the sum of the integers of each group of columns (float32)."""
+    """Return the offset of a packed query's factor. The sums of each group's integers (float32) follow it."""
     return -(-size // LANES) * LANES
 
 
@@ -44,13 +44,13 @@ _factor_offset = inline(query_factor_offset)
 
 @inline
 def pack_stride(arguments: AttentionArguments) -> Any:
-    """Bytes from a head's packed weights to the next head's: those of its groups of columns lie between."""
+    """Return the bytes between the packed weights of consecutive heads, each with its groups of columns."""
     return arguments.weight_groups * PACKED_WEIGHTS
 
 
 @intrinsic("boolean", FLOATS)
 def all_finite(e: Emitter, vector: Any) -> Any:
-    """Whether no lane is infinite or NaN."""
+    """Return True if no lane is infinite or NaN."""
     b = e.builder
     zeros = b.fcmp_ordered("==", b.fmul(vector, constant(vector.type, 0.0)), constant(vector.type, 0.0))
     return b.icmp_unsigned("==", b.bitcast(zeros, ir.IntType(LANES)), ir.IntType(LANES)(-1))
@@ -58,13 +58,16 @@ def all_finite(e: Emitter, vector: Any) -> Any:
 
 @inline
 def _within(x: Any, low: float, high: float) -> Any:
-    """NaN becomes `low`."""
+    """Clamp numbers to [low, high]. NaN becomes `low`."""
     return minimum(maximum(splat_float32(low), x), splat_float32(high))
 
 
 @inline
 def _largest_and_poison(head: int, size: int) -> Any:
-    """The largest magnitude, and 0, or NaN if a number is infinite or NaN; zeros follow to a whole vector."""
+    """Return the largest magnitude, and 0 if all numbers are finite, otherwise NaN.
+
+    The head is padded with zeros to whole vectors.
+    """
     largest, poison = splat_float32(0.0), splat_float32(0.0)
     for i in range(0, size, LANES):
         x = memory.load_float32(head + 4 * i)
@@ -74,7 +77,7 @@ def _largest_and_poison(head: int, size: int) -> Any:
 
 @inline
 def _write_scale(head: int, size: int, steps: float, address: int) -> Any:
-    """The scale with which the largest number is so many steps, as float16; returns its inverse, 0 if there is none."""
+    """Write the float16 scale that maps the largest number to `steps` steps. Returns its inverse, or 0 if it is 0."""
     largest, poison = _largest_and_poison(head, size)
     memory.write_half(address, largest / np.float32(steps) + poison)
     scale = memory.read_half(address)
@@ -83,9 +86,9 @@ def _write_scale(head: int, size: int, steps: float, address: int) -> Any:
 
 @once
 def round_head_of(bits: int) -> Any:
-    """A helper (head, size, out, scales): float32 numbers, zeros behind them, become bytes as a page holds them.
+    """Return a helper (head, size, out, scales) that quantises float32 numbers, padded with zeros, to a page's bytes.
 
-    The scale of group g goes to scales + g * 2 * PAGE_TOKENS.
+    The scale of group g is written to scales + g * 2 * PAGE_TOKENS.
     """
 
     @inline
@@ -110,9 +113,9 @@ def round_head_of(bits: int) -> Any:
 
 @once
 def pack_queries_op(bits: int) -> NativeOp:
-    """op(arguments, queries, count, -, -): ready heads become packed ones in place, a head's stride apart.
+    """Return op(arguments, queries, count, -, -), which packs `count` prepared heads in place.
 
-    Bytes are x / factor + MIDDLE.
+    Consecutive heads are `head_bytes` apart. Each packed byte is x / factor + MIDDLE.
     """
 
     def pack_queries(arguments: AttentionArguments, queries: int, count: int, unused: int, too: int) -> int:
@@ -130,7 +133,7 @@ def pack_queries_op(bits: int) -> NativeOp:
                     memory.write_float32(sums + 4 * (i // SCALE_COLUMNS), reduce_add(total))
                 memory.store_bytes(head + i, x + np.float32(MIDDLE))
             memory.write_float32(head + factor_offset, largest / np.float32(_LARGEST_QUERY) + poison)
-            if bits == 4:  # now that all numbers of the head have been read
+            if bits == 4:  # written last, because these sums overwrite numbers of the head
                 for group in range(size // SCALE_COLUMNS):
                     memory.write_float32(head + factor_offset + 4 + 4 * group, memory.read_float32(sums + 4 * group))
         return 0
@@ -140,10 +143,10 @@ def pack_queries_op(bits: int) -> NativeOp:
 
 @once
 def pack_weights_op(bits: int) -> NativeOp:
-    """op(arguments, weights, step, page, packed): the weights of a page's tokens, times the scales of their values.
+    """Return op(arguments, weights, step, page, packed), which packs a page's weights times the scales of its values.
 
-    `weights` are float32 [PAGE_TOKENS] of each query head, `step` bytes apart; each group of columns of each head gets
-    PACKED_WEIGHTS bytes. A token of weight 0 has no part, whatever its scale.
+    `weights` are float32 [PAGE_TOKENS] of each query head, `step` bytes apart. Each group of columns of each head gets
+    PACKED_WEIGHTS bytes. A token with a weight of 0 does not contribute, whatever its scale is.
     """
 
     def pack_weights(arguments: AttentionArguments, weights: int, step: int, page: int, packed: int) -> int:

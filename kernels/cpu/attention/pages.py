@@ -1,4 +1,4 @@
-"""Numbers of a page of keys or values as float32 vectors, whatever the page holds (`cache_layout.PagedLayer`)."""
+"""Loads of a page's keys and values as float32 vectors, for every kind of page (`cache_layout.PagedLayer`)."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from ..jit.variants import once
 from ..jit.vector import LANES, to_float32
 
 PACKED_BITS = {"int8": 8, "int4": 4}
-# What pages may hold.
+# Kinds of pages.
 PAGE_KINDS = ("float32", "float16", *PACKED_BITS)
-ZERO = 7.5  # of four bits, whose sixteen numbers lie around it
+ZERO = 7.5  # zero point of 4-bit integers, in the middle of their sixteen values
 _LINE = 4 * LANES  # bytes of sixteen lanes
 _SCALES = 2 * PAGE_TOKENS  # bytes of the scales of a group of columns
 _HALF = SCALE_COLUMNS // 2
 
 
 def item_bytes(kind: str) -> int:
-    """Bytes of a number in pages of floats."""
+    """Return the bytes per number in pages of floats."""
     return 2 if kind == "float16" else 4
 
 
 @inline
 def key_columns(bits: int, size: int) -> Any:
-    """Bytes of a token's packed key."""
+    """Return the bytes of a token's packed key."""
     return size // 2 if bits == 4 else (size + 3) // 4 * 4
 
 
 @inline
 def value_columns(bits: int, size: int) -> Any:
-    """Bytes of a token's packed value."""
+    """Return the bytes of a token's packed value."""
     return size // 2 if bits == 4 else (size + LANES - 1) // LANES * LANES
 
 
 @once
 def key_vector_of(kind: str) -> Callable[[int, int, int, int], Any]:
-    """A helper (size, page, column, part): a column of the keys of tokens [LANES * part, LANES * part + LANES)."""
+    """Return a helper (size, page, column, part) that loads a column of keys.
+
+    The helper loads tokens [LANES * part, LANES * part + LANES).
+    """
 
     @inline
     def floats(size: int, page: int, column: int, part: int) -> Any:
@@ -66,9 +69,9 @@ def key_vector_of(kind: str) -> Callable[[int, int, int, int], Any]:
 
 @once
 def value_vector_of(kind: str) -> Callable[[int, int, int, int], Any]:
-    """A helper (width, page, token, i): columns [i, i + LANES) of a token's value, zeros behind the last column.
+    """Return a helper (width, page, token, i) that loads columns [i, i + LANES) of a token's value.
 
-    i is a multiple of LANES. Behind the last column zeros may be NaN where the scale of packed values is.
+    i is a multiple of LANES. Lanes after the last column are zeros, or NaN if the scale of a packed value is NaN.
     """
 
     @inline

@@ -1,7 +1,7 @@
-"""Where attention of the prefill rows keeps a block of queries and a chunk of keys and values while it works on them.
+"""Memory of prefill attention: a block of queries, and a chunk of keys and values.
 
-A thread's scratch begins with a table of int64: addresses of the panels in it, and a few sizes. Operators read them by
-the names below, so they are compiled once for all sizes.
+A thread's scratch starts with a table of int64 entries: the addresses of the panels in the scratch, and a few sizes.
+Operators read the entries by the names below, so they are compiled once for all sizes.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from .heads import head_bytes
 
 CHUNK_TOKENS = 128
 CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
-BLOCK_TOKENS = 128  # of a sequence, that share the conversion of keys and values
-SCORE_BYTES = 4 * CHUNK_TOKENS  # of a row
-MOST_ROWS = 2 * TILE_ROWS  # that are multiplied at once
+BLOCK_TOKENS = 128  # tokens of a sequence that share the conversion of keys and values
+SCORE_BYTES = 4 * CHUNK_TOKENS  # bytes of a row's scores
+MOST_ROWS = 2 * TILE_ROWS  # maximum number of rows that are multiplied at a time
 
 
 class Panel(IntEnum):
     """Entries of the table."""
 
-    PAGES = 0  # addresses of the chunk's pages: of keys, then of values
-    USABLE = 1  # a byte per token of the chunk: the block sees it, and its values are finite
-    READY = 2  # query heads of a token
+    PAGES = 0  # addresses of the chunk's key pages, then of its value pages
+    USABLE = 1  # a byte per token of the chunk: 1 if the block sees the token and its values are finite
+    READY = 2  # prepared query heads of a token
     QUERIES = 3
     KEYS = 4
     VALUES = 5
-    SCORES = 6  # of a group of rows, which become its weights
+    SCORES = 6  # scores of a group of rows, later replaced by weights
     SUMS = 7  # weighted values of each row so far
-    MAXIMA = 8  # of each row so far
-    TOTALS = 9  # of each row's weights so far: a vector, whose lanes have a sum each
-    CONFIG = 10  # for configure_tiles
-    QUERY_BYTES = 11  # of a row of queries, or of a row of tiles of them
-    SUM_BYTES = 12  # of a row of SUMS
-    STEPS = 13  # tiles that a head takes
-    ROWS = 14  # of the block that is worked on
-    POSITION = 15  # of its first row
+    MAXIMA = 8  # maximum score of each row so far
+    TOTALS = 9  # sum of each row's weights so far: a vector with a partial sum per lane
+    CONFIG = 10  # configuration for configure_tiles
+    QUERY_BYTES = 11  # bytes of a row of queries, or of a row of tiles of queries
+    SUM_BYTES = 12  # bytes of a row of SUMS
+    STEPS = 13  # number of tiles of a head
+    ROWS = 14  # number of rows of the current block
+    POSITION = 15  # position of the block's first row
     BEGIN = 16  # position of the chunk's first token
-    LEFT_OUT = 17  # not 0: some of the seen tokens are not USABLE
+    LEFT_OUT = 17  # not 0 if some tokens that the block sees are not USABLE
 
 
-# The entries before CONFIG are addresses in the scratch, those before ROWS are the same for all blocks.
+# Entries before CONFIG are addresses in the scratch. Entries before ROWS are the same for all blocks.
 _ADDRESSES, _ENTRIES = Panel.CONFIG, Panel.ROWS
 _HEADER_BYTES = 192
 # Heads are padded to whole pairs of tiles.
@@ -58,16 +58,16 @@ _PADDING = 2 * LANES
 
 
 class Panels:
-    """Panels for a layer's shape.
+    """The panels for a layer's shape.
 
     Attributes:
-        table: the entries, addresses counted from the scratch.
+        table: the entries, with addresses relative to the scratch.
         bytes: size of the scratch.
-        v_head_size: padded.
+        v_head_size: padded size of a value.
     """
 
     def __init__(self, group: int, head_size: int, v_head_size: int) -> None:
-        # The last group of rows need not be whole.
+        # The last group of rows may be incomplete, but memory for a whole group is reserved.
         rows = _padded(BLOCK_TOKENS * group + MOST_ROWS)
         head, values = _padded(head_size), _padded(v_head_size)
         self.v_head_size = values
@@ -104,7 +104,7 @@ def _padded(size: int) -> int:
 
 @inline
 def open_panels(table: int, scratch: int) -> None:
-    """Write the table at the beginning of the scratch."""
+    """Write the table at the start of the scratch."""
     for index in range(_ENTRIES):
         value = read_int64(table + 8 * index)
         write_int64(scratch + 8 * index, value + scratch if index < _ADDRESSES else value)
@@ -112,24 +112,24 @@ def open_panels(table: int, scratch: int) -> None:
 
 @inline
 def panel(scratch: int, name: int) -> Any:
-    """An entry of the table."""
+    """Return an entry of the table."""
     return read_int64(scratch + 8 * name)
 
 
 @inline
 def set_panel(scratch: int, name: int, value: int) -> None:
-    """Change an entry of the table."""
+    """Set an entry of the table."""
     write_int64(scratch + 8 * name, value)
 
 
 @inline
 def value_page(scratch: int, token: int) -> Any:
-    """The page that holds the value of a token of the chunk."""
+    """Return the page that holds the value of a token of the chunk."""
     return read_int64(panel(scratch, Panel.PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
 
 
 @inline
 def scores_of(arguments: AttentionArguments, scratch: int, row: int) -> Any:
-    """Scores, which become weights, of a row of the group that is worked on."""
+    """Return the address of the scores (later the weights) of a row of the current group."""
     at_once = arguments.rows_at_once
     return panel(scratch, Panel.SCORES) + row % at_once * SCORE_BYTES

@@ -1,4 +1,4 @@
-"""Attention in programs: the calls of one layer, and how the rows of a step are cut into work for all layers."""
+"""Attention in programs: the calls of one layer, and the division of a step's rows into work items for all layers."""
 
 from __future__ import annotations
 
@@ -42,25 +42,27 @@ Int64: TypeAlias = NDArray[np.int64]
 
 
 def kv_splits(positions: Int64) -> Int32:
-    """The splits that the contexts of these rows are cut into, whatever a layer's window.
+    """Return the splits of these rows' contexts, which are the same for every window.
 
     Args:
         positions: int64 [DECODE_ROWS].
 
     Returns:
-        int32 [KV_SPLITS, 2]: row, and number of the split in the row's context. Splits of a row follow each other.
+        int32 [KV_SPLITS, 2]: row, and index of the split in the row's context. A row's splits are consecutive.
     """
-    # A bad position has a split too, which refuses it.
+    # A row with an invalid position also gets a split, so that the operator of the split reports the error.
     counts = [max(position // SPLIT_TOKENS, 0) + 1 for position in positions.tolist()]
     splits = [(row, split) for row, count in enumerate(counts) for split in range(count)]
     return np.array(splits, np.int32).reshape(-1, SPLIT_FIELDS)
 
 
 def row_blocks(positions: Int64, cu_seqlens_q: Int32, decode_sequences: int) -> Int32:
-    """The blocks of neighbouring tokens that the prefill rows are cut into; those with the longest context come first.
+    """Return the blocks of consecutive tokens into which the prefill rows are divided, longest context first.
 
     Args:
-        positions: int64 [T]. query_start: int32 [S + 1].
+        positions: int64 [T].
+        cu_seqlens_q: first row of each sequence and the end, int32 [S + 1].
+        decode_sequences: number of sequences that have decode rows.
 
     Returns:
         int32 [PREFILL_BLOCKS, 3]: sequence, first row, number of rows.
@@ -79,7 +81,7 @@ def row_blocks(positions: Int64, cu_seqlens_q: Int32, decode_sequences: int) -> 
     return result[np.argsort(-positions[first], kind="stable")]
 
 
-# Looked up once: in Python 3.11 that costs more than writing the field.
+# Looked up once, because in Python 3.11 the look-up costs more than writing the field.
 _COUNTS = (
     StepField.TOKENS, StepField.DECODE_ROWS, StepField.PREFILL_ROWS, StepField.LOGITS_ROWS, StepField.SEQUENCES,
     StepField.KV_SPLITS, StepField.PREFILL_BLOCKS,
@@ -93,10 +95,10 @@ _ARRAYS = (
 
 
 def fill_table(table: ContextTable, step: StepContext, floats_per_split: int) -> None:
-    """Write a step into the table that its programs read.
+    """Write a step into the context table that its programs read.
 
     Args:
-        floats_per_split: the greatest `partial_floats` of all layers.
+        floats_per_split: largest `partial_floats` of all layers.
     """
     starts, decode_sequences = step.cu_seqlens_q, step.num_decode_sequences
     tokens, decode = len(step.tokens), int(starts[decode_sequences])
@@ -120,9 +122,9 @@ def fill_table(table: ContextTable, step: StepContext, floats_per_split: int) ->
 
 
 def fill_groups(table: ContextTable, step: StepContext) -> None:
-    """Write where each cache group keeps its state: the tables of all groups one behind the other, equally wide."""
+    """Write the block tables, slots and states of each cache group. Block tables are consecutive and of equal width."""
     groups = step.groups
-    if len(groups) == 1 and isinstance(groups[0], PageTables):  # as most programs have it, and every step pays for it
+    if len(groups) == 1 and isinstance(groups[0], PageTables):  # a fast path that most programs take in every step
         table.count(_TABLE_WIDTH, groups[0].block_tables.shape[1])
         table.array(_BLOCK_TABLES, groups[0].block_tables)
         table.array(_SLOT_MAPPING, groups[0].slot_mapping)
@@ -140,7 +142,7 @@ def fill_groups(table: ContextTable, step: StepContext) -> None:
     for number, group in enumerate(pages):
         block = room[number * sequences * width :][: sequences * width].reshape(sequences, width)
         block[:, : group.block_tables.shape[1]] = group.block_tables
-        block[:, group.block_tables.shape[1] :] = -1  # refused where it is read
+        block[:, group.block_tables.shape[1] :] = -1  # operators reject block -1
         slots[number * len(step.tokens) :][: len(step.tokens)] = group.slot_mapping
 
 
@@ -151,18 +153,19 @@ _LINE = 64
 def attention_phases(
     op: Attention, rows: Sequence[Rows], out: Rows, layer: PagedLayer, constant: Callable[[str], Float32 | None]
 ) -> Phases:
-    """What `ops.Attention` says, as calls. Decode rows are computed in float32, over packed pages in integers.
-    Prefill rows are computed in float32 if the pages are float32, or without AMX; else products take bfloat16 and sum
-    in float32.
+    """Return the calls of an `ir.Attention`.
 
-    Operators refuse (`program.context.ErrorCode`) slots, positions and pages that lead outside the cache or the tables.
+    Decode rows are computed in float32, or in integers if pages are packed. Prefill rows are computed in float32 if the
+    pages are float32 or there is no AMX; otherwise bfloat16 products are summed in float32. Operators return an error
+    (`program.step_table.ErrorCode`) for slots, positions and pages outside the cache or the tables.
 
     Args:
+        op: the op.
         rows: queries [T, heads * head_size], keys [T, kv_heads * head_size] and values [T, kv_heads * v_head_size],
-            which never change; they may be columns of one packed projection.
+            which the operators do not change; they may be columns of one packed projection.
         out: [T, heads * v_head_size].
         layer: the pages; query heads h * group to (h + 1) * group - 1 use KV head h.
-        constant: what a name stands for, contiguous; None for "".
+        constant: function that returns the contiguous array with a name, or None for "".
     """
     found = [constant(name) for name in (op.sinks, op.q_norm, op.k_norm)]
     sinks, q_norm, k_norm = (None if one is None else one.reshape(-1) for one in found)
@@ -201,7 +204,7 @@ def attention_phases(
 
 
 def _rope_arguments(rope: Rope, head_size: int, constant: Callable[[str], Float32 | None]) -> dict[str, Any]:
-    """Those of AttentionArguments that say how to rotate."""
+    """Return the fields of AttentionArguments that describe a rotation."""
     cos, sin = constant(rope.cos), constant(rope.sin)
     long_cos, long_sin = constant(rope.long_cos), constant(rope.long_sin)
     assert cos is not None and sin is not None
@@ -209,7 +212,7 @@ def _rope_arguments(rope: Rope, head_size: int, constant: Callable[[str], Float3
     check("cos", cos, (None, None))
     check("sin", sin, cos.shape)
     if (long_cos is None) != (long_sin is None):
-        raise ValueError("long_cos and long_sin are given together or not at all")
+        raise ValueError("long_cos and long_sin must be given together")
     if long_cos is not None and long_sin is not None:
         check("long_cos", long_cos, (None, half))
         check("long_sin", long_sin, long_cos.shape)
@@ -234,7 +237,7 @@ def _check(op: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapp
     if op.window == 0 or op.window < -1:
         raise ValueError(f"window is {op.window}, expected -1 or a positive number of tokens")
     if op.chunk < 0 or (op.chunk and op.window > 0):
-        raise ValueError(f"chunk is {op.chunk}, window {op.window}: one of them may be a positive number of tokens")
+        raise ValueError(f"chunk is {op.chunk}, window is {op.window}: only one can be a positive number of tokens")
     if op.softcap < 0:
         raise ValueError(f"softcap is {op.softcap}, expected 0 or a positive number")
     widths = (heads * head_size, kv_heads * head_size, kv_heads * v_head_size, heads * v_head_size)
@@ -247,7 +250,7 @@ def _check(op: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapp
 
 
 def _phases(shared: Mapping[str, Any], layer: PagedLayer, group: int) -> Phases:
-    """The calls, from what all of their arguments have in common."""
+    """Return the calls of a layer from the arguments that they share."""
     kind, panels = layer.kind, Panels(group, layer.head_size, layer.v_head_size)
 
     def call(op: NativeOp, own: Mapping[str, Any], counted: StepField, scratch: int) -> Call:
@@ -267,7 +270,7 @@ def _phases(shared: Mapping[str, Any], layer: PagedLayer, group: int) -> Phases:
 
 
 def decode_operators(group: int, head_size: int, v_head_size: int, kind: str) -> dict[str, Any]:
-    """The operators that those of decode rows call."""
+    """Return the arguments that only the decode operator uses, mostly the operators that it calls."""
     rows, bits = heads_per_pass(group, kind), PACKED_BITS.get(kind)
     own = {"rows_at_once": rows, "weigh": weigh_split}
     if bits is None:
@@ -285,7 +288,7 @@ def decode_operators(group: int, head_size: int, v_head_size: int, kind: str) ->
 
 
 def prefill_operators(panels: Panels, head_size: int, kind: str) -> dict[str, Any]:
-    """The operators that those of prefill rows call."""
+    """Return the arguments that only the prefill operator uses, mostly the operators that it calls."""
     rows = prefill_rows(kind)
     own = {
         "rows_at_once": rows,

@@ -1,19 +1,23 @@
 """Attention of the prefill rows: a block of a sequence's tokens and a KV head against chunks of the context.
 
-Softmax is streamed over chunks that begin at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention,
-Dao et al. 2022): a running maximum, sum and weighted sum per row. What a chunk adds to a row depends on the row
-alone, and one that the row does not see changes no bit of it, so results do not depend on how a sequence is cut into
-steps or blocks.
+Softmax is streamed over chunks that start at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention,
+Dao et al. 2022): each row has a running maximum, sum and weighted sum. A chunk's contribution to a row depends only on
+that row, and a chunk that the row does not see leaves the row bit-identical. So results do not depend on how a
+sequence is divided into steps or blocks.
 
-Products are computed in tiles of bfloat16 or in float32 vectors, by functions of `tile_products` or `vector_products`:
+Products are computed in tiles of bfloat16 or in vectors of float32, by functions of `amx_products` or
+`vector_products`:
 
-- load_queries(arguments, scratch, row): the heads of a token that lie READY become rows of QUERIES from `row` on;
-  clear_queries(arguments, scratch, first): rows from `first` on, up to a whole group of rows, become zero.
-- load_keys_of(kind of pages)(arguments, scratch, page): a page becomes a part of KEYS. load_values_of(kind)(arguments,
-  scratch): the USABLE values become VALUES, zeros the rest; returns a vector that is zero if all of them are finite.
-- store_weights(scores, page, first, second): a row's weights for a page. weight_of(scores, token) reads one.
-- `multiply_group`(arguments, scratch, row, begin, end): scores of a group of rows for the tokens of pages [begin, end).
-- `add_group`(arguments, scratch, row, pages, -): its weighted values are added to SUMS.
+- load_queries(arguments, scratch, row): stores the READY heads of a token as rows of QUERIES, starting at `row`.
+  clear_queries(arguments, scratch, first): sets rows to zero, from `first` to the end of its group of rows.
+- load_keys_of(kind of pages)(arguments, scratch, page): converts a page to a part of KEYS. load_values_of(kind)
+  (arguments, scratch): converts the USABLE values to VALUES and sets the other values to zero. The function returns a
+  vector that is zero if all converted values are finite.
+- store_weights(scores, page, first, second): stores a row's weights for a page. weight_of(scores, token): reads the
+  weight of a token.
+- `multiply_group`(arguments, scratch, row, begin, end): computes the scores of a group of rows for the tokens of pages
+  [begin, end).
+- `add_group`(arguments, scratch, row, pages, -): adds the group's weighted values to SUMS.
 """
 
 from __future__ import annotations
@@ -41,23 +45,23 @@ from .pages import value_vector_of
 from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_page
 from .products import any_above, between, most_rows
 
-BLOCK_FIELDS = 3  # of an entry of ROW_BLOCKS
-_TOKENS_AHEAD = 2  # whose queries are fetched
+BLOCK_FIELDS = 3  # numbers in an entry of ROW_BLOCKS
+_TOKENS_AHEAD = 2  # queries are prefetched this many tokens ahead
 
 
 def uses_tiles(kind: str) -> bool:
-    """Whether products are computed in tiles of bfloat16: never where the cache is float32."""
+    """Return True if products are computed in tiles of bfloat16: never if the cache is float32."""
     return kind != "float32" and isa() == "amx"
 
 
 def prefill_rows(kind: str) -> int:
-    """Query rows of a group."""
+    """Return the number of query rows of a group."""
     return amx_products.TILE_PRODUCT_ROWS if uses_tiles(kind) else most_rows()
 
 
 @inline
 def _start_row(arguments: AttentionArguments, scratch: int, r: int, q_head: int) -> None:
-    """A softmax that is empty, or holds the head's sink (of value zero)."""
+    """Initialise a row's softmax: either empty, or with only the head's sink (whose value is zero)."""
     sums, stride = panel(scratch, Panel.SUMS), panel(scratch, Panel.SUM_BYTES)
     total, largest = panel(scratch, Panel.TOTALS) + 4 * LANES * r, panel(scratch, Panel.MAXIMA) + 4 * r
     for i in range(r * stride, (r + 1) * stride, 4 * LANES):
@@ -72,7 +76,7 @@ def _start_row(arguments: AttentionArguments, scratch: int, r: int, q_head: int)
 
 @inline
 def _cap_and_mask(scores: int, pages: int, cap: float, low: int, high: int) -> None:
-    """A row's scores as the model caps them, -inf outside [low, high)."""
+    """Cap a row's scores if the model caps them, and set scores outside [low, high) to -inf."""
     for i in range(0, pages * PAGE_TOKENS, LANES):
         score = memory.load_float32(scores + 4 * i)
         if cap > 0:
@@ -90,7 +94,7 @@ def _finish_row(scratch: int, r: int, width: int, out: int) -> None:
 
 @inline
 def _pages_seen(arguments: AttentionArguments, scratch: int, first: int) -> Any:
-    """How many pages of the chunk, from its beginning on, a group of rows is multiplied with; 0 if it sees none."""
+    """Return the number of the chunk's pages, from the first, that a group of rows is multiplied by (0 if unseen)."""
     group, rows = arguments.group, panel(scratch, Panel.ROWS)
     position, begin = panel(scratch, Panel.POSITION), panel(scratch, Panel.BEGIN)
     last = min(first + arguments.rows_at_once, rows)
@@ -102,7 +106,7 @@ def _pages_seen(arguments: AttentionArguments, scratch: int, first: int) -> Any:
 
 @inline
 def _check(context: int, sequence: int, row: int, count: int) -> Any:
-    """The tokens follow each other inside their sequence."""
+    """Return 0 if the tokens are consecutive and inside their sequence, else ErrorCode.POSITION."""
     position, last = position_of(context, row), position_of(context, row + count - 1)
     if position < 0 or last != position + count - 1 or last >= context_length(context, sequence):
         return ErrorCode.POSITION.value
@@ -111,9 +115,10 @@ def _check(context: int, sequence: int, row: int, count: int) -> Any:
 
 @once
 def load_chunk_op(kind: str) -> NativeOp:
-    """`load_chunk`(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of a chunk; tokens [low, high) are seen.
+    """Return `load_chunk`(arguments, scratch, low, high, -), which fills KEYS, VALUES and USABLE with a chunk.
 
-    Values that are not finite are left out of VALUES, because 0 * infinity would reach the rows that do not see them.
+    The block sees tokens [low, high). Values that are not finite are left out of VALUES, because 0 * infinity would
+    turn the results of rows that do not see these tokens into NaN.
     """
     products: Any = amx_products if uses_tiles(kind) else vector_products
     load_keys, load_values, value_vector = (
@@ -146,8 +151,10 @@ def load_chunk_op(kind: str) -> NativeOp:
 
 @once
 def weigh_rows_op(kind: str) -> NativeOp:
-    """`weigh`(arguments, scratch, row, end, pages): scores of rows [row, end) of a group, for a chunk's first pages,
-    become weights, and their running softmax takes them in.
+    """Return `weigh`(arguments, scratch, row, end, pages), which turns the scores of rows [row, end) into weights.
+
+    The rows belong to one group. Their scores for the chunk's first `pages` pages become weights, which are added to
+    the rows' running softmax.
     """
     tiles = uses_tiles(kind)
     products: Any = amx_products if tiles else vector_products
@@ -181,7 +188,7 @@ def weigh_rows_op(kind: str) -> NativeOp:
 
     @inline
     def add_left_out(arguments: AttentionArguments, scratch: int, scores: int, r: int, low: int, high: int) -> None:
-        """The values that were left out of VALUES, for a row that sees tokens [low, high) of the chunk."""
+        """Add the values that were left out of VALUES, for a row that sees tokens [low, high) of the chunk."""
         width, sums = arguments.v_head_size, panel(scratch, Panel.SUMS) + r * panel(scratch, Panel.SUM_BYTES)
         first: Any = max(low, np.int64(0))
         last: Any = min(high, np.int64(CHUNK_TOKENS))
@@ -218,7 +225,7 @@ def _kind(kind: str) -> str:
 
 @inline
 def _attend_chunk(arguments: AttentionArguments, scratch: int) -> None:
-    """The rows of a block against a chunk, a group of rows at a time, whose scores stay in the first-level cache."""
+    """Process a block with a chunk, one group of rows at a time. A group's scores stay in the first-level cache."""
     at_once, rows = arguments.rows_at_once, panel(scratch, Panel.ROWS)
     before_chunk = max(np.int64(0), panel(scratch, Panel.BEGIN) - panel(scratch, Panel.POSITION)) * arguments.group
     first = before_chunk // at_once * at_once
@@ -232,7 +239,7 @@ def _attend_chunk(arguments: AttentionArguments, scratch: int) -> None:
 
 
 def prefill_op(kind: str) -> NativeOp:
-    """Attention of a block of neighbouring tokens of one sequence: an item is an entry of ROW_BLOCKS and a KV head."""
+    """Return the operator for a kind of pages. An item is an entry of ROW_BLOCKS (a block of tokens) and a KV head."""
     return _attend_blocks(uses_tiles(kind))
 
 

@@ -1,7 +1,7 @@
-"""The inner loops of attention: products of a few query rows with the keys, and of weights with the values, of a page.
+"""The inner loops of attention over a page: products of query rows with the keys, and of weights with the values.
 
-Each is a native operator that the other operators call by its address, so that these, which are larger, are compiled
-once for all sizes. It is one intrinsic, written for its sizes so that all sums stay in registers. A lane is a token
+Each loop is a native operator that larger operators call by address, so that the larger operators are compiled once for
+all sizes. Each loop is a single intrinsic, emitted for its sizes so that all sums stay in registers. A lane is a token
 (keys) or a column (values), so sums never cross lanes and run over head_size or tokens in order.
 """
 
@@ -22,18 +22,19 @@ from .heads import head_bytes
 
 _LINE = 64
 _PAGE_VECTORS = PAGE_TOKENS // LANES
-# Vectors of LANES numbers that a loop may keep: 32 registers hold one each with AVX-512, 16 hold half of one with AVX2.
+# Maximum number of vectors of LANES numbers in a loop. AVX-512 has 32 registers that hold one vector each, and AVX2 has
+# 16 registers that hold half a vector each.
 SUMS = {"amx": 16, "vnni": 16, "avx2": 6, "portable": 4}
 _UNROLLED = 4
 
 
 def most_rows() -> int:
-    """Query rows that one pass over a page can serve."""
+    """Return the maximum number of query rows for one pass over a page."""
     return SUMS[isa()] // _PAGE_VECTORS
 
 
 def _load(e: Emitter, address: Any, half: bool, lanes: int = LANES) -> Any:
-    """A vector of float32 or float16 numbers as float32, zeros after the first `lanes`."""
+    """Load a vector of float32 or float16 numbers as float32, with zeros after the first `lanes`."""
     type_ = ir.VectorType(INT16, LANES) if half else FLOAT_VECTOR
     if lanes < LANES:
         mask = ir.Constant(ir.VectorType(INT1, LANES), [int(i < lanes) for i in range(LANES)])
@@ -44,16 +45,17 @@ def _load(e: Emitter, address: Any, half: bool, lanes: int = LANES) -> Any:
 
 
 def fetch(e: Emitter, address: Any, size: int) -> None:
-    """Ask the second-level cache for the lines of `size` bytes; the first has room for few requests at a time."""
+    """Prefetch `size` bytes into the second-level cache; the first-level cache can have few requests in flight."""
     for line in range(0, size, _LINE):
         e.prefetch(e.at(address, line), 2)
 
 
 @once
 def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -> NativeOp:
-    """op(page, ahead, queries, scores, stride): scores[row, token] = queries[row] . keys[:, token].
+    """Return op(page, ahead, queries, scores, stride): scores[row, token] = queries[row] . keys[:, token].
 
-    Rows of queries are `head_bytes` apart, rows of scores `stride` bytes. `ahead` is a page to be fetched meanwhile.
+    Rows of queries are `head_bytes` apart, and rows of scores are `stride` bytes apart. The page `ahead` is prefetched
+    in the meantime.
     """
     unrolled = next(count for count in (_UNROLLED, 2, 1) if head_size % count == 0)
     query_bytes = head_bytes(head_size)
@@ -86,10 +88,11 @@ def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -
 
 @once
 def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: int) -> NativeOp:
-    """op(page, ahead, count, weights, sums): sums[row] += weights[row, token] * values[token] of `count` >= 1 tokens.
+    """Return op(page, ahead, count, weights, sums): sums[row] += weights[row, token] * values[token].
 
-    Rows of weights are `stride` bytes apart, those of sums as many vectors as hold `width` float32. `ahead` is the
-    address in a page to be fetched meanwhile.
+    The operator adds the values of `count` >= 1 tokens. Rows of weights are `stride` bytes apart, and rows of sums are
+    whole vectors that hold `width` float32 numbers. The part of a page at address `ahead` is prefetched in the
+    meantime.
     """
     vectors = -(-width // LANES)
     columns_at_once = max(1, SUMS[isa()] // rows)
@@ -125,7 +128,7 @@ def _kind(half: bool) -> str:
 
 
 def operator_of(name: str, emit: Callable[..., None]) -> NativeOp:
-    """A native operator whose five arguments go to LLVM instructions."""
+    """Return a native operator that passes its five arguments to emitted LLVM instructions."""
     emitted = intrinsic(None, *["int64"] * 5)(emit)
 
     def operator(a: int, b: int, c: int, d: int, e: int) -> int:
@@ -137,7 +140,7 @@ def operator_of(name: str, emit: Callable[..., None]) -> NativeOp:
 
 @intrinsic(FLOATS, FLOATS, "int64", "int64", "int64")
 def between(e: Emitter, vector: Any, lane: Any, first: Any, last: Any) -> Any:
-    """The vector where lane + its own number is in [first, last), -inf elsewhere."""
+    """Return the vector with -inf in every lane i for which `lane` + i is outside [first, last)."""
     b, lanes = e.builder, numbers(*range(LANES))
     low, high = (e.splat(b.trunc(b.sub(end, lane), INT32)) for end in (first, last))
     seen = b.and_(b.icmp_signed(">=", lanes, low), b.icmp_signed("<", lanes, high))
@@ -146,7 +149,7 @@ def between(e: Emitter, vector: Any, lane: Any, first: Any, last: Any) -> Any:
 
 @intrinsic("boolean", FLOATS, "float32")
 def any_above(e: Emitter, vector: Any, number: Any) -> Any:
-    """Whether any lane is greater than a number."""
+    """Return True if any lane is greater than a number."""
     above = e.builder.fcmp_ordered(">", vector, e.splat(number))
     bits = e.builder.bitcast(above, ir.IntType(LANES))
     return e.builder.icmp_unsigned("!=", bits, bits.type(0))

@@ -1,4 +1,4 @@
-"""New keys and values go into their pages: one item is one head of one token."""
+"""Storage of new keys and values in their pages. An item is one head of one token."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from .heads import head_bytes, head_stride
 from .packing import round_head_of
 from .pages import PACKED_BITS, item_bytes, key_columns, value_columns
 
-_AHEAD = 4  # rows
+_AHEAD = 4  # rows to prefetch ahead
 _LINE = 64
 
 
 @inline
 def _fetch(rows: Rows, row: int, column: int, width: int) -> None:
-    """Ask for a part of a row, which may lie behind the last."""
+    """Prefetch a part of a row. The row may lie after the last row."""
     address = row_at(rows, row) + 4 * column
     for i in range(0, 4 * width, _LINE):
         memory.prefetch(address + i)
 
 
 def store_scratch(head_size: int, v_head_size: int) -> int:
-    """Bytes of scratch that `store_op` needs."""
+    """Return the bytes of scratch that `store_op` needs."""
     return head_bytes(head_size) + 2 * head_bytes(max(head_size, v_head_size))
 
 
 @once
 def store_op(kind: str) -> NativeOp:
-    """Norm and rotate keys, and store keys and values at the step's SLOT_MAPPING as pages of a kind hold them.
+    """Return the operator that normalises and rotates keys, and stores keys and values at the step's SLOT_MAPPING.
 
-    Everything is rounded to nearest even, once.
+    Keys and values are stored in the format of a page of this kind. Numbers are rounded once, to nearest even.
     """
     store_key, store_value = _packed_of(PACKED_BITS[kind]) if kind in PACKED_BITS else _floats_of(kind)
 
@@ -54,7 +54,7 @@ def store_op(kind: str) -> NativeOp:
         ready = scratch + head_stride(size)
         work = ready + head_stride(max(size, v_size))
         for item in range(begin, end):
-            # Neighbouring tokens of a head follow each other: they share the lines of a page of keys.
+            # Neighbouring tokens of a head are consecutive items, because their keys share the cache lines of a page.
             row, head = item % rows, item // rows
             slot = memory.read_int64(slots + 8 * row)
             if slot < 0 or slot >= blocks * PAGE_TOKENS:
@@ -75,8 +75,8 @@ def store_op(kind: str) -> NativeOp:
     return native_op(AttentionArguments, name=f"store_kv_{kind}")(store_kv)
 
 
-# How a key (float32, zeros behind it) and a value (float32) become a token of a page; `ready` and `work` have room for
-# a head each.
+# Functions that store a key (float32, padded with zeros) and a value (float32) as a token of a page. `ready` and `work`
+# each have room for one head.
 _Storing = tuple[Callable[[int, int, int, int, int], None], Callable[[int, int, int, int, int, int], None]]
 
 
@@ -120,7 +120,7 @@ def _packed_of(bits: int) -> _Storing:
             hadamard_transform(ready, size)
         columns: Any = value_columns(bits, size)
         round_head(ready, size, work, page + PAGE_TOKENS * columns + 2 * token)
-        # A byte each: the tokens beside this one may be written by other threads meanwhile.
+        # Bytes are written one by one, because other threads may be writing neighbouring tokens.
         address = page + token // 4 * 4 * columns + token % 4
         for i in range(columns):
             memory.write_int8(address + 4 * i, np.int8(memory.read_int8(work + i)))

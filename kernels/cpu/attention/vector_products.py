@@ -1,6 +1,7 @@
-"""Products of a block of queries in float32: keys become pages of float32, values rows of float32, weights stay scores.
+"""Products of a block of queries in float32.
 
-One of the two ways of `many`; see there for what each function does.
+Keys are converted to float32 pages and values to float32 rows, and weights overwrite scores. This is one of two
+implementations of the functions that `prefill` describes.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def load_values_of(kind: str) -> Callable[..., Any]:
 
 @native_op(AttentionArguments)
 def multiply_vector_group(arguments: AttentionArguments, scratch: int, row: int, begin: int, end: int) -> int:
-    """`multiply_group`."""
+    """Implement `multiply_group` of `prefill`."""
     queries = panel(scratch, Panel.QUERIES) + row * panel(scratch, Panel.QUERY_BYTES)
     page_bytes = 4 * PAGE_TOKENS * arguments.head_size
     for page in range(begin, end):
@@ -104,7 +105,7 @@ def weight_of(scores: int, token: int) -> Any:
 
 @native_op(AttentionArguments)
 def add_vector_group(arguments: AttentionArguments, scratch: int, row: int, pages: int, unused: int) -> int:
-    """`add_group`."""
+    """Implement `add_group` of `prefill`."""
     values, weights = panel(scratch, Panel.VALUES), scores_of(arguments, scratch, row)
     sums = panel(scratch, Panel.SUMS) + row * panel(scratch, Panel.SUM_BYTES)
     call_operator(arguments.add_values, values, values, PAGE_TOKENS * pages, weights, sums)

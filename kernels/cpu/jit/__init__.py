@@ -1,1 +1,1 @@
-"""The language that CPU kernels are written in, and its compiler: Numba once, machine code from disk afterwards."""
+"""The language of CPU kernels and its compiler: Numba compiles a kernel once, and later runs load it from disk."""

@@ -1,10 +1,10 @@
-"""Tiles of AMX: eight registers of 16 rows of 64 bytes, and products of them.
+"""AMX tiles (eight registers of 16 rows of 64 bytes) and their products.
 
-A tile product is C[16, 16] += A[16, k] B[k, 16], in float32 of bfloat16 (k = 32) or in int32 of bytes (k = 64). A tile
-of B holds neighbouring k side by side: its row i is B[2i, 0], B[2i + 1, 0], B[2i, 1], B[2i + 1, 1], ... (Intel 64
-manual, volume 1, chapter "Programming with Intel AMX"). Functions of an Emitter are for micro-kernels, because tile
-numbers are parts of the instructions; the rest are intrinsics. Tiles must be configured by each thread before, and
-released after.
+A tile product is C[16, 16] += A[16, k] B[k, 16], with bfloat16 operands and float32 sums (k = 32) or byte operands and
+int32 sums (k = 64). A tile of B holds neighbouring values of k side by side: its row i is B[2i, 0], B[2i + 1, 0],
+B[2i, 1], B[2i + 1, 1], ... (Intel 64 manual, volume 1, chapter "Programming with Intel AMX"). The functions that take
+an Emitter are for micro-kernels, because tile numbers are encoded in the instructions; the other functions are
+intrinsics. Each thread must configure its tiles before use and release them afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TILE_ROWS = 16
 TILE_ROW_BYTES = 64
 TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
 
-# What `configure_tiles` loads: palette 1, eight tiles of 16 rows of 64 bytes (Intel SDM, LDTILECFG).
+# The configuration for `configure_tiles`: palette 1, eight tiles of 16 rows of 64 bytes (Intel SDM, LDTILECFG).
 TILE_CONFIG = np.zeros(64, np.uint8)
 TILE_CONFIG[0] = 1
 TILE_CONFIG[16:32].view(np.uint16)[:] = TILE_ROW_BYTES
@@ -30,7 +30,7 @@ TILE_CONFIG.flags.writeable = False
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not name."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def __str__(self) -> str:
         return "bfloat"
@@ -43,13 +43,13 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]
 
 
 def load_tile(e: Emitter, tile: int, address: Any, stride: Any = TILE_ROW_BYTES, *, streamed: bool = False) -> None:
-    """Load a tile whose rows are `stride` bytes apart; `streamed`: it is not needed again soon."""
+    """Load a tile from rows that are `stride` bytes apart. `streamed` means that the rows are not needed again soon."""
     name = "llvm.x86.tileloaddt164" if streamed else "llvm.x86.tileloadd64"
     e.call(name, VOID, [INT8(tile), e.pointer(address), _value(stride)])
 
 
 def store_tile(e: Emitter, tile: int, address: Any, stride: Any = TILE_ROW_BYTES) -> None:
-    """Store a tile with rows `stride` bytes apart."""
+    """Store a tile to rows that are `stride` bytes apart."""
     e.call("llvm.x86.tilestored64", VOID, [INT8(tile), e.pointer(address), _value(stride)])
 
 
@@ -59,12 +59,12 @@ def clear_tile(e: Emitter, tile: int) -> None:
 
 
 def add_bfloat_product(e: Emitter, total: int, a: int, b: int) -> None:
-    """total += a @ b, bfloat16 into float32."""
+    """Emit total += a @ b, with bfloat16 operands and float32 sums."""
     e.call("llvm.x86.tdpbf16ps", VOID, [INT8(total), INT8(a), INT8(b)])
 
 
 def add_byte_product(e: Emitter, total: int, a: int, b: int, *, signed: bool) -> None:
-    """total += a @ b, bytes into int32: those of a are signed, those of b if `signed`."""
+    """Emit total += a @ b, with byte operands and int32 sums. `a` is signed, and so is `b` if `signed`."""
     e.call("llvm.x86.tdpbssd" if signed else "llvm.x86.tdpbsud", VOID, [INT8(total), INT8(a), INT8(b)])
 
 
@@ -74,36 +74,36 @@ def _value(stride: Any) -> Any:
 
 @intrinsic(None, "int64")
 def configure_tiles(e: Emitter, config: Any) -> None:
-    """Make this thread's tiles ready, as the 64 bytes at an address say (see TILE_CONFIG)."""
+    """Configure this thread's tiles from the 64 bytes at an address (see TILE_CONFIG)."""
     e.call("llvm.x86.ldtilecfg", VOID, [e.pointer(config)])
 
 
 @intrinsic(None)
 def release_tiles(e: Emitter) -> None:
-    """Give this thread's tiles back."""
+    """Release this thread's tiles."""
     e.call("llvm.x86.tilerelease", VOID, [])
 
 
 def bfloats(e: Emitter, first: Any, second: Any) -> Any:
-    """Two float32 vectors as one of bfloat16 bits, the first in the lower half; rounded to nearest even."""
+    """Convert two float32 vectors to one vector of bfloat16, the first in the lower half, rounded to nearest even."""
     pair = ir.VectorType(_BFloat(), 2 * LANES)
     found = e.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", pair, [second, first])
     return e.builder.bitcast(found, ir.VectorType(INT16, 2 * LANES))
 
 
 def bfloat_pairs(e: Emitter, even: Any, odd: Any) -> Any:
-    """Two float32 vectors as bfloat16 bits in turn: a row of a tile of B."""
+    """Convert two float32 vectors to one vector of alternating bfloat16 bits: a row of a tile of B."""
     bits = bfloats(e, even, odd)
     return e.shuffle(bits, bits, [index for lane in range(LANES) for index in (lane, LANES + lane)])
 
 
 @intrinsic(None, "int64", FLOATS, FLOATS)
 def store_bfloats(e: Emitter, address: Any, first: Any, second: Any) -> None:
-    """Two float32 vectors as 32 bfloat16 in order: a row of a tile of A."""
+    """Store two float32 vectors as 32 bfloat16 numbers in order: a row of a tile of A."""
     e.store(bfloats(e, first, second), address)
 
 
 @intrinsic(None, "int64", FLOATS, FLOATS)
 def store_bfloat_pairs(e: Emitter, address: Any, even: Any, odd: Any) -> None:
-    """Two float32 vectors as bfloat16 in turn: a row of a tile of B."""
+    """Store two float32 vectors as alternating bfloat16 numbers: a row of a tile of B."""
     e.store(bfloat_pairs(e, even, odd), address)

@@ -1,16 +1,16 @@
-"""What an operator is told, declared once: the class says names and types, machine code reads by the same names.
+"""Declarations of an operator's arguments: a class lists names and types, and compiled code reads them by name.
 
     class ScaleArguments(Arguments):
         x: Address
         count: int
         factor: float
 
-Python writes `ScaleArguments(x=array, count=4, factor=0.5)` into a call; a wrong name or type is an error there. The
-operator is decorated with `@native_op(ScaleArguments)`, and its first parameter reads `a.x`, `a.count` and `a.factor`;
-a name that is not declared is an error when it is compiled. Every field takes one entry of eight bytes, in the order
-in which they are declared, those of a base class first; a field of such a class itself takes the entries of its own.
-Machine code reads a `float` as float32.
-Arguments keep alive what they are made of.
+Python passes `ScaleArguments(x=array, count=4, factor=0.5)` to a call; a wrong name or type raises an error. The
+operator is decorated with `@native_op(ScaleArguments)`, and its first parameter has the attributes `a.x`, `a.count` and
+`a.factor`; an undeclared name raises an error when the operator is compiled. Every field occupies one entry of eight
+bytes, in the order of declaration, with the fields of a base class first. A field of type Arguments occupies the
+entries of its own fields. Compiled code reads a `float` as float32. Arguments keep the objects that they refer to
+alive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Binding:
-    """An address, or another whole number, that is known at a run: what is bound to a name, plus an offset."""
+    """An address or another integer that is known at run time: the value bound to a name, plus an offset."""
 
     name: str
     offset: int = 0
@@ -35,7 +35,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class BoundVector(Binding):
-    """The address of a contiguous float32 vector of `size` numbers that is known when a program runs."""
+    """The address of a contiguous float32 vector of `size` numbers that is known at run time."""
 
     size: int = 0
 
@@ -45,21 +45,21 @@ class Operator:
 
     @property
     def address(self) -> int:
-        """Where it lies; it is compiled when this is first asked for."""
+        """The address of the machine code, which is compiled at the first access."""
         raise NotImplementedError
 
 
-# Entries of a call's table that its arguments may take.
+# The maximum number of entries that the arguments of a call may occupy.
 MAX_ARGUMENTS = 56
-# Of memory: a number, an array (its first element), an operator that machine code calls, a binding; None is 0.
+# An address: a number, an array (its first element), an operator to call, or a binding; None is 0.
 Address = Annotated[Any, "address"]
-# What an address points into: kept alive, and no entry.
+# The owner of memory that an address points to. The owner is kept alive and occupies no entry.
 Held = Annotated[Any, "held"]
 
 
 @dataclass(frozen=True)
 class ArgumentField:
-    """One argument: its name, what it is ("int", "float", "address", or a class of arguments), its first entry."""
+    """One argument: its name, its kind ("int", "float", "address", or a class of arguments), and its first entry."""
 
     name: str
     kind: str | type[Arguments]
@@ -68,16 +68,16 @@ class ArgumentField:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
 class Arguments:
-    """Base class of declarations; see the module."""
+    """Base class of declarations; see the module's docstring."""
 
     def __init_subclass__(cls, *, kw_only: bool = True) -> None:
         dataclass(frozen=True, kw_only=kw_only, eq=False)(cls)
 
     def encoded(self) -> list[int | Binding]:
-        """The values in order, as int64: floats as the bits of float64, bindings as they are.
+        """Return the values in order, as int64: floats as the bits of float64, bindings unchanged.
 
         Raises:
-            TypeError: a value is not of its declared type; names the operator's argument.
+            TypeError: a value is not of its declared type; the message names the argument.
         """
         result: list[int | Binding] = []
         for field in layout(type(self)):
@@ -91,7 +91,7 @@ class Arguments:
         return result
 
     def operators(self) -> list[Operator]:
-        """The operators among the values: machine code calls them, so they are compiled with their caller."""
+        """Return the operators among the values. Compiled code calls them, so they are compiled with their caller."""
         values = [getattr(self, field.name) for field in layout(type(self)) if field.kind not in _NUMBERS]
         nested = [op for value in values if isinstance(value, Arguments) for op in value.operators()]
         return [value for value in values if isinstance(value, Operator)] + nested
@@ -103,10 +103,10 @@ _WHOLE, _REAL = (int, np.integer), (float, int, np.floating)
 
 
 def layout(declaration: type[Arguments]) -> tuple[ArgumentField, ...]:
-    """The fields of a declaration in order.
+    """Return the fields of a declaration in order.
 
     Raises:
-        TypeError: a field has a type that no argument can have, or there are more than MAX_ARGUMENTS entries.
+        TypeError: a field has an unsupported type, or there are more than MAX_ARGUMENTS entries.
     """
     if declaration in _LAYOUTS:
         return _LAYOUTS[declaration]
@@ -124,18 +124,18 @@ def layout(declaration: type[Arguments]) -> tuple[ArgumentField, ...]:
         result.append(ArgumentField(field.name, kind, entries))
         entries += 1 if isinstance(kind, str) else size(kind)
     if entries > MAX_ARGUMENTS:
-        raise TypeError(f"{declaration.__name__} takes {entries} entries, a call has room for {MAX_ARGUMENTS}")
+        raise TypeError(f"{declaration.__name__} takes {entries} entries, the maximum is {MAX_ARGUMENTS}")
     found = _LAYOUTS[declaration] = tuple(result)
     return found
 
 
 def size(declaration: type[Arguments]) -> int:
-    """How many entries a declaration takes."""
+    """Return the number of entries that a declaration occupies."""
     return sum(1 if isinstance(field.kind, str) else size(field.kind) for field in layout(declaration))
 
 
 def offset_of(declaration: type[Arguments], *path: str) -> int:
-    """How many bytes behind the start of some arguments one of them lies, or one of those inside it."""
+    """Return the byte offset of an argument (or an argument nested inside it) from the start of the arguments."""
     entries, inside = 0, declaration
     for name in path:
         (field,) = (field for field in layout(inside) if field.name == name)

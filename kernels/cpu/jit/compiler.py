@@ -1,9 +1,9 @@
-"""From a Python function to an object file: the one place where Numba works.
+"""Compilation of a Python function to an object file. Only this module runs Numba.
 
-Numba types and lowers; the machine code is then made at one go for a whole kernel, helpers included. A helper's code
-is kept as it was written until it is part of a kernel: Numba's own way optimises and assembles each helper by itself
-first, which takes several times as long. The entry of every object, ENTRY, is a plain C function of integers and
-addresses, all int64. So what has been compiled once is loaded without Numba (see `objects`).
+Numba types and lowers the functions; then LLVM compiles a whole kernel, including its helpers, in one step. Until then,
+a helper's code is stored without optimisation. Numba would normally optimise and assemble each helper separately first,
+which takes several times as long. The entry point of every object, ENTRY, is a plain C function of integers and
+addresses, all int64. So compiled kernels can be loaded without Numba (see `object_files`).
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from numba.core.utils import pysignature
 from .arguments import Arguments
 from .dsl import Helper, Intrinsic, numba_type
 from .emit import INT64, Emitter
-from .numba_types import View  # its operators are known before anything is compiled
+from .numba_types import View  # also registers the operators of vectors
 from .object_files import ENTRY, FAILED, pack
 
-# How the names of Numba's own functions begin; other functions are the C library's.
+# Prefixes of the names of Numba's own functions; other functions are the C library's.
 _NUMBAS = ("numba_", "NRT_")
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _TypeInference(typed_passes.NopythonTypeInference):  # type: ignore[misc]
-    """A helper may return any array: where none are made, no reference is ever counted."""
+    """Type inference that lets a helper return any array. No kernel allocates arrays, so references are not counted."""
 
     _name = "kernel_type_inference"
 
     def run_pass(self, state: Any) -> bool:
-        """Type a function."""
+        """Infer the types of a function."""
         counted, state.targetctx.enable_nrt = state.targetctx.enable_nrt, True
         mutated = bool(super().run_pass(state))
         state.targetctx.enable_nrt = counted
         return mutated
 
 
-# Numba's passes without those for what kernels do not have: closures, `with`, exceptions, parallel loops, lists.
+# Numba's passes except those for features that kernels do not use: closures, `with`, exceptions, parallel loops, lists.
 _PASSES = (
     untyped_passes.TranslateByteCode,
     untyped_passes.FixupArgs,
@@ -76,42 +76,42 @@ class _Pipeline(CompilerBase):  # type: ignore[misc]
 
 
 class _Library(CPUCodeLibrary):  # type: ignore[misc]
-    """LLVM code that is only collected: neither optimised nor assembled."""
+    """LLVM code that is only collected, neither optimised nor assembled."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Whoever links it does."""
+        """Do nothing: the kernel that links this code optimises it."""
 
     def _finalize_final_module(self) -> None:
         self._finalized = True
 
 
 def compile_object(function: Callable[..., Any], declared: type[Arguments] | None = None) -> bytes:
-    """The object file of a kernel: a function of int64 numbers that returns one.
+    """Return the object file of a kernel, a function of int64 numbers that returns an int64.
 
     Args:
-        declared: what the first parameter, an address, points to.
+        declared: declaration of the arguments that the first parameter, an address, points to.
 
     Raises:
-        RuntimeError: Numba's compiler is switched off.
-        ValueError: the kernel makes arrays, or does something else that Numba's own functions are needed for.
+        RuntimeError: Numba's compiler is disabled.
+        ValueError: the kernel allocates arrays, or needs functions of Numba for another reason.
     """
     if config.DISABLE_JIT:
         raise RuntimeError(
-            "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, and they exist as compiled code only. Unset it."
+            "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, but kernels exist only as compiled code. Unset it."
         )
     with global_compiler_lock:
         module = _optimised(function, declared)
         needed = [one.name for one in module.functions if one.is_declaration and one.name.startswith(_NUMBAS)]
         if needed:
-            raise ValueError(f"kernel {function.__name__} calls {', '.join(needed)}: it would need Numba to run")
+            raise ValueError(f"kernel {function.__name__} calls {', '.join(needed)}, so it could not run without Numba")
         return pack(_codegen()._tm.emit_object(module))
 
 
 def make_ready() -> None:
-    """Do what comes before the first kernel, which takes longer than most kernels."""
+    """Initialise Numba's target, which takes longer than compiling most kernels."""
     with global_compiler_lock:
         cpu_target.typing_context.refresh()
         cpu_target.target_context.refresh()
@@ -156,7 +156,7 @@ def _compile(function: Callable[..., Any], arguments: Any, result: Any, flags: A
 
 
 def _entry(fndesc: Any) -> Any:
-    """A module with the C function that calls a kernel."""
+    """Return a module with the C function that calls a kernel."""
     context = cpu_target.target_context
     module = context.create_module("entry")
     type_ = context.call_conv.get_function_type(fndesc.restype, fndesc.argtypes)
@@ -169,7 +169,7 @@ def _entry(fndesc: Any) -> Any:
 
 
 def helper_type(helper: Helper) -> Any:
-    """What Numba sees in a helper: a function whose code it compiles once per types of arguments."""
+    """Return the Numba type of a helper: a function whose code is compiled once per combination of argument types."""
     made: dict[Any, Any] = {}
     parameters = pysignature(helper.function)
 
@@ -191,7 +191,7 @@ def helper_type(helper: Helper) -> Any:
 
 
 def _compile_helper(helper: Helper, arguments: Any) -> tuple[Any, Any]:
-    """Its signature, and the function that writes a call of it."""
+    """Return the signature of a helper, and the function that emits a call to the helper."""
     flags = _flags(helper.fastmath)
     flags.forceinline = helper.always_inline
     library, compiled = _compile(helper.function, arguments, None, flags)
@@ -205,7 +205,7 @@ def _compile_helper(helper: Helper, arguments: Any) -> tuple[Any, Any]:
 
 
 def intrinsic_type(intrinsic: Intrinsic) -> Any:
-    """What Numba sees in an intrinsic."""
+    """Return the Numba type of an intrinsic."""
     made: dict[Any, Any] = {}
     parameters = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in intrinsic.parameters])
 
@@ -227,7 +227,7 @@ def intrinsic_type(intrinsic: Intrinsic) -> Any:
 
 
 def _lowering(emit: Callable[..., Any]) -> Callable[..., Any]:
-    """`emit` as Numba calls it."""
+    """Return `emit` in the form that Numba calls."""
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value = emit(Emitter(context, builder), *args)

@@ -1,8 +1,8 @@
-"""What kernels are written with, without importing Numba: that waits until something has to be compiled.
+"""The vocabulary of kernels. Importing it does not import Numba, which is deferred until something must be compiled.
 
-A process whose kernels are all on disk never needs the compiler, and Numba takes longer to import than a small model
-takes to load. So helpers and intrinsics are only noted down here; Numba asks them for their types when it meets them
-(its protocol is the attribute `_numba_type_`), and `compiler` answers.
+If all kernels are on disk, a process never needs the compiler, and importing Numba takes longer than loading a small
+model. So helpers and intrinsics are only registered here. When Numba encounters one of them, it requests the type (by
+the protocol of the attribute `_numba_type_`), and `compiler` supplies it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _LazyModule:
-    """A module that is imported when something in it is asked for."""
+    """A module that is imported at the first access to an attribute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,12 +29,12 @@ cgutils: Any = _LazyModule("numba.core.cgutils")
 
 
 class Helper:
-    """A function that kernels call; it becomes part of their machine code.
+    """A function that kernels call and that becomes part of their machine code.
 
     Attributes:
-        function: the Python function.
-        always_inline: whether the call must disappear; otherwise LLVM decides.
-        fastmath: LLVM's fast-math flags of its operations.
+        function: Python function.
+        always_inline: True if calls must be inlined; otherwise LLVM decides.
+        fastmath: LLVM's fast-math flags for the function's operations.
     """
 
     def __init__(self, function: Callable[..., Any], always_inline: bool, fastmath: Collection[str] = ()) -> None:
@@ -42,21 +42,22 @@ class Helper:
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """As plain Python, where everything that it calls allows that."""
+        """Call the plain Python function, which works only if everything that it calls can run in Python."""
         return self.function(*arguments, **named)
 
     @cached_property
     def _numba_type_(self) -> Any:
-        from .compiler import helper_type  # takes Numba, which kernels that are on disk do without
+        from .compiler import helper_type  # imports Numba, which kernels on disk do not need
 
         return helper_type(self)
 
 
 class VectorOf:
-    """LANES numbers of a Numba type, given by its name; stands for the type until something is compiled.
+    """A vector of LANES numbers of a Numba type. This object represents the type until something is compiled.
 
     Args:
-        or_number: as the type of an argument: a number will do too, which is converted and repeated.
+        element: name of the Numba type.
+        or_number: True for the type of an argument that may also be a number, which is converted and repeated.
     """
 
     def __init__(self, element: str, or_number: bool = False) -> None:
@@ -65,13 +66,13 @@ class VectorOf:
     @cached_property
     def type(self) -> Any:
         """Numba's type."""
-        from .numba_types import Vector  # takes Numba
+        from .numba_types import Vector  # imports Numba
 
         return Vector(getattr(types, self.element))
 
     @property
     def or_number(self) -> VectorOf:
-        """The type of an argument that may be a number."""
+        """The type of an argument that may also be a number."""
         return VectorOf(self.element, or_number=True)
 
 
@@ -79,18 +80,18 @@ FLOATS, INTEGERS = VectorOf("float32"), VectorOf("int32")
 
 
 def numba_type(given: Any) -> Any:
-    """A Numba type: itself, by its name, or the one that a VectorOf stands for; None is that of no result."""
+    """Return the Numba type for a type, a type's name or a VectorOf. None stands for the type of no result."""
     if isinstance(given, str):
         return getattr(types, given)
     return types.void if given is None else given.type if isinstance(given, VectorOf) else given
 
 
 class Intrinsic:
-    """A function of kernels that is written in LLVM's instructions: `emit(emitter, *values)`.
+    """A function for kernels that is written in LLVM instructions: `emit(emitter, *values)`.
 
     Attributes:
-        typing: from the Numba types of its arguments to its signature and `emit`.
-        parameters: the names of its arguments.
+        typing: function that maps the Numba types of the arguments to the signature and `emit`.
+        parameters: names of the arguments.
     """
 
     def __init__(self, function: Callable[..., Any], typing: Callable[..., Any], parameters: Iterable[str]) -> None:
@@ -102,16 +103,17 @@ class Intrinsic:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        from .compiler import intrinsic_type  # takes Numba
+        from .compiler import intrinsic_type  # imports Numba
 
         return intrinsic_type(self)
 
 
 def intrinsic(result: Any, *given: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: `emit(emitter, *values)` as an intrinsic.
+    """Make `emit(emitter, *values)` an intrinsic (decorator).
 
     Args:
-        result: its type, for `numba_type`. given: those of its arguments.
+        result: type of the result, as for `numba_type`.
+        given: types of the arguments.
     """
 
     def add(emit: Callable[..., Any]) -> Intrinsic:
@@ -134,20 +136,20 @@ def intrinsic(result: Any, *given: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def typed_intrinsic(typing: Callable[..., Any]) -> Any:
-    """Decorator: an intrinsic whose types depend on those of its arguments: `typing` returns signature and `emit`."""
+    """Make an intrinsic whose types depend on the types of its arguments. `typing` returns the signature and `emit`."""
     return Intrinsic(typing, typing, signature(typing).parameters)
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: a helper that must become part of the kernels that use it."""
+    """Make a helper that is always inlined into the kernels that use it (decorator)."""
     return Helper(function, always_inline=True)
 
 
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: a helper that LLVM may leave as a function."""
+    """Make a helper that LLVM may keep as a separate function (decorator)."""
     return Helper(function, always_inline=False)
 
 
 def contracted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: a helper whose products and sums may become one instruction."""
+    """Make a helper whose multiplications and additions may be fused into one instruction (decorator)."""
     return Helper(function, always_inline=False, fastmath={"contract"})

@@ -1,7 +1,8 @@
-"""The processor that kernels are compiled for: the instructions of products and attention, how far ahead they read.
+"""The processor that kernels are compiled for: its instructions for matmuls and attention, and its prefetch distance.
 
-From best to plainest: "amx" (tiles of int8 and bfloat16), "vnni" (AVX-512 with vpdpbusd), "avx2", "portable" (LLVM's
-generic vectors only: any processor). The best that this machine has is taken; GENAI_CPU_ISA asks for another one.
+From best to most basic, the instruction sets are "amx" (tiles of int8 and bfloat16), "vnni" (AVX-512 with vpdpbusd),
+"avx2", and "portable" (only LLVM's generic vectors: any processor). The best set of this machine is used unless
+GENAI_CPU_ISA selects another.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ _NEEDED = {
 
 
 class IsaError(ValueError):
-    """GENAI_CPU_ISA names something unknown, or instructions that this machine does not have."""
+    """GENAI_CPU_ISA has an unknown value, or names instructions that this machine does not have."""
 
 
 @cache
 def isa() -> str:
-    """The instruction set of this process: fixed at first use.
+    """Return the instruction set of this process, which is fixed at first use.
 
     Raises:
-        IsaError: GENAI_CPU_ISA cannot be obeyed.
+        IsaError: GENAI_CPU_ISA names an instruction set that cannot be used.
     """
     return choose(os.environ, available(processor().feature_set))
 
 
 def choose(environment: Mapping[str, str], usable: tuple[str, ...]) -> str:
-    """The instruction set that the environment asks for, or the best of the usable ones."""
+    """Return the instruction set that the environment selects, or else the best of the usable ones."""
     wanted = environment.get(_VARIABLE, "")
     if not wanted:
         return usable[0]
@@ -55,14 +56,14 @@ def choose(environment: Mapping[str, str], usable: tuple[str, ...]) -> str:
 
 
 def available(features: frozenset[str]) -> tuple[str, ...]:
-    """The instruction sets that a machine with these LLVM features has, best first."""
+    """Return the instruction sets of a machine with these LLVM features, best first."""
     usable = tuple(name for name in ISAS if _NEEDED[name] <= features)
     return usable if "amx" not in usable or request_tiles() else usable[1:]
 
 
 @dataclass(frozen=True)
 class CpuTarget:
-    """A processor in LLVM's names; features such as "+avx2,-avx512f"."""
+    """A processor, described by LLVM's names. `features` has the form "+avx2,-avx512f"."""
 
     triple: str
     name: str
@@ -70,12 +71,12 @@ class CpuTarget:
 
     @property
     def feature_set(self) -> frozenset[str]:
-        """The features that it has."""
+        """The names of the features that the processor has."""
         return frozenset(item[1:] for item in self.features.split(",") if item.startswith("+"))
 
 
 def processor(environment: Mapping[str, str] = os.environ) -> CpuTarget:
-    """The processor that kernels are compiled for."""
+    """Return the processor that kernels are compiled for."""
     name = environment.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
     features = environment.get("NUMBA_CPU_FEATURES")
     if features is None:
@@ -96,21 +97,22 @@ def _host_features(*, avx: bool) -> str:
 
 
 class Prefetch(NamedTuple):
-    """Into which cache weights that are read once are asked for, and how many bytes ahead.
+    """The cache level into which weights that are read once are prefetched, and the distance in bytes.
 
-    It changes no result. A core can have only so many lines on their way into its first-level cache. Zen 4 can have
-    more on their way into the second: decoding 4-bit weights there is 17 to 40 % faster (two cores, 1B and 0.5B
-    shapes). Zen 3 and Sapphire Rapids gain nothing from it, Zen 5 loses 3 %.
+    Prefetching does not change results. A core can have only a limited number of lines in flight to its first-level
+    cache. Zen 4 can have more lines in flight to the second-level cache: with prefetching to it, decoding 4-bit weights
+    is 17 to 40 % faster (two cores, 1B and 0.5B shapes). Zen 3 and Sapphire Rapids gain nothing from it, and Zen 5
+    loses 3 %.
     """
 
     level: int = 1
     distance: int = 2048
 
 
-# By LLVM's name of the processor.
+# Measured settings, by LLVM's name for the processor.
 _MEASURED = {"znver4": Prefetch(2, 4096)}
 
 
 def stream_prefetch(name: str | None = None) -> Prefetch:
-    """What is best on a processor (default: the one that kernels are compiled for)."""
+    """Return the best setting for a processor (default: the one that kernels are compiled for)."""
     return _MEASURED.get(name or processor().name, Prefetch())

@@ -1,12 +1,12 @@
-"""Where compiled kernels are kept: a private folder on disk whose name covers all that could change the code.
+"""The cache of compiled kernels: a private folder on disk, named after everything that could change the code.
 
-Numba's own cache looks only at the file of the function that is compiled, so an edited helper would go unnoticed.
-Here the folder's name is a hash over every source of `genai.kernels`, the versions of Python, Numba and llvmlite, the
-processor and Numba's code-generation switches: a changed key is a new folder, and nothing in a folder is ever stale.
+Numba's own cache checks only the file of the function that is compiled, so it would miss an edited helper. This cache
+names the folder after a hash of every source file of `genai.kernels`, the versions of Python, Numba and llvmlite, the
+processor and Numba's code-generation switches. A change leads to a new folder, so nothing in a folder is ever stale.
 
-The files hold machine code, so folders and files are this user's, and nobody else can write them; nor can anybody
-else put other folders in their places, from the one that the environment names downwards.
-Trouble with the disk never stops a run: kernels are then compiled in memory, and the log says so once.
+The files hold machine code. So folders and files must belong to this user, no other user may write to them, and no
+other user may be able to replace a folder, starting with the folder that the environment names. Problems with the disk
+never stop a run: kernels are then compiled in memory, and a warning is logged once.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from .isa import isa, processor
 _log = logger(__name__)
 _DIGEST_BYTES = 32
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# A link in a file's place is not followed, and a pipe there is not waited for.
+# With these flags, opening a file does not follow a symbolic link and does not block on a pipe.
 _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-# What kernels were for of which this process has logged that they are not kept.
+# Kinds of kernels for which this process has logged the warning.
 _told: dict[str, object] = {}
 _NEVER_COMPILED = frozenset({"reference"})
-# Of Numba, which reads them from variables and from a file in the working folder.
+# Options of Numba, which reads them from environment variables and from a file in the working folder.
 _SWITCHES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO", "ENABLE_AVX", "DISABLE_JIT")
 _SWITCHES_FILE = ".numba_config.yaml"
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder for everything we cache: $GENAI_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, then `genai`.
+    """Return the folder for all cached files: $GENAI_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, then `genai`.
 
     Raises:
         RuntimeError: there is no home folder.
@@ -53,9 +53,9 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def source_key(sources: Path, target: Iterable[Any]) -> str:
-    """Hash of every Python file below `sources` (names and contents) and of what the code is compiled for.
+    """Return a hash of every Python file below `sources` (names and contents) and of the compile target.
 
-    Folders of plain array code are left out: kernels never import them.
+    Folders with plain array code are left out because kernels never import them.
     """
     digest = hashlib.sha256(repr(tuple(target)).encode())
     compiled = (path for path in sources.rglob("*.py") if path.relative_to(sources).parts[0] not in _NEVER_COMPILED)
@@ -67,7 +67,7 @@ def source_key(sources: Path, target: Iterable[Any]) -> str:
 
 
 def compile_target() -> tuple[Any, ...]:
-    """Everything outside our sources that changes the machine code. Numba itself is not imported."""
+    """Return everything that affects the machine code except the package's sources. Numba itself is not imported."""
     switches = tuple(os.environ.get(f"NUMBA_{name}") for name in _SWITCHES)
     file = Path(_SWITCHES_FILE)
     written = file.read_bytes() if file.is_file() else b""
@@ -77,21 +77,22 @@ def compile_target() -> tuple[Any, ...]:
 
 def _create(file: Path) -> None:
     if sys.platform == "linux":
-        os.mknod(file, 0o600)  # opens nothing, which an interrupt would leave open
+        os.mknod(file, 0o600)  # opens no file that an interrupt could leave open
     else:
         file.touch(0o600, exist_ok=False)
 
 
 class CacheFolder:
-    """A folder of compiled kernels. Unusable folders are named in the log once; loads then miss and saves do nothing.
+    """A folder of compiled kernels. If it is unusable, a warning is logged once, and loads and saves do nothing.
 
     Args:
-        root: the user's cache folder, see `cache_root`; None if there is none.
-        key: name of the folder inside it, see `source_key`.
-        what: the kernels are for. cost: how long it takes to compile them.
+        root: user's cache folder (see `cache_root`); None if there is none.
+        key: name of the folder inside it (see `source_key`).
+        what: device of the kernels, for the warning.
+        cost: time that compiling them takes, for the warning.
 
     Attributes:
-        path: the folder, or None if kernels are compiled in memory only.
+        path: folder, or None if kernels are compiled in memory only.
     """
 
     def __init__(self, root: Path | None, key: str, what: str = "CPU", cost: str = "10 to 30 seconds") -> None:
@@ -107,23 +108,23 @@ class CacheFolder:
         if _told.setdefault(self._what, mine) is not mine:
             return
         _log.warning(
-            "compiled %s kernels are not kept on disk: %s. Every process compiles them again (%s) until that folder is "
-            "repaired, or GENAI_CACHE_DIR names one that you own and only you can write.",
+            "compiled %s kernels are not kept on disk: %s. Every process compiles them again (%s). Repair that folder, "
+            "or set GENAI_CACHE_DIR to a folder that you own and only you can write.",
             self._what, reason, self._cost,
         )  # fmt: skip
 
     def holds(self, name: str) -> bool:
-        """Whether a file of that name is there (it may still turn out to be damaged)."""
+        """Return True if there is a file with that name. The file may still be damaged."""
         return self.path is not None and (self.path / name).is_file()
 
     def load(self, name: str) -> bytes | None:
-        """The payload of a file, or None if it is absent or damaged, or may have been written by somebody else."""
+        """Return the payload of a file, or None if it is absent, damaged, or may have been written by another user."""
         if self.path is None:
             return None
         try:
             content = _trusted(self.path / name)
             payload = content[_DIGEST_BYTES:]
-            # The digest finds truncated files; what may be trusted is decided by owners and modes.
+            # The digest detects truncated files. Owners and modes decide whether a file is trusted.
             if hashlib.sha256(payload).digest() != content[:_DIGEST_BYTES]:
                 return None
             return payload
@@ -136,23 +137,23 @@ class CacheFolder:
             return None
 
     def save(self, name: str, payload: bytes) -> None:
-        """Write atomically, so that concurrent processes see whole files only."""
+        """Write a file atomically, so that concurrent processes see only whole files."""
         if self.path is None:
             return
         temporary = self.path / f"{name}.{os.getpid()}.{uuid.uuid4().hex}.tmp"
         try:
-            _create(temporary)  # which others may not write, whatever they may do with this user's new files
+            _create(temporary)  # other users cannot write this file, whatever the umask allows
             temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
             temporary.replace(self.path / name)
         except OSError as error:
             self._warn(f"{self.path}: {error.strerror}")
-        finally:  # an interrupt leaves nothing either
+        finally:  # an interrupt must not leave the file behind either
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
 
 def _trusted(file: Path) -> bytes:
-    """The content of a file; b"" if others may have written it: its folder may have been open to them in the past."""
+    """Return the content of a file, or b"" if another user may have written it while its folder was writable."""
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | _AS_IT_IS)) as content:
         status = os.fstat(content.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -163,7 +164,7 @@ def _trusted(file: Path) -> bytes:
 
 
 def _make(path: Path) -> str | None:
-    """Make a folder, and those above it; why it cannot be used, or None."""
+    """Create a folder and its parents. Return why it cannot be used, or None."""
     try:
         if reason := reason_to_refuse(path):
             return reason
@@ -176,21 +177,26 @@ def _make(path: Path) -> str | None:
 
 
 def reason_to_refuse(path: Path) -> str | None:
-    """Why code is not loaded from a cache's folder, which lies three levels below the one that the environment names;
-    None if it is. Folders that do not exist yet are passed over."""
+    """Return why a cache folder must not be used for code, or None if it may be used.
+
+    The folder is three levels below the folder that the environment names. Folders that do not exist yet are skipped.
+    """
     base, *levels = (path.parents[2], path.parents[1], path.parent, path)
     return next(filter(None, (_reason(base, is_base=True), *map(_reason, levels))), None)
 
 
 def reason_to_distrust(path: Path) -> str | None:
-    """Why others could write into a folder, or put another one in its place; None if they cannot. It need not exist."""
-    whole = Path(os.path.abspath(path))  # noqa: PTH100 - links are looked at, too
+    """Return why other users could write to or replace a folder, or None if they cannot. The folder need not exist."""
+    whole = Path(os.path.abspath(path))  # noqa: PTH100 - symbolic links must be checked too, so they stay
     return _reason(whole) or _reason(whole.parent, is_base=True)
 
 
 def _reason(path: Path, *, is_base: bool = False) -> str | None:
-    """Why a folder is no place for code, if it exists. The base may be root's, and everybody may write to it if it is
-    sticky: there nobody renames what belongs to others."""
+    """Return why a folder must not be used for code, or None if it may be used or does not exist.
+
+    The base may belong to root. It may also be writable by all users if it is sticky, because users cannot rename each
+    other's files there.
+    """
     try:
         owners, status = {path.lstat().st_uid, path.stat().st_uid}, path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -207,17 +213,17 @@ def _reason(path: Path, *, is_base: bool = False) -> str | None:
 
 @cache
 def _is_own_group(group: int) -> bool:
-    """Whether a group is this user's alone, as many systems make one for each user, whose folders it may then write."""
+    """Return True if this user is the only member of a group. Many systems create such a group for each user."""
     import grp
     import pwd
 
     try:
         user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
-    except KeyError:  # of a container, where nobody has a name
+    except KeyError:  # in a container, users may have no names
         return False
     return group == user.pw_gid and found.gr_name == user.pw_name and {*found.gr_mem} <= {user.pw_name}
 
 
 def _has_modes() -> bool:
-    """Not on Windows: the user's profile folder is private by its access list, and mode bits say nothing there."""
+    """Return True if mode bits have an effect. On Windows, an access list protects the profile folder instead."""
     return hasattr(os, "getuid")

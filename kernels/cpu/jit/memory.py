@@ -1,7 +1,7 @@
-"""Reading and writing memory by address inside kernels, and vectors of LANES numbers there.
+"""Reading and writing memory by address inside kernels, including vectors of LANES numbers.
 
-Native operators get addresses (int64), because one signature must serve them all and machine code calls them. Nothing
-is checked here: what writes the addresses down has checked the arrays.
+Native operators take addresses (int64), because compiled code calls all operators with the same signature. Nothing is
+checked here, because the code that passes the addresses has checked the arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _as_stored(e: Emitter, value: Any) -> Any:
 
 
 def _reader(result: Any, stored: Any = None, convert: Callable[[Emitter, Any], Any] = _as_stored) -> Any:
-    """An intrinsic (address): what lies there, of LLVM's type `stored`, converted."""
+    """Make an intrinsic (address) that reads a value of LLVM's type `stored` and converts it."""
 
     @intrinsic(result, "int64")
     def read(e: Emitter, address: Any) -> Any:
@@ -33,7 +33,7 @@ def _reader(result: Any, stored: Any = None, convert: Callable[[Emitter, Any], A
 
 
 def _writer(given: Any, convert: Callable[[Emitter, Any], Any] = _as_stored) -> Any:
-    """An intrinsic (address, value)."""
+    """Make an intrinsic (address, value) that converts and writes a value."""
 
     @intrinsic(None, "int64", given)
     def write(e: Emitter, address: Any, value: Any) -> None:
@@ -43,7 +43,7 @@ def _writer(given: Any, convert: Callable[[Emitter, Any], Any] = _as_stored) -> 
 
 
 def _first_reader(result: Any, stored: Any, convert: Callable[[Emitter, Any], Any] = _as_stored) -> Any:
-    """An intrinsic (address, count): up to LANES numbers, zeros after so many; what lies behind is not touched."""
+    """Make an intrinsic (address, count) that reads up to LANES numbers, then zeros, without accessing later memory."""
 
     @intrinsic(result, "int64", "int64")
     def read(e: Emitter, address: Any, count: Any) -> Any:
@@ -53,7 +53,7 @@ def _first_reader(result: Any, stored: Any, convert: Callable[[Emitter, Any], An
 
 
 def _first_writer(convert: Callable[[Emitter, Any], Any] = _as_stored) -> Any:
-    """An intrinsic (address, float32 vector, count): writes the first `count` (at most LANES) lanes."""
+    """Make an intrinsic (address, float32 vector, count) that writes the first `count` (at most LANES) lanes."""
 
     @intrinsic(None, "int64", FLOATS, "int64")
     def write(e: Emitter, address: Any, vector: Any, count: Any) -> None:
@@ -63,13 +63,13 @@ def _first_writer(convert: Callable[[Emitter, Any], Any] = _as_stored) -> Any:
 
 
 def _from_bfloat16(e: Emitter, bits: Any) -> Any:
-    """They are the upper halves of float32 numbers."""
+    """Convert bfloat16 bits, which are the upper halves of float32 numbers."""
     wide, number = (INT32, FLOAT) if bits.type == INT16 else (INT32_VECTOR, FLOAT_VECTOR)
     return e.builder.bitcast(e.builder.shl(e.builder.zext(bits, wide), constant(wide, 16)), number)
 
 
 def _to_bytes(e: Emitter, vector: Any) -> Any:
-    """Of whole numbers, each within int8 or within uint8."""
+    """Convert whole numbers in the range of int8 or of uint8 to bytes."""
     return e.builder.trunc(e.builder.fptosi(vector, INT32_VECTOR), _BYTES)
 
 
@@ -81,18 +81,18 @@ write_float32, write_float64 = map(_writer, ("float32", "float64"))
 load_float32, load_int32 = _reader(FLOATS), _reader(INTEGERS)
 load_uint8, load_int8 = _reader(VectorOf("uint8")), _reader(VectorOf("int8"))
 store_float32, store_int32 = _writer(FLOATS), _writer(INTEGERS)
-# float16 and bfloat16 as float32; float32 as float16, rounded to nearest even.
+# float16 and bfloat16 read as float32; float32 written as float16, rounded to nearest even.
 read_half, load_half = _reader("float32", INT16, Emitter.from_half), _reader(FLOATS, _SHORTS, Emitter.from_half)
 read_bfloat16, load_bfloat16 = _reader("float32", INT16, _from_bfloat16), _reader(FLOATS, _SHORTS, _from_bfloat16)
 write_half, store_half = _writer("float32", Emitter.to_half), _writer(FLOATS, Emitter.to_half)
-# float32 vectors as LANES bytes.
+# float32 vectors written as LANES bytes.
 store_bytes, store_first_bytes = _writer(FLOATS, _to_bytes), _first_writer(_to_bytes)
 load_first, load_first_half = _first_reader(FLOATS, FLOAT_VECTOR), _first_reader(FLOATS, _SHORTS, Emitter.from_half)
 load_first_bytes, store_first = _first_reader(VectorOf("uint8"), _BYTES), _first_writer()
 
 
 def _array(e: Emitter, array_type: Any, data: Any, shape: Sequence[Any]) -> Any:
-    """Numba's array of C-contiguous numbers at an address or a pointer."""
+    """Return Numba's array for C-contiguous numbers at an address or a pointer."""
     from numba.np.arrayobj import populate_array
 
     array = e.context.make_array(array_type)(e.context, e.builder)
@@ -108,7 +108,7 @@ def _array(e: Emitter, array_type: Any, data: Any, shape: Sequence[Any]) -> Any:
 
 
 def stack_array(element: str, size: int) -> Any:
-    """An intrinsic that returns an array of `size` numbers on the stack, for as long as the calling kernel runs."""
+    """Make an intrinsic that returns an array of `size` numbers on the stack, valid while the calling kernel runs."""
 
     @typed_intrinsic
     def make() -> Any:
@@ -124,7 +124,7 @@ def stack_array(element: str, size: int) -> Any:
 
 
 def array_at(element: str, axes: int) -> Any:
-    """An intrinsic (address, *shape) that returns the C-contiguous array of one or two axes at an address."""
+    """Make an intrinsic (address, *shape) that returns the C-contiguous array with one or two axes at an address."""
 
     def made(*given: Any) -> Any:
         type_ = types.Array(getattr(types, element), axes, "C")
@@ -141,31 +141,31 @@ def array_at(element: str, axes: int) -> Any:
 
 @intrinsic("int64", "int64", "int64")
 def entry(e: Emitter, table: Any, index: Any) -> Any:
-    """Entry `index` of a table of int64 (such as a context): an integer or an address."""
+    """Return entry `index` of a table of int64 (such as a context): an integer or an address."""
     return e.load(e.at(table, e.builder.shl(index, INT64(3))), INT64)
 
 
 @intrinsic(FLOATS, FLOATS, "int64", FLOATS.or_number)
 def keep_first(e: Emitter, vector: Any, count: Any, rest: Any) -> Any:
-    """The first `count` lanes of a float32 vector; the others are the number `rest`."""
+    """Return the first `count` lanes of a float32 vector, and the number `rest` in the other lanes."""
     return e.builder.select(e.first_lanes(count), vector, rest)
 
 
 @intrinsic(None, "int64")
 def prefetch(e: Emitter, address: Any) -> None:
-    """Ask for the cache line at an address; any address is allowed."""
+    """Prefetch the cache line at an address; any address is allowed."""
     e.prefetch(address)
 
 
 @intrinsic(None, "int64")
 def prefetch_second(e: Emitter, address: Any) -> None:
-    """The same, into the second-level cache."""
+    """Prefetch a cache line into the second-level cache."""
     e.prefetch(address, 2)
 
 
 @typed_intrinsic
 def copy_arguments(arguments: Any, target: Any) -> Any:
-    """Write a view of arguments to memory: a copy that may be changed."""
+    """Copy arguments to memory, so that the copy can be changed."""
 
     def emit(e: Emitter, source: Any, target: Any) -> None:
         for index in range(size(arguments.declaration)):
@@ -175,7 +175,7 @@ def copy_arguments(arguments: Any, target: Any) -> Any:
 
 
 def _row_reader(whole: Any, first: Any) -> Any:
-    """A helper (address, left): the next numbers of a row of which `left` are left; zeros beyond its end."""
+    """Make a helper (address, left) that reads the next numbers of a row with `left` remaining numbers, then zeros."""
 
     @inline
     def load(address: int, left: int) -> Any:
@@ -187,7 +187,7 @@ def _row_reader(whole: Any, first: Any) -> Any:
 
 
 def _row_writer(whole: Any, first: Any) -> Any:
-    """A helper (address, vector, left); lanes beyond the row's end are dropped."""
+    """Make a helper (address, vector, left) that writes the next numbers of a row and drops lanes beyond its end."""
 
     @inline
     def store(address: int, vector: Any, left: int) -> None:
@@ -201,5 +201,5 @@ def _row_writer(whole: Any, first: Any) -> Any:
 
 load, load_bytes = _row_reader(load_float32, load_first), _row_reader(load_uint8, load_first_bytes)
 load_halves = _row_reader(load_half, load_first_half)
-# The latter of whole numbers, each within int8 or within uint8.
+# `store_as_bytes` accepts whole numbers in the range of int8 or of uint8.
 store, store_as_bytes = _row_writer(store_float32, store_first), _row_writer(store_bytes, store_first_bytes)

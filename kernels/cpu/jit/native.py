@@ -1,8 +1,8 @@
-"""Kernels: functions of whole numbers and addresses, compiled once and kept on disk.
+"""Kernels: functions of integers and addresses that are compiled once and cached on disk.
 
-Two kinds: `@kernel` is called from Python; `@native_op(declaration)` by machine code with addresses (see `program`).
-Both decorators only note a function. It is compiled, or loaded from the cache, at its first call or by `prepare`. What
-makes the arguments checks them first (see `checks`).
+There are two kinds: Python calls a `@kernel`; compiled code calls a `@native_op(declaration)`, with addresses (see
+`program`). Both decorators only register a function. The function is compiled, or loaded from the cache, at its first
+call or by `prepare`. The code that builds the arguments checks them beforehand (see `kernels.checks`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What `prepare` did: kernels compiled, kernels loaded from disk, and the time it took."""
+    """The result of `prepare`: the numbers of kernels compiled and loaded from disk, and the seconds that this took."""
 
     compiled: int
     loaded: int
@@ -44,11 +44,11 @@ class CompileReport:
 
 
 class NativeFunctionError(RuntimeError):
-    """A kernel ended with an error: what it was given does not fit."""
+    """A kernel returned an error because its arguments are invalid."""
 
 
 class Compiled(Operator):
-    """A function and its machine code, which is compiled or loaded when it is first needed."""
+    """A function with its machine code, which is compiled or loaded when it is first needed."""
 
     arguments: type[Arguments] | None = None
 
@@ -60,34 +60,34 @@ class Compiled(Operator):
 
     @property
     def ready(self) -> bool:
-        """Whether its machine code is in memory."""
+        """True if the machine code is in memory."""
         return self._loaded is not None
 
     @property
     def address(self) -> int:
-        """Where its machine code lies."""
+        """The address of the machine code."""
         if self._loaded is None:
             self._library.prepare([self])
         assert self._loaded is not None
         return self._loaded.address
 
     def on_disk(self) -> bool:
-        """Whether the cache has a file for it."""
+        """Return True if the cache has a file for the function."""
         return self._library.folder.holds(self._file_name)
 
     def load(self) -> bool:
-        """Make it ready from the cache; False if it is not there, or damaged."""
+        """Load the machine code from the cache. Return False if it is absent or damaged."""
         content = self._library.folder.load(self._file_name)
         return content is not None and self._link(content)
 
     def make(self) -> bytes:
-        """Compile it; nothing else changes."""
+        """Compile the function and return its object file, without linking or caching it."""
         from .compiler import compile_object
 
         return compile_object(self._function, self.arguments)
 
     def adopt(self, content: bytes) -> bool:
-        """Make it ready from what `make` returned, here or in another process, and keep that on disk."""
+        """Link an object file that `make` returned, in this process or another, and cache it on disk."""
         self._library.folder.save(self._file_name, content)
         return self._link(content)
 
@@ -103,12 +103,12 @@ class Compiled(Operator):
                 try:
                     self._loaded = LoadedObject(content)
                 except ObjectError:
-                    return False  # written by something else under our name: compile it anew
+                    return False  # another program wrote a file with this name: compile again
         return True
 
 
 class NativeFunction(Compiled):
-    """Callable like the function, with whole numbers, without holding the GIL. It returns 0, or has failed."""
+    """A kernel that Python calls with integers, without the GIL. The machine code returns 0 unless it fails."""
 
     def __call__(self, *arguments: int) -> None:
         """Call the machine code."""
@@ -122,11 +122,11 @@ class NativeFunction(Compiled):
 
 
 class NativeOp(Compiled):
-    """A function that machine code calls by its address.
+    """A function that compiled code calls by its address.
 
-    int64 op(arguments, context, begin, end, scratch): its arguments as it declares them, the address of the step (see
-    `program.context`), the range of items to work on, and the address of memory that the calling thread may write to.
-    It must not raise nor allocate; it returns 0, or a code that the caller turns into an error.
+    Its signature is int64 op(arguments, context, begin, end, scratch): the arguments as declared, the address of the
+    step (see `program.step_table`), the range of items to work on, and the address of memory that the calling thread
+    may write to. It must neither raise nor allocate. It returns 0, or a code that the caller turns into an exception.
     """
 
     def __init__(self, function: Callable[..., int], arguments: type[Arguments] | None, library: Library) -> None:
@@ -135,10 +135,10 @@ class NativeOp(Compiled):
 
 
 class Library:
-    """All kernels of a program, and the folder that keeps their machine code.
+    """All kernels of the package, and the folder that caches their machine code.
 
     Args:
-        sources: folder whose Python files the cache key covers.
+        sources: folder with the Python files that the cache key covers.
     """
 
     def __init__(self, sources: Path) -> None:
@@ -149,12 +149,12 @@ class Library:
         self._announced = False
         self.lock = threading.Lock()
         renew_locks(self, "lock")
-        # What this process waited for kernels so far.
+        # Total time that this process has waited for kernels.
         self.compile_seconds = 0.0
 
     @property
     def folder(self) -> CacheFolder:
-        """The cache folder; chosen (and checked) at first use."""
+        """The cache folder, which is chosen (and checked) at first use."""
         with self.lock:
             if self._folder is None:
                 root = None
@@ -164,22 +164,23 @@ class Library:
             return self._folder
 
     def kernel(self, function: Callable[..., int]) -> NativeFunction:
-        """Decorator: a kernel; its name must be its own."""
+        """Register a kernel (decorator). Its name must be unique."""
         return NativeFunction(self._named(function, ""), self)
 
     def native_op(
         self, arguments: type[Arguments] | None, *, name: str = ""
     ) -> Callable[[Callable[..., int]], NativeOp]:
-        """Decorator: an operator that machine code calls (see `NativeOp`), told what `arguments` declares.
+        """Register an operator that compiled code calls (decorator); see `NativeOp`.
 
         Args:
-            arguments: None: only other operators call it, with five numbers of which the first is an address as well.
-            name: of this variant; "" = the function's own.
+            arguments: declaration of the operator's arguments. None = only other operators call it, with five integers,
+                the first of which is also an address.
+            name: name of this variant; "" = the function's name.
 
         Raises:
-            TypeError: an argument is declared with a type that none can have.
-            ValueError: another one has its name, by which both would be kept on disk. What makes variants when they
-                are asked for does so `once`.
+            TypeError: an argument is declared with an unsupported type.
+            ValueError: the name is taken. Names must be unique because they are file names in the cache; functions
+                that create variants use `once`.
         """
         if arguments is not None:
             layout(arguments)
@@ -193,17 +194,17 @@ class Library:
         function.__name__ = name or function.__name__
         with self.lock:
             if function.__name__ in self._names:
-                raise ValueError(f"a kernel is named {function.__name__!r} already; each variant needs a name")
+                raise ValueError(f"a kernel named {function.__name__!r} already exists; each variant needs its own")
             self._names.add(function.__name__)
         return function
 
     def expect(self, kernels: Collection[Compiled]) -> None:
-        """Note kernels that the next program of a model should have prepared with its own: many share cores better."""
+        """Add kernels to prepare with the next program of a model. Larger batches share the cores better."""
         with self.lock:
             self._expected.extend(kernels)
 
     def take_expected(self) -> list[Compiled]:
-        """The kernels that were expected since the last call."""
+        """Return the kernels that were expected since the last call."""
         with self.lock:
             taken, self._expected = self._expected, []
         return taken
@@ -211,23 +212,23 @@ class Library:
     def prepare(
         self, wanted: Collection[Compiled], progress: Progress | None = None, *, later: Collection[Compiled] = ()
     ) -> CompileReport:
-        """Compile or load these kernels and operators, side by side in several processes where that is possible.
+        """Compile or load these kernels and operators, in several parallel processes if possible.
 
         Args:
-            progress: called as progress(current, total) while kernels are compiled; None = that is a task, which the
-                log says once. Where everything is on disk, nothing is compiled.
-            later: kernels that will be wanted: other processes make them meanwhile, where that is possible.
+            progress: called as progress(current, total) while kernels are compiled; None = show a task, which is
+                logged once. If everything is on disk, nothing is compiled.
+            later: kernels that will be needed later; other processes compile them in the background if possible.
         """
         started = time.perf_counter()
         waiting = [made for made in dict.fromkeys(wanted) if not made.ready]
         absent = [made for made in waiting if not made.load()]
         behind = [made for made in dict.fromkeys(later) if not (made.ready or made.on_disk())]
         if behind and self.folder.path is not None:
-            from .workers import make_behind  # processes, for what is not on disk; they are told which kernels
+            from .workers import make_behind  # imports multiprocessing, which kernels on disk do not need
 
             make_behind(behind, prepared=bool(absent))
         if absent:
-            absent.sort(key=_cost, reverse=True)  # so that the processes end together
+            absent.sort(key=_cost, reverse=True)  # longest first, so that the processes finish together
             announced, self._announced = self._announced, True
             begin = time.perf_counter()
             try:
@@ -244,12 +245,12 @@ class Library:
 
 
 def _each_made(absent: Sequence[Compiled]) -> Generator[Compiled, None, None]:
-    """Make kernels ready, here or side by side in other processes; yields each when it is."""
-    from .workers import is_made_behind, make_all  # as above
+    """Link kernels that are compiled in this process or in parallel processes. Yield each kernel when it is ready."""
+    from .workers import is_made_behind, make_all  # imported here for the same reason
 
     coming = [made for made in absent if is_made_behind(made)]
     here = [made for made in absent if made not in coming]
-    with closing(make_all(here)) as objects:  # an interrupt ends the processes
+    with closing(make_all(here)) as objects:  # an interrupt kills the processes
         for made, content in objects:
             made.adopt(content)
             yield made
@@ -264,9 +265,9 @@ def _each_made(absent: Sequence[Compiled]) -> Generator[Compiled, None, None]:
 
 _TASK = "Compiling CPU kernels (once per kernel)"
 _SECONDS_BETWEEN_LOOKS = 0.02
-# Those processes give way to all others: where these leave them no time, kernels are compiled here.
+# Background processes have the lowest priority. If they get no processor time, kernels are compiled in this process.
 _MOST_SECONDS_BEHIND = 20.0
-# Roughly how long kernels take, by the beginnings of their names; the others take 2.
+# Rough relative compile times of kernels, by the prefixes of their names; other kernels have 2.
 _COSTS = {"sample_slots": 44, "prefill_": 12, "decode_": 10, "attend_": 6}
 
 
@@ -275,7 +276,7 @@ def _cost(made: Compiled) -> int:
 
 
 def _with_costs(compiling: Task, absent: Sequence[Compiled]) -> Progress:
-    """Progress of kernels in the order in which they are begun, by what they cost."""
+    """Return a progress function that weights kernels by their compile times, in the order in which they start."""
     costs = list(map(_cost, absent))
 
     def show(current: int, total: int) -> None:

@@ -1,6 +1,6 @@
-"""Numba's side of `arguments` and `vector`: addresses whose declared fields can be read, vectors and their operators.
+"""Numba types for `arguments` and `vector`: addresses with readable declared fields, and vectors with their operators.
 
-Imported when something is compiled.
+This module is imported only when something is compiled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORD_BYTES = 8
 
 
 class View(types.Type):
-    """The arguments of an operator, as machine code has them: the address of the first one. One name is one type."""
+    """The arguments of an operator in compiled code: the address of the first one. The name identifies the type."""
 
     def __init__(self, declaration: type[Arguments]) -> None:
         self.declaration = declaration
@@ -48,7 +48,7 @@ class _Fields(AttributeTemplate):  # type: ignore[misc]
     key = View
 
     def generic_resolve(self, given: View, name: str) -> Any:
-        """The type of a field; None for a name that is not declared, which Numba refuses."""
+        """Return the type of a field; None for an undeclared name, which Numba rejects."""
         return _type_of(given.fields[name]) if name in given.fields else None
 
 
@@ -65,7 +65,7 @@ def _read(context: Any, builder: Any, given: View, value: Any, name: str) -> Any
 
 
 class Vector(types.Type):
-    """LANES numbers of one Numba type."""
+    """A vector of LANES numbers of one Numba type."""
 
     def __init__(self, element: Any) -> None:
         self.element = element
@@ -73,7 +73,7 @@ class Vector(types.Type):
 
     @property
     def is_float(self) -> bool:
-        """Whether the elements are floating-point numbers."""
+        """True if the elements are floating-point numbers."""
         return isinstance(self.element, types.Float)
 
 

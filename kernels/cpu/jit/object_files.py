@@ -1,4 +1,4 @@
-"""Object files become machine code in memory, by LLVM's linker alone: Numba is not imported for it."""
+"""Loading of object files as machine code in memory, with only LLVM's linker: Numba is not imported."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from llvmlite import binding
 
 from genai.common.forks import renew_locks
 
-# The function that every object has, and what it returns for a kernel which ended with an error.
+# The function that every object has, and its return value for a kernel that ended with an error.
 ENTRY = "genai_kernel"
 FAILED = -1
 
-# What `pack` writes before an object file: LLVM must never be given anything else, which may end the process.
+# The prefix that `pack` writes before an object file. LLVM must never read other content, which could kill the process.
 _HEADER = b"genai kernel\0"
 _LOCK = threading.Lock()
 renew_locks(sys.modules[__name__], "_LOCK")
 
 
 class ObjectError(ValueError):
-    """The bytes are no object file for this machine."""
+    """Bytes that are not an object file for this machine."""
 
 
 class LoadedObject:
-    """The code of an object file, for as long as this lives.
+    """The code of an object file, which stays in memory as long as this object exists.
 
     Args:
-        packed: what `pack` returned.
+        packed: return value of `pack`.
 
     Attributes:
-        address: of the function ENTRY.
+        address: address of the function ENTRY.
 
     Raises:
-        ObjectError: it is something else, cannot be loaded, or has no such function.
+        ObjectError: `packed` is not a packed object file, cannot be loaded, or has no function ENTRY.
     """
 
     def __init__(self, packed: bytes) -> None:
         if not packed.startswith(_HEADER):
-            raise ObjectError("no packed object file")
+            raise ObjectError("not a packed object file")
         content = packed[len(_HEADER) :]
         with _LOCK:
             self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
@@ -54,12 +54,12 @@ class LoadedObject:
 
 
 def _target_machine() -> Any:
-    """An engine takes its own."""
+    """Return a new target machine, because each engine takes ownership of its target machine."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
 
 
 def pack(content: bytes) -> bytes:
-    """An object file as `LoadedObject` takes it."""
+    """Return an object file in the form that `LoadedObject` reads."""
     return _HEADER + content

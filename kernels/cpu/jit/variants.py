@@ -1,4 +1,4 @@
-"""Variants of kernels are made when they are first asked for, by one thread: each enters its name among the kernels."""
+"""Creation of kernel variants at first use, by one thread at a time because each variant registers its kernel name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from genai.common.forks import renew_locks
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
-# One for all, which a thread may take again: variants ask for others that they are made of.
+# One reentrant lock for all variants, because variants are built from other variants.
 _lock = threading.RLock()
 renew_locks(sys.modules[__name__], "_lock")
 
 
 def once(make: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Decorator: as functools.cache, which would let threads that ask at the same time make the same thing twice."""
+    """Cache results like functools.cache, but never call `make` twice for concurrent requests (decorator)."""
     known = cache(make)
 
     @wraps(make)

@@ -1,9 +1,9 @@
 """Vectors of LANES numbers as Numba values, lowered to LLVM's generic vector types.
 
-LLVM maps them to whatever the machine has (SSE, AVX2, AVX-512, NEON), so the kernels are portable, do not hang on the
-autovectoriser's mood, and add in the same order for any register width: every operation acts lane by lane, and the one
-sum across lanes (`reduce_add`) is a fixed tree. `+ - * / & << >>` work between vectors, and between a vector and a
-number, which is first converted to the vector's element type.
+LLVM maps the vectors to the machine's registers (SSE, AVX2, AVX-512, NEON). So the kernels are portable, do not depend
+on the autovectoriser, and add numbers in the same order for any register width: every operation works lane by lane, and
+the only sum across lanes (`reduce_add`) is a fixed tree. `+ - * / & << >>` work between two vectors, or between a
+vector and a number, which is first converted to the vector's element type.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .dsl import FLOATS, INTEGERS, VectorOf, cgutils, intrinsic, typed_intrinsic
 from .emit import FLOAT_VECTOR, INT16, LANES as LANES, Emitter, constant, numbers
 from .isa import isa
 
-# Vectors, or numbers beside them.
+# Vectors, or numbers that are combined with them.
 _FLOATS = FLOATS.or_number
 
 
 def _address(e: Emitter, array_type: Any, array: Any, index: Any) -> Any:
-    """Where the vector lies that begins with an element of an array of one axis."""
+    """Return the pointer to the vector that begins at an element of a one-dimensional array."""
     made = e.context.make_array(array_type)(e.context, e.builder, array)
     pointer = cgutils.get_item_pointer(e.context, e.builder, array_type, made, [index], wraparound=False)
     return e.builder.bitcast(pointer, FLOAT_VECTOR.as_pointer())
@@ -30,7 +30,7 @@ def _address(e: Emitter, array_type: Any, array: Any, index: Any) -> Any:
 
 @typed_intrinsic
 def load(array: Any, index: Any) -> Any:
-    """LANES consecutive float32 of an array of one axis, from an index on. Nothing is checked."""
+    """Load LANES consecutive float32 numbers of a one-dimensional array, starting at an index. Nothing is checked."""
 
     def emit(e: Emitter, values: Any, start: Any) -> Any:
         return e.builder.load(_address(e, array, values, start), align=1)
@@ -40,7 +40,7 @@ def load(array: Any, index: Any) -> Any:
 
 @typed_intrinsic
 def store(array: Any, index: Any, vector: Any) -> Any:
-    """Write a float32 vector to LANES consecutive elements of an array, from an index on. Nothing is checked."""
+    """Store a float32 vector to LANES consecutive elements of an array, starting at an index. Nothing is checked."""
 
     def emit(e: Emitter, values: Any, start: Any, value: Any) -> None:
         e.builder.store(value, _address(e, array, values, start), align=1)
@@ -73,7 +73,7 @@ def _conversion(target: VectorOf) -> Any:
     return convert
 
 
-# From a narrower integer vector, keeping the values.
+# Conversions from a narrower integer vector with the same values.
 to_float32, to_int32 = _conversion(FLOATS), _conversion(INTEGERS)
 
 
@@ -85,21 +85,22 @@ def _bit_cast(target: VectorOf, given: VectorOf) -> Any:
     return bit_cast
 
 
-# The same bits, read as another type of the same width.
+# Reinterpretations of the same bits as another type of the same width.
 bits_as_float32, bits_as_int32 = _bit_cast(FLOATS, INTEGERS), _bit_cast(INTEGERS, FLOATS)
 
 
 @intrinsic(FLOATS, _FLOATS, _FLOATS, _FLOATS)
 def multiply_add(e: Emitter, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c of float32 vectors or numbers; one rounding where the machine has such an instruction, else two."""
+    """Return a * b + c of float32 vectors or numbers, rounded once if the machine has FMA instructions, else twice."""
     return e.fast_multiply_add(a, b, c)
 
 
 @intrinsic(FLOATS, FLOATS)
 def reciprocal(e: Emitter, x: Any) -> Any:
-    """1 / x of numbers whose result is a normal one, within a unit in the last place.
+    """Return 1 / x within one unit in the last place, for results that are normal numbers.
 
-    A division holds its port up for sixteen cycles; AVX-512 has an estimate, and one step of Newton doubles its digits.
+    A division blocks its port for sixteen cycles. AVX-512 has an estimate instruction, and one Newton step doubles the
+    number of correct digits.
     """
     one = constant(FLOAT_VECTOR, 1.0)
     if isa() not in ("amx", "vnni"):
@@ -118,13 +119,13 @@ def _chosen(comparison: str) -> Any:
     return choose
 
 
-# The larger or smaller one of each lane; a NaN in the first operand stays.
+# The larger or smaller number of each lane. A NaN in the first operand is preserved.
 maximum, minimum = _chosen("<"), _chosen(">")
 
 
 @intrinsic(FLOATS, _FLOATS, _FLOATS, _FLOATS, _FLOATS)
 def where_less(e: Emitter, a: Any, b: Any, chosen: Any, other: Any) -> Any:
-    """`chosen` in the lanes where a < b, else `other`."""
+    """Return `chosen` in the lanes with a < b, and `other` in the other lanes."""
     return e.builder.select(e.builder.fcmp_ordered("<", a, b), chosen, other)
 
 
@@ -147,15 +148,15 @@ def _function_of_two(name: str) -> Any:
     return apply
 
 
-# As NumPy and ONNX have them: a NaN in either operand stays.
+# As in NumPy and ONNX, a NaN in either operand is preserved.
 nan_maximum, nan_minimum = _function_of_two("maximum"), _function_of_two("minimum")
-# a ** b, by the C library: exact, but one lane after the other.
+# a ** b by the C library: exact, but computed one lane after the other.
 power = _function_of_two("pow")
 
 
 @intrinsic(FLOATS, FLOATS)
 def round_to_half(e: Emitter, vector: Any) -> Any:
-    """A float32 vector rounded to the nearest float16 numbers, ties to even."""
+    """Round a float32 vector to the nearest float16 numbers, ties to even."""
     return e.from_half(e.to_half(vector))
 
 
@@ -173,7 +174,8 @@ def _reduction(result: str, vector: VectorOf, combine: Callable[[Emitter, Any, A
     return reduce
 
 
-# Over the lanes of a vector: upper half onto lower half, again and again. A NaN may or may not be the maximum.
+# Reductions over the lanes of a vector, which repeatedly fold the upper half onto the lower half. The maximum may
+# ignore a NaN.
 reduce_add = _reduction("float32", FLOATS, lambda e, a, b: e.builder.fadd(a, b))
 reduce_add_integers = _reduction("int32", INTEGERS, lambda e, a, b: e.builder.add(a, b))
 reduce_max = _reduction("float32", FLOATS, lambda e, a, b: e.builder.select(e.builder.fcmp_ordered("<", a, b), b, a))

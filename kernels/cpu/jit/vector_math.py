@@ -1,9 +1,9 @@
-"""Functions of float32 vectors, element by element, and by which names those with up to two parameters are known.
+"""Elementwise functions of float32 vectors, and the names of the functions with up to two parameters.
 
 exp follows Cephes (S. Moshier): x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, then the exponent k in two
-steps so that results reach from denormals to infinity. It is within two units in the last place; all keep NaNs.
-log is by the same author: x = 2 ** e * m with m around 1, and a polynomial in m - 1. SiLU, QuickGELU and the tanh form
-of GELU are one function, x * sigmoid(linear * x + cubic * x ** 3).
+steps so that results range from denormals to infinity. exp is accurate to two units in the last place. log follows the
+same author: x = 2 ** e * m with m around 1, and a polynomial in m - 1. SiLU, QuickGELU and the tanh form of GELU are
+one function, x * sigmoid(linear * x + cubic * x ** 3). All functions propagate NaNs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .vector import absolute, bits_as_float32, bits_as_int32, maximum, minimum, 
 
 _SMALLEST, _SMALLEST_NORMAL = 1e-45, 1.17549435e-38
 _SQRT_HALF_BITS = 0x3F3504F3
-_LOWEST, _HIGHEST = -104.0, 89.5  # beyond these exp is 0 and infinity in float32
-_HIGHEST_INVERTED = 87.0  # beyond it 1 / e ** x is no normal float32
+_LOWEST, _HIGHEST = -104.0, 89.5  # outside this range, exp is 0 or infinity in float32
+_HIGHEST_INVERTED = 87.0  # above this, 1 / e ** x is not a normal float32
 _LOG2_E = 1.44269504088896341
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 # Adding 1.5 * 2**23 rounds a float32 to an integer and leaves that integer in the low bits.
@@ -38,21 +38,21 @@ _GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715 * _GELU_LINEAR
 _LARGE = 1e30
 _SQRT_HALF = math.sqrt(0.5)
-# erf(x) = 2 / sqrt(pi) * (x - x ** 3 / 3 + x ** 5 / 10 - x ** 7 / 42 + ...), from the fifth coefficient down.
+# erf(x) = 2 / sqrt(pi) * (x - x ** 3 / 3 + x ** 5 / 10 - x ** 7 / 42 + ...), from the fourth coefficient down.
 _ERF_SERIES = (-1.0 / 42.0, 1.0 / 10.0, -1.0 / 3.0, 1.0)
 _TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
-_ERFC_IS_ZERO = 15.0  # in float32, long before
+_ERFC_IS_ZERO = 15.0  # in float32, erfc is already 0 far below this
 
 
 @inline
 def rounded(x: Any) -> Any:
-    """The nearest whole numbers, halves to even, of numbers below 2 ** 22."""
+    """Round numbers below 2 ** 22 to the nearest integers, ties to even."""
     return (x + _ROUND) - _ROUND
 
 
 @inline
 def exp(x: Any) -> Any:
-    """e ** x."""
+    """Return e ** x."""
     x = minimum(maximum(x, _LOWEST), _HIGHEST)
     rounded = multiply_add(x, _LOG2_E, _ROUND)
     k = rounded - _ROUND
@@ -70,9 +70,10 @@ def exp(x: Any) -> Any:
 
 @inline
 def exp2_of_negative(x: Any) -> Any:
-    """2 ** x of x <= 0, for softmax: exactly 1 at 0, exactly 0 from -127 on, NaN of NaN.
+    """Return 2 ** x for x <= 0, for softmax: exactly 1 at 0, exactly 0 at -127 and below, NaN for NaN.
 
-    A polynomial in the distance to the next integer (fitted for the least relative error, 9e-8), then the exponent.
+    The result is a polynomial in the distance to the next integer (fitted for the smallest relative error, 9e-8), with
+    the exponent added afterwards.
     """
     x = maximum(x, -127.0)
     rounded = x + _ROUND_BIASED
@@ -87,7 +88,7 @@ def exp2_of_negative(x: Any) -> Any:
 
 @inline
 def rough_exp2_of_negative(x: Any) -> Any:
-    """As `exp2_of_negative`, with a shorter polynomial (relative error 1e-4): for weights rounded to bfloat16."""
+    """Like `exp2_of_negative` with a shorter polynomial (relative error 1e-4), for weights rounded to bfloat16."""
     x = maximum(x, -127.0)
     rounded = x + _ROUND_BIASED
     f = x - (rounded - _ROUND_BIASED)
@@ -104,20 +105,20 @@ def _power_of_two(exponent: Any) -> Any:
 
 @inline
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + e ** -x); 0 where that is less than 2e-38."""
+    """Return 1 / (1 + e ** -x), or 0 if the result is less than 2e-38."""
     value = reciprocal(exp(minimum(0.0 - x, _HIGHEST_INVERTED)) + 1.0)
     return vector.where_less(x, -_HIGHEST_INVERTED, 0.0, value)
 
 
 @inline
 def tanh(x: Any) -> Any:
-    """Hyperbolic tangent; as exact as float32 in absolute terms."""
+    """Return the hyperbolic tangent. The absolute error is that of float32 numbers near 1."""
     return 1.0 - reciprocal(exp(minimum(x + x, _HIGHEST_INVERTED)) + 1.0) * 2.0
 
 
 @inline
 def log(x: Any) -> Any:
-    """The natural logarithm: -infinity of 0, NaN of negative numbers; within two units in the last place."""
+    """Return the natural logarithm within two units in the last place: -infinity for 0, NaN for negative numbers."""
     normal = vector.where_less(x, _SMALLEST_NORMAL, x * 8388608.0, x)
     shift = vector.where_less(x, _SMALLEST_NORMAL, -23.0, 0.0)
     bits = bits_as_int32(normal)
@@ -141,7 +142,7 @@ def log(x: Any) -> Any:
 
 @inline
 def erfc(x: Any) -> Any:
-    """1 - erf(x) for x >= 0, by the Chebyshev fit of Numerical Recipes (Press et al., 6.2); relative error 1.2e-7."""
+    """Return 1 - erf(x) for x >= 0, relative error 1.2e-7, by Numerical Recipes' Chebyshev fit (Press et al., 6.2)."""
     t = 1.0 / (x * 0.5 + 1.0)
     p = multiply_add(t, 0.17087277, -0.82215223)
     p = multiply_add(p, t, 1.48851587)
@@ -157,7 +158,7 @@ def erfc(x: Any) -> Any:
 
 @inline
 def error_function(x: Any) -> Any:
-    """erf(x): near 0 by its Taylor series, elsewhere by 1 - erfc(|x|)."""
+    """Return erf(x): near 0 by its Taylor series, elsewhere as 1 - erfc(|x|) with the sign of x."""
     size = minimum(absolute(x), _ERFC_IS_ZERO)
     far = 1.0 - erfc(size)
     square = minimum(x * x, 1.0)
@@ -169,33 +170,33 @@ def error_function(x: Any) -> Any:
 
 @inline
 def gelu_tanh(x: Any) -> Any:
-    """GELU by tanh (Hendrycks & Gimpel 2016)."""
-    # The square is bounded, so that no 0 * infinity arises; sigmoid is 0 or 1 long before.
+    """Return GELU in its tanh form (Hendrycks & Gimpel 2016)."""
+    # The square is bounded so that 0 * infinity cannot occur; sigmoid is 0 or 1 long before the bound.
     return x * sigmoid(x * (minimum(x * x, _LARGE) * _GELU_CUBIC + _GELU_LINEAR))
 
 
 @inline
 def gelu(x: Any) -> Any:
-    """0.5 x (1 + erf(x / sqrt 2)) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2)."""
+    """Return 0.5 x (1 + erf(x / sqrt 2)) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2)."""
     size = minimum(absolute(x), _ERFC_IS_ZERO)
-    # The last term is 0, but NaN for -infinity, as the definition has it.
+    # The last term is 0, except that it is NaN for -infinity, as in the definition.
     tail = size * 0.5 * erfc(size * _SQRT_HALF) - minimum(x, 0.0) * 0.0
     return maximum(x, 0.0) - tail
 
 
 @inline
 def softplus(x: Any) -> Any:
-    """log(1 + e ** x) = max(x, 0) + log(1 + e ** -|x|)."""
+    """Return log(1 + e ** x) = max(x, 0) + log(1 + e ** -|x|)."""
     small = exp(0.0 - absolute(x))
     total = small + 1.0
-    # What the sum lost by rounding comes back in the quotient (Kahan's log1p).
+    # The quotient restores what the sum lost by rounding (Kahan's log1p).
     lost = small - (total - 1.0)
     return maximum(x, 0.0) + (log(total) + lost / total)
 
 
 @dataclass(frozen=True)
 class UnaryFunction:
-    """A function of a vector and two numbers, and the names of those that it uses."""
+    """A function of a vector and two numbers, with the names of the numbers that it uses."""
 
     function: Callable[..., Any]
     parameters: tuple[str, ...] = ()
@@ -210,7 +211,7 @@ def _unary(function: Callable[..., Any]) -> UnaryFunction:
     return UnaryFunction(inline(takes[len(names)]), names)
 
 
-# A vector x, and numbers by the names that errors say.
+# Functions of a vector x and of numbers, with the parameter names that error messages use.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": absolute,
     "clip": lambda x, low, high: minimum(maximum(x, low), high),

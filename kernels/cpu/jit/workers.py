@@ -1,7 +1,7 @@
-"""Compiling side by side: Numba's compiler runs on one thread at a time, so the work is shared by processes.
+"""Parallel compilation: Numba's compiler runs on one thread at a time, so processes share the work.
 
-They are forked, because kernels are functions that only this process has: on Linux, where no other thread is at work,
-so that forking is safe. Everywhere else, and when a process fails, kernels are compiled here.
+The processes are forked, because kernels are functions that exist only in this process. Forking is safe only on Linux
+and while no other thread runs. Otherwise, or if a process fails, kernels are compiled in this process.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 19
 
-if TYPE_CHECKING:  # workers compile what the library, which starts them, asks for
+if TYPE_CHECKING:  # at run time the library imports this module
     from .native import Compiled
 
 
 def make_all(kernels: Sequence[Compiled]) -> Generator[tuple[Compiled, bytes]]:
-    """Compile kernels; yields each with its object file as soon as it is done. Closing it ends the processes."""
+    """Compile kernels. Yield each with its object file when it is done. Closing this generator kills the processes."""
     processes = min(default_threads(), len(kernels))
     made = set()
     if processes > 1 and can_fork():
@@ -50,7 +50,7 @@ def make_all(kernels: Sequence[Compiled]) -> Generator[tuple[Compiled, bytes]]:
 
 
 class _Behind:
-    """A process that nobody waits for, not even at exit: where the machine is busy, it takes long to end."""
+    """A background process that is never waited for, even at exit, because it may run for long on a busy machine."""
 
     def __init__(self, kernels: Sequence[Compiled]) -> None:
         self.kernels, self._parent, self._pid = kernels, os.getpid(), 0
@@ -67,7 +67,7 @@ class _Behind:
     def is_at_work(self) -> bool:
         try:
             return self._parent == os.getpid() and os.waitpid(self._pid, os.WNOHANG) == (0, 0)
-        except ChildProcessError:  # somebody else asked before
+        except ChildProcessError:  # the process was already reaped elsewhere
             return False
 
 
@@ -75,12 +75,12 @@ _BEHIND: list[_Behind] = []
 
 
 def make_behind(kernels: Sequence[Compiled], *, prepared: bool) -> None:
-    """Let other processes compile kernels and keep them on disk while this one goes on. They end with this one.
+    """Compile kernels in background processes, which cache the kernels on disk and end with this process.
 
-    There are never more of them than threads; what they leave is compiled when it is wanted.
+    There are never more background processes than threads. Kernels that they do not finish are compiled when needed.
 
     Args:
-        prepared: this process needs the compiler as well, so that it may as well load it first.
+        prepared: True if this process also needs the compiler, and so may load it before forking.
     """
     kernels = [kernel for kernel in kernels if not is_made_behind(kernel)]
     processes = min(default_threads() - len(_BEHIND), len(kernels))
@@ -95,23 +95,23 @@ def make_behind(kernels: Sequence[Compiled], *, prepared: bool) -> None:
         try:
             _start(process)
         except OSError:
-            return  # no more processes to be had: this one compiles them when they are wanted
+            return  # the system allows no more processes: this process compiles the kernels when needed
         _BEHIND.append(process)
 
 
 def is_made_behind(kernel: Compiled) -> bool:
-    """Whether a process that `make_behind` started is at work on it, or will be."""
+    """Return True if a background process is compiling the kernel or has it in its list."""
     _BEHIND[:] = [one for one in _BEHIND if one.is_at_work]
     return any(kernel in one.kernels for one in _BEHIND)
 
 
 def _keep(kernels: Sequence[Compiled], parent: int) -> None:
-    """A process of `make_behind`."""
+    """Run a background process of `make_behind`."""
     _leave_the_terminal()
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):  # whoever reads what the parent writes waits for the parent only
+    for number in range(3):  # otherwise a reader of the parent's output would also wait for this process
         os.dup2(nothing, number)
-    os.nice(_NICENESS)  # the first answer goes first
+    os.nice(_NICENESS)  # the parent's first reply has priority
     for kernel in kernels:
         if os.getppid() != parent:
             return
@@ -119,30 +119,30 @@ def _keep(kernels: Sequence[Compiled], parent: int) -> None:
 
 
 def _leave_the_terminal() -> None:
-    """A process that ends with its parent, and says nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends this process
+    """Make this process end with its parent and write nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is also interrupted, and kills this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # What fails is compiled again, and told, by the parent.
+    # The parent compiles failed kernels again and reports the error.
     sys.stderr = None
     logging.disable()
 
 
 def can_fork() -> bool:
-    """Whether a copy of this process is certain to work: no other thread but those of our pool, which hold no lock."""
+    """Return True if a fork is safe: all other threads belong to the thread pool and hold no locks."""
     others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
     return sys.platform == "linux" and all(thread.name.startswith(THREAD_NAMES) for thread in others)
 
 
 def _share(kernels: Sequence[Compiled], processes: int) -> Generator[tuple[int, bytes]]:
-    """What the processes have made; those that fail are left out.
+    """Yield the kernels' indices and object files as the processes compile them. Kernels that fail are left out.
 
-    The numbers of the kernels lie in a pipe from which each takes the next: no lock that one of them could keep.
+    A pipe holds the indices of the kernels, and each process reads the next index. So no killed process holds a lock.
     """
     from . import compiler
 
-    compiler.make_ready()  # once, instead of in each of them
+    compiler.make_ready()  # once here, instead of in every process
     context = multiprocessing.get_context("fork")
     pipes: list[Connection] = []
     workers = []
@@ -150,7 +150,7 @@ def _share(kernels: Sequence[Compiled], processes: int) -> Generator[tuple[int, 
         with InterruptsDeferred():
             following, numbers = context.Pipe(duplex=False)
         try:
-            os.set_blocking(numbers.fileno(), False)  # more than the pipe holds are compiled here
+            os.set_blocking(numbers.fileno(), False)  # kernels that do not fit in the pipe are compiled here
             with contextlib.suppress(BlockingIOError):
                 for index in range(len(kernels)):
                     os.write(numbers.fileno(), _NUMBER.pack(index))
@@ -169,7 +169,7 @@ def _share(kernels: Sequence[Compiled], processes: int) -> Generator[tuple[int, 
             following.close()
         yield from _received(pipes)
     except OSError:
-        return  # no more processes or files to be had
+        return  # the system allows no more processes or files
     finally:
         for worker in workers:
             if worker.pid is not None:
@@ -180,9 +180,9 @@ def _share(kernels: Sequence[Compiled], processes: int) -> Generator[tuple[int, 
 
 
 def _start(worker: BaseProcess | _Behind) -> None:
-    """Start a process, which gets no signals before it has its own way with them."""
+    """Start a process. Signals to the process are blocked until it has installed its handlers."""
     with InterruptsDeferred(), warnings.catch_warnings():
-        # Python counts the threads of other libraries too, which sleep and hold nothing.
+        # Python also counts threads of other libraries, which sleep and hold no locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
@@ -205,10 +205,10 @@ def _received(pipes: Sequence[Connection]) -> Iterator[tuple[int, bytes]]:
 def _work(
     kernels: Sequence[Compiled], following: Connection, pipes: Sequence[Connection], sender: Connection, parent: int
 ) -> None:
-    """A process: take the next kernel until none is left. It ends at the first that fails, and with its parent."""
+    """Compile kernels in a worker process until none is left, the first one fails, or the parent process ends."""
     _leave_the_terminal()
     for pipe in pipes:
-        pipe.close()  # else nobody would see that the parent's end of a pipe is gone
+        pipe.close()  # otherwise the workers would not notice when the parent's end of a pipe is closed
     while os.getppid() == parent and (number := os.read(following.fileno(), _NUMBER.size)):
         (index,) = _NUMBER.unpack(number)
         sender.send((index, kernels[index].make()))

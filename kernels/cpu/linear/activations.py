@@ -1,7 +1,8 @@
-"""Activations rounded to 8 bits per row and block of columns.
+"""Activations quantised to 8 bits per row and block of columns.
 
-scale = max |x| / 127 of the block, integer = x / scale rounded to nearest even: symmetric, within [-127, 127].
-Infinities and NaNs make a block's scale NaN, and with it all results of the row.
+The scale of a block is max |x| / 127, and an integer is x / scale, rounded to nearest even. So the quantisation is
+symmetric, with integers in [-127, 127]. An infinity or a NaN makes the scale of its block NaN, and therefore all
+results of the row.
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ from ..program.step_table import StepField
 from .dense import DenseMatrix, Matrix
 
 _LINE = 64
-# Columns that one item quantises: a wide row is shared out.
+# Number of columns that an item quantises. A wide row is split into several items.
 _ITEM_COLUMNS = 1024
 _LARGEST = 127.0
-# As a zero point: blocks have offsets.
+# The `zero_point` for matrices whose blocks have offsets.
 SCALED = -1
-# 127 / x overflows for numbers below this; they are multiplied by _BOOST first.
+# 127 / x overflows for x below _SMALL, so such numbers are multiplied by _BOOST first.
 _SMALL, _BOOST = np.float32(2.0**-100), np.float32(2.0**100)
 
 
 class Quantized(Arguments, kw_only=False):
-    """Rows of 8-bit activations in memory: integers, then per block a float32 scale, then per block a correction.
+    """Rows of 8-bit activations in memory: integers, then a float32 scale per block, then a correction per block.
 
-    The correction is what the product adds for a block: minus the default zero point times the sum of the integers
-    (int32), or for matrices with zero points of their own (`zero_point` 0) the sum itself (float32), or for those with
-    offsets (SCALED) the sum times the scale.
+    The correction is the term that a matmul adds for a block: minus the default zero point times the sum of the
+    integers (int32). For matrices with zero points per block (`zero_point` 0), the correction is the sum itself
+    (float32). For matrices with offsets (SCALED), it is the sum times the scale.
 
     Attributes:
-        address: of the first row. stride: bytes from a row to the next.
-        blocks, block_size: of the matrices that these rows fit.
-        zero_point: the default one, such as 8 or 128; 0, or SCALED.
-        counted: which count of the context says how many rows there are.
+        address: address of the first row.
+        stride: bytes between consecutive rows.
+        blocks, block_size: shape of the matrices that these rows fit.
+        zero_point: default zero point, such as 8 or 128; 0 for zero points per block; SCALED for offsets.
+        counted: field of the context that holds the number of rows.
+        held: object that keeps the memory alive.
     """
 
     address: Address
@@ -55,37 +58,37 @@ class Quantized(Arguments, kw_only=False):
 
     @property
     def scales(self) -> int:
-        """Where the scales begin in a row."""
+        """Offset of the scales in a row."""
         return self.blocks * self.block_size
 
     def fits(self, matrix: BlockMatrix) -> bool:
-        """Whether these rows were made for such a matrix."""
+        """Return True if these rows were made for this matrix."""
         layout = matrix.layout
         wanted = (matrix.blocks, layout.block_size, zero_point_of(layout))
         return (self.blocks, self.block_size, self.zero_point) == wanted
 
     @property
     def corrections(self) -> int:
-        """Where the corrections begin in a row."""
+        """Offset of the corrections in a row."""
         return self.scales + 4 * self.blocks
 
 
 def zero_point_of(layout: RecordLayout) -> int:
-    """The zero point that all blocks share; 0 if each brings its own, SCALED if it brings an offset."""
+    """Return the zero point that all blocks share, 0 if blocks have zero points, or SCALED if blocks have offsets."""
     return SCALED if layout.is_group and layout.zero_points else layout.zero_point
 
 
-# Rows that a matrix multiplies: rounded to 8 bits, or float32 and filled up with zeros.
+# Inputs of a matrix: rows quantised to 8 bits, or float32 rows padded with zeros.
 Inputs = Quantized | Rows
 
 
 def input_bytes(matrix: Matrix, rows: int, *, exact: bool) -> int:
-    """Memory for so many rows that a matrix multiplies; kernels read a line beyond the last one."""
+    """Return the bytes of memory for the input rows of a matrix. Kernels read up to a cache line past the last row."""
     return rows * _stride(matrix, exact) + _LINE
 
 
 def inputs_at(address: int | Binding, matrix: Matrix, counted: StepField, held: Any = None, *, exact: bool) -> Inputs:
-    """Rows that a matrix multiplies, in the memory at this address; `exact`: in float32, as for all dense ones."""
+    """Return the input rows of a matrix at an address: float32 if `exact` or the matrix is dense, else 8-bit."""
     stride = _stride(matrix, exact)
     if exact or isinstance(matrix, DenseMatrix):
         return Rows(address, stride, matrix.padded_columns, counted, held)
@@ -100,19 +103,19 @@ def _stride(matrix: Matrix, exact: bool) -> int:
 
 
 def whole_rows(rows: Inputs) -> Rows:
-    """Rows as they lie in memory, with what fills them up, four bytes as a number."""
+    """Return the rows, including their padding, as rows of four-byte numbers."""
     return Rows(rows.address, rows.stride, rows.stride // 4, rows.counted, rows.held)
 
 
 def input_call(x: Rows, out: Inputs, *, times: int = 1) -> Call:
-    """Make rows what a matrix multiplies: `times` of them per unit of what they are counted in."""
+    """Return a call that converts rows to the inputs of a matrix: `times` rows per unit of their count."""
     if isinstance(out, Quantized):
         return quantize_call(x, out, times=times)
     return widen_call(x, whole_rows(out), times=times)
 
 
 class QuantizeArguments(Arguments):
-    """Rows, and what they become; an item is one of so many pieces of a row, of `piece_blocks` blocks."""
+    """Rows and their quantised form. An item is one of the `pieces` of a row and contains `piece_blocks` blocks."""
 
     x: Rows
     out: Quantized
@@ -121,7 +124,7 @@ class QuantizeArguments(Arguments):
 
 
 class WidenArguments(Arguments):
-    """Rows that become wider ones. `sources`: 0, or the int32 numbers of those that do."""
+    """Rows to copy into wider rows. `sources` is 0, or the address of the int32 indices of the rows to copy."""
 
     x: Rows
     out: Rows
@@ -130,7 +133,7 @@ class WidenArguments(Arguments):
 
 @inline
 def _quantize_block(x: int, columns: int, block_size: int, out: int, scale: int, correction: int, zero: int) -> None:
-    """One block, of which `columns` (possibly none) exist."""
+    """Quantise one block, of which `columns` columns (possibly none) exist."""
     largest, poison = splat_float32(0.0), splat_float32(0.0)
     for first in range(0, columns, LANES):
         values = load_first(x + 4 * first, columns - first)
@@ -157,7 +160,7 @@ def _quantize_block(x: int, columns: int, block_size: int, out: int, scale: int,
 
 @native_op(QuantizeArguments)
 def quantize(arguments: QuantizeArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items [begin, end): each some blocks of a row. Columns beyond x are zeros."""
+    """Quantise items [begin, end), each of which is a few blocks of a row. Columns after the end of x are zeros."""
     blocks, block_size, zero_point = arguments.out.blocks, arguments.out.block_size, arguments.out.zero_point
     pieces, piece_blocks = arguments.pieces, arguments.piece_blocks
     for item in range(begin, end):
@@ -173,9 +176,9 @@ def quantize(arguments: QuantizeArguments, context: int, begin: int, end: int, s
 
 
 def quantize_call(x: Rows, out: Quantized, *, times: int = 1) -> Call:
-    """Round rows to 8 bits: `times` of them per unit of what they are counted in."""
+    """Return a call that quantises rows to 8 bits: `times` rows per unit of their count."""
     if x.width > out.scales:
-        raise ValueError(f"x has {x.width} columns, {out.blocks} blocks of {out.block_size} hold {out.scales}")
+        raise ValueError(f"x has {x.width} columns, but {out.blocks} blocks of {out.block_size} hold {out.scales}")
     piece_blocks = max(1, _ITEM_COLUMNS // out.block_size)
     pieces = -(-out.blocks // piece_blocks)
     arguments = QuantizeArguments(x=x, out=out, pieces=pieces, piece_blocks=piece_blocks)
@@ -184,7 +187,7 @@ def quantize_call(x: Rows, out: Quantized, *, times: int = 1) -> Call:
 
 @native_op(WidenArguments)
 def widen(arguments: WidenArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items are rows of the result. Numbers are moved as they are, so rows may hold other things than float32."""
+    """Copy rows, which are the items, and pad them with zeros. Bits are copied unchanged, whatever their type."""
     columns, width, sources = arguments.x.width, arguments.out.width, arguments.sources
     for row in range(begin, end):
         x = row_at(arguments.x, np.int64(read_int32(sources + 4 * row)) if sources != 0 else row)
@@ -195,7 +198,9 @@ def widen(arguments: WidenArguments, context: int, begin: int, end: int, scratch
 
 
 def widen_call(x: Rows, out: Rows, *, times: int = 1, sources: int | Binding | None = None) -> Call:
-    """out[i] = x[i], or x[sources[i]], zeros behind: `times` of them per unit of what x is counted in."""
+    """Return a call that copies x[i], or x[sources[i]], to out[i] and pads it: `times` rows per unit of their count."""
     if out.width < x.width or out.width % LANES:
-        raise ValueError(f"x has {x.width} columns, out {out.width}: expected more, and a multiple of {LANES}")
+        raise ValueError(
+            f"x has {x.width} columns, out {out.width}: out must be at least as wide as x, and a multiple of {LANES}"
+        )
     return Call(widen, WidenArguments(x=x, out=out, sources=sources), Items(x.counted, times))

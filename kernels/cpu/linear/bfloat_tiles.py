@@ -1,12 +1,12 @@
-"""Weights and activations as bfloat16 tiles: what the product of prefill numerics multiplies.
+"""Weights and activations as bfloat16 tiles, the operands of matmuls with prefill numerics.
 
-A tile of weights holds 32 columns of sixteen rows of the matrix: its row i has two columns of each. They are the
-columns of every four in the order 0, 2, 1, 3, which is how 16-bit lanes of packed integers fall apart; the activations'
-tiles, sixteen rows of 32 columns, have the same order. A quarter of a tile is eight columns. Weights are multiplied by
-a power of two, and results by what undoes it and the activations' scale.
+A tile of weights holds 32 columns of sixteen rows of the matrix. Row i of the tile holds two columns of each matrix
+row. Every four columns are in the order 0, 2, 1, 3, because packed integers split into 16-bit lanes in this order. The
+tiles of activations, with sixteen rows of 32 columns, have the same order. A quarter of a tile is eight columns.
+Weights are multiplied by a power of two, and results by a factor that reverses this power and the activations' scale.
 
-Every row of activations is divided by a power of two, that of its largest number, so that tiles never overflow;
-products give it back. This is exact: rounding to bfloat16 (nearest, ties to even) is all that happens to a number.
+Every row of activations is divided by the power of two of its largest number, so that tiles never overflow. The row's
+products are multiplied by this power again. This is exact: the only rounding is to bfloat16 (nearest, ties to even).
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from ..program.step_table import StepField
 from .unpacking import factor, has_plain_records
 
 QUARTERS = 4
-# Activations are multiplied by 2 ** 52 beyond their row's own scale: half-way between what the two kinds of weights
-# need, so that neither large sums overflow nor small products vanish (tile products know no denormal numbers).
+# Activations are also multiplied by 2 ** 52. This factor is half-way between the optima for the two kinds of weights,
+# so that large sums do not overflow and small products do not vanish (tile products flush denormal numbers to zero).
 ROWS_SCALE = 2.0**52
 
 _SHORTS, _HALVES = ir.VectorType(INT16, 2 * LANES), ir.VectorType(ir.HalfType(), 2 * LANES)
-_TO_ZERO = INT32(11)  # rounding of one instruction: truncate, raise nothing
-# Scales are multiplied by 2 ** 7 in float16, so that small ones have no denormal products.
+_TO_ZERO = INT32(11)  # rounding mode of one instruction: truncate, without exceptions
+# Scales are multiplied by 2 ** 7 in float16, so that small scales have no denormal products.
 _SHIFT = 7
 _SMALLEST_SCALE, _LARGEST_HALF = 2.0**-21, 65504.0
 
 
 def weights_of(*matrices: BlockMatrix) -> TileWeights:
-    """The fastest way that is exact for these matrices, which have one layout."""
+    """Return the fastest dequantisation that is exact for these matrices, which share one layout."""
     layout = matrices[0].layout
     return HalfWeights(layout) if all(_fit_halves(matrix) for matrix in matrices) else FloatWeights(layout)
 
 
 def supported(layout: RecordLayout) -> bool:
-    """Whether such records fill tiles: a block is a tile, or a power of two of them."""
+    """Return True if such records fill tiles: a block is 1, 2, 4 or 8 tiles."""
     return has_plain_records(layout) and layout.block_size in (32, 64, 128, 256)
 
 
 def _fit_halves(matrix: BlockMatrix) -> bool:
-    """Whether (integer - zero point) * scale * 2 ** 7 neither overflows float16 nor becomes denormal there."""
+    """Return True if (integer - zero point) * scale * 2 ** 7 neither overflows nor becomes denormal in float16."""
     layout = matrix.layout
     if layout.wide or (layout.zero_points and not matrix.has_whole_points):
         return False
@@ -65,26 +65,27 @@ def _fit_halves(matrix: BlockMatrix) -> bool:
 
 
 def quarter_bytes(layout: RecordLayout | DenseLayout) -> int:
-    """Bytes of the integers that fill a quarter of a tile."""
+    """Return the bytes of the integers that fill a quarter of a tile."""
     return GROUP_BYTES * layout.bits // 4
 
 
 def _rows(layout: RecordLayout | DenseLayout) -> tuple[int, ...]:
-    """Rows of a tile in a quarter, counted from its first one: the high nibbles are half a tile further."""
+    """Return the tile rows of a quarter, relative to its first row. High nibbles are half a tile further down."""
     return (0, 1, 8, 9) if layout.bits == 4 else (0, 1, 2, 3)
 
 
 def quarter_stride(layout: RecordLayout | DenseLayout) -> int:
-    """Bytes from a quarter's first row to that of the next."""
+    """Return the bytes between the first rows of consecutive quarters."""
     return TILE_ROW_BYTES * (2 if layout.bits == 4 else 4)
 
 
 @dataclass(frozen=True)
 class HalfWeights:
-    """In float16 lanes, to the same result as exact products rounded to bfloat16, ties away from zero.
+    """Dequantisation in float16 lanes, equal to exact products rounded to bfloat16 with ties away from zero.
 
-    A truncated float16 product keeps eleven bits of at most twenty, and rounding to nearest with ties away looks at the
-    ninth bit only. The bits of a float16 shifted right by three are those of a bfloat16 2 ** -112 times as large.
+    A truncated float16 product keeps eleven of at most twenty bits, and rounding to nearest with ties away from zero
+    depends only on the ninth bit. The bits of a float16, shifted right by three, are the bits of a bfloat16 that is
+    2 ** -112 times as large.
     """
 
     layout: RecordLayout
@@ -114,18 +115,18 @@ class HalfWeights:
             lanes = e.load(e.at(source, GROUP_BYTES * vector), _SHORTS)
             lanes = b.lshr(lanes, constant(_SHORTS, shift)) if shift else lanes
             product = b.bitcast(_truncated_product(e, self._centred(e, lanes, point), scale), _SHORTS)
-            # The high half of 2 * 4096 * bits, rounded: (bits + 4) >> 3. It spreads the sign over the bits 12 to 15.
+            # The high half of 2 * 4096 * bits, rounded, is (bits + 4) >> 3. This spreads the sign to bits 12 to 15.
             shifted = e.call("llvm.x86.avx512.pmul.hr.sw.512", _SHORTS, [product, constant(_SHORTS, 4096)])
             e.store(b.and_(shifted, constant(_SHORTS, 0x8FFF - 65536)), e.at(target, TILE_ROW_BYTES * row), align=64)
             yield
 
     def _centred(self, e: Emitter, lanes: Any, point: Any) -> Any:
-        """integer - zero point, exact."""
+        """Return integer - zero point, which is exact."""
         b = e.builder
-        if self.layout.bits == 8:  # the bits of 1024 are an exponent: integers are mantissas behind it
+        if self.layout.bits == 8:  # 0x6400 is 1024 as float16; with an integer in its mantissa, 1024 + integer
             low = b.and_(lanes, constant(_SHORTS, 0xFF))
             return b.fsub(b.bitcast(b.or_(low, constant(_SHORTS, 0x6400)), _HALVES), point)
-        # A permutation of 32 lanes looks at five bits: the table of sixteen is there twice.
+        # A permutation of 32 lanes uses five bits of an index, so the table of sixteen is repeated.
         centre = 0 if self.layout.zero_points else 8
         table = [int(np.float16(nibble - centre).view(np.int16)) for nibble in range(16)]
         looked_up = e.call("llvm.x86.avx512.permvar.hi.512", _SHORTS, [ir.Constant(_SHORTS, 2 * table), lanes])
@@ -134,7 +135,7 @@ class HalfWeights:
 
 
 def _twice(e: Emitter, address: Any) -> Any:
-    """Sixteen float16 numbers, each in two neighbouring lanes."""
+    """Load sixteen float16 numbers, each into two neighbouring lanes."""
     b = e.builder
     wide = b.zext(e.load(address, ir.VectorType(INT16, LANES)), INT32_VECTOR)
     return b.bitcast(b.or_(wide, b.shl(wide, constant(INT32_VECTOR, 16))), _HALVES)
@@ -146,7 +147,10 @@ def _truncated_product(e: Emitter, a: Any, b: Any) -> Any:
 
 @dataclass(frozen=True)
 class FloatWeights:
-    """In float32 lanes: (integer - zero point) * scale, rounded to bfloat16, ties to even. Right for all scales."""
+    """Dequantisation in float32 lanes: (integer - zero point) * scale, rounded to bfloat16, ties to even.
+
+    This dequantisation is correct for all scales.
+    """
 
     layout: RecordLayout
 
@@ -165,7 +169,7 @@ class FloatWeights:
 
     def quarter(self, e: Emitter, source: Any, factors: Any, target: Any) -> Iterator[None]:
         for number, row in enumerate(_rows(self.layout)):
-            # Nibbles: rows 0 and 1 are low ones, 8 and 9 high ones, of one vector; bytes: two rows per vector.
+            # Nibbles: rows 0 and 1 are the low, 8 and 9 the high ones of one vector. Bytes: two rows per vector.
             vector, shift = (0, 4 * (number // 2)) if self.layout.bits == 4 else (number // 2, 0)
             lanes = e.load(e.at(source, GROUP_BYTES * vector), INT32_VECTOR)
             pair = [self._value(e, lanes, shift + 8 * (number % 2 + column), factors) for column in (0, 2)]
@@ -182,7 +186,7 @@ class FloatWeights:
 
 @dataclass(frozen=True)
 class DenseLayout:
-    """Dense weights of bfloat16 [column][16 rows], in the terms of records: each has 64 columns, and no scales."""
+    """Layout of dense bfloat16 weights [column][16 rows], described as records of 64 columns without scales."""
 
     name: str = "bfloat16"
     bits: int = 16
@@ -195,7 +199,7 @@ class DenseLayout:
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """Of bfloat16 already: the numbers only change order."""
+    """Weights that are already bfloat16: only the order of the numbers changes."""
 
     layout: DenseLayout = DenseLayout()
     name = "dense"
@@ -212,16 +216,16 @@ class DenseWeights:
             yield
 
 
-# Ways to dequantise: `factors` reads scales and zero points of a block; `quarter` writes a quarter of a tile, from row
-# `target` on, a row of it after each `yield`; `unscale` undoes the powers of two of weights and activations.
+# Kinds of dequantisation. `factors` loads the scales and zero points of a block. `quarter` writes a quarter of a tile
+# to `target`, and yields after each row. `unscale` reverses the powers of two of weights and activations.
 TileWeights = HalfWeights | FloatWeights | DenseWeights
 
 
-# Rows come in pairs of tiles.
+# Row tiles are processed in pairs.
 PAIR_ROWS = 2 * TILE_ROWS
 TILE_COLUMNS = 2 * LANES
 _EXPONENT = 0x7F800000
-# Rows of smaller numbers are divided by this: ROWS_SCALE / 2 ** -75 is the largest power of two in float32.
+# Rows of smaller numbers are divided by this power: ROWS_SCALE / 2 ** -75 is the largest power of two in float32.
 _SMALLEST_POWER = np.float32(2.0**-75)
 
 
@@ -229,10 +233,12 @@ class RowTiles(Arguments, kw_only=False):
     """Tiles in memory: [tiles of rows, rounded up to pairs][columns / 32][16 rows][32], then a float32 per row.
 
     Attributes:
-        address: of the first tile. powers: of what results of the rows are multiplied by: NaN for rows with infinities
-            or NaNs.
-        columns: of a row, a multiple of 64.
-        counted: how many rows there are. first: the row of the step that the first one is.
+        address: address of the first tile.
+        powers: address of the factors that the rows' results are multiplied by; NaN for rows with infinities or NaNs.
+        columns: columns of a row, a multiple of 64.
+        counted: field of the context that holds the number of rows.
+        first: field of the context that holds the index of the first row in the step.
+        held: object that keeps the memory alive.
     """
 
     address: Address
@@ -244,12 +250,15 @@ class RowTiles(Arguments, kw_only=False):
 
 
 def row_tiles_size(columns: int, max_rows: int) -> int:
-    """Bytes of memory for so many rows."""
+    """Return the bytes of memory for `max_rows` rows."""
     return _padded(max_rows) * (2 * columns + 4)
 
 
 def row_tiles_in(memory: NDArray[np.uint8], columns: int) -> RowTiles:
-    """Tiles of the step's prefill rows, in this memory, which begins on a cache line and holds whole pairs of tiles."""
+    """Return tiles of the step's prefill rows in this memory.
+
+    The memory starts on a cache line, and holds whole pairs of tiles.
+    """
     rows = memory.size // (2 * columns + 4) // PAIR_ROWS * PAIR_ROWS
     address = memory.ctypes.data
     return RowTiles(address, address + rows * 2 * columns, columns, held=memory)
@@ -261,14 +270,14 @@ def _padded(rows: int) -> int:
 
 @intrinsic(None, "int64", FLOATS, FLOATS)
 def _store_columns(e: Emitter, address: Any, first: Any, second: Any) -> None:
-    """32 columns of a row: bfloat16, each four in the order 0, 2, 1, 3."""
+    """Store 32 columns of a row as bfloat16, with every four columns in the order 0, 2, 1, 3."""
     bits = bfloats(e, first, second)
     order = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(2 * LANES)]
     e.store(e.shuffle(bits, bits, order), address, align=64)
 
 
 class RowTilesArguments(Arguments):
-    """Rows, and the tiles that some of them become."""
+    """Rows, and the tiles that some of them are converted to."""
 
     x: Rows
     out: RowTiles
@@ -276,7 +285,7 @@ class RowTilesArguments(Arguments):
 
 @inline
 def _write_power(x: int, width: int, power: int) -> Any:
-    """Write a row's power of two; returns what its numbers are multiplied by."""
+    """Write a row's power of two. Returns the factor by which the row's numbers are multiplied."""
     largest, poison = splat_float32(0.0), splat_float32(0.0)
     for first in range(0, width, LANES):
         values = load_first(x + 4 * first, width - first)
@@ -305,7 +314,7 @@ def _clear_row(out: int, columns: int) -> None:
 
 @native_op(RowTilesArguments)
 def fill_row_tiles(arguments: RowTilesArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items [begin, end): tiles of sixteen rows; the last one fills its pair up with rows of zeros."""
+    """Fill tiles of sixteen rows, which are the items. The last item also fills its pair with rows of zeros."""
     rows, first = entry(context, arguments.out.counted), entry(context, arguments.out.first)
     width, columns = arguments.x.width, arguments.out.columns
     last = -(-rows // TILE_ROWS)
@@ -323,7 +332,7 @@ def fill_row_tiles(arguments: RowTilesArguments, context: int, begin: int, end: 
 
 
 def row_tiles_call(x: Rows, out: RowTiles) -> Call:
-    """Make the tiles of the step's rows [DECODE_ROWS, TOKENS) of x."""
+    """Return a call that makes the tiles of the step's rows [DECODE_ROWS, TOKENS) of x."""
     if x.width > out.columns or x.counted != StepField.TOKENS:
-        raise ValueError(f"x has {x.width} columns, rows {x.counted.name}: expected {out.columns} at most, and TOKENS")
+        raise ValueError(f"x is [{x.counted.name}, {x.width}], expected [TOKENS, {out.columns} or fewer]")
     return Call(fill_row_tiles, RowTilesArguments(x=x, out=out), Items(out.counted, 1, TILE_ROWS))

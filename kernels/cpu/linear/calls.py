@@ -1,4 +1,4 @@
-"""Products in a program: from typed rows and matrices to calls."""
+"""Calls of the matmul operators, made from typed rows and matrices."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from .micro_kernels import Dense, FloatBlocks, IntegerBlocks
 from .prefill import SCRATCH_BYTES as PREFILL_SCRATCH_BYTES, TABLE_ZEROS, PrefillArguments, prefill_op, span_steps
 from .prefill_kernel import STEP_COLUMNS
 
-# Pairs of tiles that a thread takes at once, at most: as many meet the row tiles in its cache.
+# Maximum number of pairs of tiles that a thread takes at a time. The pairs share the row tiles in the thread's cache.
 _PAIRS_TOGETHER = 8
 
 
 @dataclass(frozen=True)
 class Affine:
-    """x @ matrix.T + bias + addend + what adapters add at a target.
+    """x @ matrix.T + bias + addend + the adapters' delta at a target.
 
     Attributes:
-        bias: float32 [matrix.rows]. addend: rows as wide as the result; they may be the result's own.
-        target: for which `shrink_call` has computed the step's hidden rows; NO_TARGET = adapters cannot change it.
+        matrix: packed weights.
+        bias: float32 [matrix.rows].
+        addend: rows as wide as the result; they may be the result's rows.
+        target: adapter target whose hidden rows `shrink_call` has computed; NO_TARGET = no adapter can apply.
     """
 
     matrix: Matrix
@@ -44,7 +46,7 @@ class Affine:
 
     @property
     def terms(self) -> TermsArguments:
-        """What is added, for operators."""
+        """The scale and the terms to add, as arguments of operators."""
         scale = self.matrix.row_scales if isinstance(self.matrix, BlockMatrix) else None
         return TermsArguments(scale=scale, bias=self.bias, addend=self.addend or NO_ROWS, target=self.target)
 
@@ -53,13 +55,16 @@ def decode_call(
     x: Inputs, projection: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None,
     swiglu: SwigluArguments | None = None,
 ) -> Call:  # fmt: skip
-    """out = projection(x), or gate(projection(x)) * gated(x).
+    """Return a call that computes out = projection(x), or gate(projection(x)) * gated(x).
 
     Args:
-        x: what `quantize_call` made, or float32 rows, as wide as the matrix is filled up to. Its `counted` says how
-            many rows there are.
-        gate: a key of UNARY, or SWIGLU, given together with `gated`, whose matrix is of the same kind and size.
-        swiglu: the parameters of SWIGLU; None = (1, 0, no limit).
+        x: rows from `quantize_call`, or float32 rows as wide as the padded matrix. `x.counted` determines the number of
+            rows.
+        projection: first or only linear layer.
+        out: rows as wide as the projection's results.
+        gate: a key of UNARY, or SWIGLU; only together with `gated`.
+        gated: linear layer that the gate multiplies; its matrix has the same kind and size.
+        swiglu: parameters of SWIGLU; None = (1, 0, no limit).
     """
     matrix, second = projection.matrix, gated or projection
     _check(x, projection, out, bool(gate), gated)
@@ -81,7 +86,7 @@ def _grid(matrix: Matrix) -> NDArray[np.uint8] | None:
 
 
 def has_prefill(matrix: Matrix) -> bool:
-    """Whether `prefill_call` multiplies such a matrix on this machine."""
+    """Return True if `prefill_call` supports this matrix on this machine."""
     if not has_bfloat_products():
         return False
     if isinstance(matrix, DenseMatrix):
@@ -90,7 +95,7 @@ def has_prefill(matrix: Matrix) -> bool:
 
 
 def has_bfloat_products() -> bool:
-    """Whether this machine multiplies bfloat16 several times as fast as float32."""
+    """Return True if this machine multiplies bfloat16 several times as fast as float32."""
     return isa() == "amx"
 
 
@@ -101,18 +106,19 @@ def _tile_weights(first: Matrix, second: Matrix) -> TileWeights:
 
 
 def prefill_call(x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None) -> Call:
-    """What `decode_call` computes, for the step's rows that x holds, in bfloat16 tiles; see `has_prefill`.
+    """Return a call that computes the same as `decode_call`, in bfloat16 tiles; see `has_prefill`.
 
     Args:
-        x: what `row_tiles_call` made. out, and the projections' addends: rows of the whole step; those of x are
-            written.
+        x: tiles that `row_tiles_call` fills from some rows of the step.
+        projection, gate, gated: as for `decode_call`; addends are rows of the whole step.
+        out: rows of the whole step. Only the rows of x are written.
     """
     matrix, second = projection.matrix, gated or projection
     _check_shapes(projection, out, bool(gate), gated)
     if not (has_prefill(matrix) and has_prefill(second.matrix)):
-        raise ValueError(f"no tiles of this machine multiply {matrix}")
+        raise ValueError(f"this machine has no tile kernel for the matrix {matrix}")
     if x.columns != matrix.padded_columns:
-        raise ValueError(f"row tiles have {x.columns} columns, the matrix is filled up to {matrix.padded_columns}")
+        raise ValueError(f"row tiles have {x.columns} columns, the padded matrix has {matrix.padded_columns}")
     tile_bytes = matrix.records * kind_of(matrix, quantized=False).record_bytes
     steps = matrix.padded_columns // STEP_COLUMNS
     table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
@@ -128,7 +134,7 @@ def prefill_call(x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", 
 
 
 def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:
-    """How a matrix meets quantised or float32 activations."""
+    """Return the kind of product of a matrix with quantised or float32 activations."""
     if isinstance(matrix, DenseMatrix):
         return Dense(matrix.type)
     if quantized:
@@ -140,7 +146,7 @@ def _check(x: Inputs, projection: Affine, out: Rows, gate: bool, gated: Affine |
     matrix = projection.matrix
     if isinstance(x, Rows):
         if x.width != matrix.padded_columns:
-            raise ValueError(f"x has {x.width} columns, the matrix is filled up to {matrix.padded_columns}")
+            raise ValueError(f"x has {x.width} columns, the padded matrix has {matrix.padded_columns}")
     elif isinstance(matrix, DenseMatrix) or not x.fits(matrix):
         raise ValueError(f"activations {x} were not made for this matrix: {matrix}")
     _check_shapes(projection, out, gate, gated)
@@ -149,20 +155,20 @@ def _check(x: Inputs, projection: Affine, out: Rows, gate: bool, gated: Affine |
 def _check_shapes(projection: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
     matrix = projection.matrix
     if gate != (gated is not None):
-        raise ValueError("a gate and a second matrix come together")
+        raise ValueError("a gate needs a second matrix, and a second matrix needs a gate")
     if gated is not None and not alike(matrix, gated.matrix):
-        raise ValueError(f"the two matrices differ: {matrix}, {gated.matrix}")
+        raise ValueError(f"the two matrices differ in format or size: {matrix}, {gated.matrix}")
     if out.width != matrix.rows:
-        raise ValueError(f"out has {out.width} columns, the matrix gives {matrix.rows}")
+        raise ValueError(f"out has {out.width} columns, the matrix has {matrix.rows} rows")
     for one in (projection, gated or projection):
         if one.addend is not None and one.addend.width != matrix.rows:
-            raise ValueError(f"addend has {one.addend.width} columns, the matrix gives {matrix.rows}")
+            raise ValueError(f"addend has {one.addend.width} columns, the matrix has {matrix.rows} rows")
         if one.bias is not None and one.bias.shape != (matrix.rows,):
             raise ValueError(f"bias is {list(one.bias.shape)}, expected [{matrix.rows}]")
 
 
 def alike(a: Matrix, b: Matrix) -> bool:
-    """Whether two matrices have one format and size, so that one call can multiply with both."""
+    """Return True if two matrices have the same format and size, so that one call can multiply by both."""
     if isinstance(a, BlockMatrix) and isinstance(b, BlockMatrix) and a.layout != b.layout:
         return False
     return type(a) is type(b) and (a.rows, a.columns) == (b.rows, b.columns)

@@ -1,9 +1,9 @@
-"""Products with decode numerics: decoding and short prompts, where the time is that of reading the weights once.
+"""Matmuls with decode numerics, for decoding and short prompts. They take as long as reading the weights once.
 
-Weights are read as four streams of tiles side by side: with fewer the memory is not kept busy, and each stream asks for
-its cache lines some records ahead. More rows reuse what was read: then fewer tiles are worked on at once, so that sums
-stay in registers; or, where the machine has AMX, up to sixteen rows meet them in tiles (see `decode_tiles`). A row's
-result is the same however many rows there are.
+Weights are read as four streams of tiles side by side, because fewer streams do not use the full memory bandwidth. Each
+stream prefetches its cache lines some records ahead. Several rows reuse the weights that were read. In this case, fewer
+tiles are processed at a time, so that sums stay in registers; or, on a machine with AMX, up to sixteen rows are
+multiplied in tiles (see `decode_amx`). A row's result does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -29,34 +29,42 @@ from .epilogue import TermsArguments, addend_of, scaled, with_terms
 from .lora import ASKED_BYTES, NOT_ASKED, RUN_LINES, add_adapters, start_asking
 from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, LoopStep, shares_activations
 
-# What a weight and an activation are; `step` adds the products of a step along the columns to sums [row][tile].
+# A kind of weights and activations. `step` adds the products of a step along the columns to sums [row][tile].
 Packing = Dense | FloatBlocks | IntegerBlocks
-# Streams of tiles that a call works on: four of a matrix, or two each of a gate and what it gates.
+# Streams of tiles that a call processes: four of one matrix, or two each of a gate and the matrix that it gates.
 STREAMS = TILES_TOGETHER
-# The gate that has parameters; all others are keys of UNARY, of x alone.
+# The only gate that has parameters. All other gates are keys of UNARY, which depend only on x.
 SWIGLU = "swiglu"
-# Rows at once -> tiles at once, unless rows share activations.
+# Number of rows at a time -> number of tiles at a time, unless `shares_activations` applies.
 _SHAPES = {1: 4, 2: 4, 4: 2, 8: 1}
 _LINE = 64
 _VECTOR_BYTES = 4 * LANES
-# Results of the micro-kernels: [row][stream] vectors.
+# The micro-kernels write [row][stream] vectors.
 _ROW_BYTES = STREAMS * _VECTOR_BYTES
-# So many rows are multiplied in one pass over a group, more in several.
+# Maximum number of rows for which one pass covers all tiles of a group. More rows take several passes.
 _ROWS_OF_ONE_PASS = max(rows for rows, tiles in _SHAPES.items() if tiles == STREAMS)
-# Steps that memory takes to answer, about.
+# Approximate memory latency, in steps.
 _STEPS_TO_COME = 5
 _SUMS_BYTES = max(_SHAPES) * _ROW_BYTES
-# Whole cache lines: what follows is stored by lines.
+# Whole cache lines, because the memory that follows is stored by lines.
 SCRATCH_BYTES = -(-(_SUMS_BYTES + ASKED_BYTES) // _LINE) * _LINE
-# Sums of a group of STREAMS tiles with sixteen rows. Groups that several blocks of rows meet one after the other.
+# Bytes of the sums of a group of STREAMS tiles with sixteen rows.
 _GROUP_BYTES = TILE_ROWS * _ROW_BYTES
+# Maximum bytes of weights that all blocks of rows are multiplied by before the next weights are read.
 _BYTES_TOGETHER = 1 << 20
-# Groups that tiles multiply at once, before their sums are written.
+# Maximum number of groups that are multiplied in tiles before their sums are written.
 _RUN_GROUPS = 8
 
 
 class TileArguments(Arguments):
-    """What rows that meet tiles need: what tiles are configured with, and where things lie in the scratch memory."""
+    """Arguments for rows that are multiplied in AMX tiles.
+
+    Attributes:
+        configurations: tile configurations by number of rows (see `decode_amx.configurations`).
+        scratch: offset of the transposed scales in the scratch memory; corrections and sums follow.
+        transposed_bytes: bytes of the transposed scales, and of the transposed corrections.
+        together: number of groups that all blocks of rows are multiplied by before the next groups are read.
+    """
 
     configurations: Address = 0
     scratch: int = 0
@@ -65,7 +73,7 @@ class TileArguments(Arguments):
 
 
 class SwigluArguments(Arguments):
-    """g sigmoid(alpha g) (u + beta), with g = min(gate, limit) and u = gated, limited to [-limit, limit]."""
+    """g sigmoid(alpha g) (u + beta), where g = min(gate, limit) and u is `gated`, clamped to [-limit, limit]."""
 
     alpha: float = 1.0
     beta: float = 0.0
@@ -73,10 +81,12 @@ class SwigluArguments(Arguments):
 
 
 class ProductArguments(Arguments):
-    """Activations, tiles of one matrix or two, what is added before the gate; see `calls`.
+    """Activations, tiles of one or two matrices, and the terms that are added before the gate; see `calls`.
 
-    `tile_stride`: bytes from a tile to the next. `scales`, `corrections`: where they begin in a row of activations.
-    `grid`, `gated_grid`: what the integers of each matrix stand for, see `unpacking`.
+    Attributes:
+        scales, corrections: offsets of the scales and corrections in a row of activations.
+        tile_stride: bytes between consecutive tiles.
+        grid, gated_grid: lookup tables of the two matrices (see `unpacking`).
     """
 
     x: Rows
@@ -96,12 +106,16 @@ class ProductArguments(Arguments):
 
 
 class _Noted(NamedTuple):
-    """What `lora` has noted for the next group. The last steps of the passes over a group ask for a run each: it
-    comes in time, and what is read meanwhile does not push it out of the caches.
+    """Runs of lines that `lora` has noted for the next group.
+
+    Each of the last steps of the passes over a group prefetches one run. So the lines arrive in time, and are not
+    evicted by other reads before they are used.
 
     Attributes:
-        address: where it is noted. count: of runs. before: passes before this one. last: the step, counted over all
-            passes, that asks for the first of them.
+        address: address of the notes.
+        count: number of runs.
+        before: number of passes before this pass.
+        last: step, counted over all passes, that prefetches the first run.
     """
 
     address: Any
@@ -112,24 +126,25 @@ class _Noted(NamedTuple):
     def ask(self, e: Emitter, round_: Any) -> None:
         b = e.builder
         number = b.sub(self.last, round_)
-        with b.if_then(b.icmp_unsigned("<", number, self.count), likely=False):  # of a number below 0, too
+        with b.if_then(b.icmp_unsigned("<", number, self.count), likely=False):  # false for negative numbers, too
             run = e.load(e.at(e.at(self.address, b.mul(number, INT64(8))), 16), INT64)
             for line in range(RUN_LINES):
                 e.prefetch(e.at(run, line * _LINE), 2)
 
 
 def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
-    """Sums of a group's STREAMS tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
+    """Return a micro-kernel that multiplies a group's STREAMS tiles by `rows` rows, over all steps.
 
-    Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
-    of scales and corrections in a row; the address of the results; the bytes of a tile; the grids of the first and of
-    the last half of the tiles; what `lora` has noted to ask for; the last row, which stands in for those behind it.
+    The sums are written to scratch as [rows][STREAMS] vectors. Arguments: the addresses of the tiles; the number of
+    records; the address and the stride of the rows of activations; the offsets of scales and corrections in a row; the
+    address of the results; the bytes of a tile; the grids of the first and of the last half of the tiles; the runs that
+    `lora` has noted; the index of the last row, which is repeated for the missing rows.
 
     Args:
-        beside: tiles of the group behind one of them, before the next group.
+        beside: number of tiles of the matrix between a tile and the tile in the same position of the next group.
     """
     tiles = 2 if shares_activations(kind, rows) else _SHAPES[rows]
-    ahead = {1: 0, 2: 1, STREAMS: beside}[tiles]  # tiles from the end of one to that which its stream goes on with
+    ahead = {1: 0, 2: 1, STREAMS: beside}[tiles]  # tiles between the end of a tile and its stream's next tile
 
     def emit(e: Emitter, *values: Any) -> None:
         streams, rest = values[:STREAMS], values[STREAMS:]
@@ -154,13 +169,13 @@ def _emit_pass(
     e: Emitter, kind: Packing, streams: Sequence[Any], grids: list[Any], records: Any, row_at: list[Any], scales: Any,
     corrections: Any, out: Any, to_next: Any, noted: _Noted,
 ) -> None:  # fmt: skip
-    """The loop over the steps of some tiles."""
+    """Emit the loop over the steps of some tiles."""
     b, per_record, tiles = e.builder, kind.steps_per_record, len(streams)
     level, distance = stream_prefetch()
     records_ahead = -(-distance // kind.record_bytes)
     steps = b.mul(records, INT64(per_record))
     with e.loop(steps, [constant(FLOAT_VECTOR, 0.0)] * (len(row_at) * tiles)) as (index, sums):
-        part = b.and_(index, INT64(per_record - 1))  # a power of two
+        part = b.and_(index, INT64(per_record - 1))  # per_record is a power of two
         record = b.lshr(index, INT64(per_record.bit_length() - 1))
         offset = b.mul(record, INT64(kind.record_bytes))
         at = [e.at(stream, offset) for stream in streams]
@@ -192,7 +207,10 @@ def _swiglu(gate: Any, gated: Any, parameters: SwigluArguments) -> Any:
 
 
 def _gate(name: str) -> Any:
-    """What a gate computes of two vectors, with the parameters of SWIGLU; without a gate the first as it is."""
+    """Return a gate's function of two vectors and the SWIGLU parameters.
+
+    Without a gate, the function returns the first vector.
+    """
     if name == SWIGLU:
         return _swiglu
     if not name:
@@ -203,7 +221,7 @@ def _gate(name: str) -> Any:
 
 @inline
 def scale_sums(scale: int, sums: int, count: int, first: int, tiles: int, width: int) -> None:
-    """Multiply sums where they lie, [row][stream], if there is something to multiply by; adapters add to the result."""
+    """Multiply sums [row][stream] in place by the scales, if there are any. Adapters must be added afterwards."""
     if scale != 0:
         for stream in range(tiles):
             column = first + stream * TILE_ROWS
@@ -220,9 +238,9 @@ def _writer(name: str) -> Any:
     def write(
         arguments: ProductArguments, context: int, scratch: int, asked: int, group: int, row: int, count: int
     ) -> None:
-        """out = sums, or gate(gate's sums, gated sums), each with its terms: the gate's streams come first.
+        """Write out = sums, or gate(gate's sums, gated sums), with the terms of each. The gate's streams come first.
 
-        What the next group will need of adapters is noted in `asked`.
+        The adapter lines that the next group needs are noted in `asked`.
         """
         width, first = arguments.out.width, group * beside * TILE_ROWS
         scale_sums(arguments.terms.scale, scratch, count, first, beside, width)
@@ -250,9 +268,10 @@ def _writer(name: str) -> Any:
 
 
 def _by_vectors(kind: Packing, gate: str, largest: int) -> Any:
-    """Products of a group's tiles with the first rows, `largest` (4 or 8) or fewer: most rows that fit, first.
+    """Return a function that multiplies a group's tiles by the first rows, at most `largest` (4 or 8) of them.
 
-    Called with what the micro-kernels take, but for the last row, and the number of rows; returns how many it took.
+    The function takes the arguments of the micro-kernels except the last row, and the number of remaining rows. It uses
+    the largest micro-kernel that fits, and returns the number of rows that were multiplied.
     """
     chosen: Any = None
     for rows in (rows for rows in sorted(_SHAPES) if rows <= largest):
@@ -262,7 +281,10 @@ def _by_vectors(kind: Packing, gate: str, largest: int) -> Any:
 
 
 def _rows_or_fewer(kernel: Any, rows: int, fewer: Any) -> Any:
-    """Of three rows the last is taken twice, of five to seven none."""
+    """Return a function that uses `kernel`, or `fewer` for fewer rows.
+
+    Three rows are multiplied as four, with the last row repeated. Five to seven rows are never padded to eight.
+    """
     if fewer is None:
 
         @inline
@@ -285,9 +307,10 @@ def _rows_or_fewer(kernel: Any, rows: int, fewer: Any) -> Any:
 
 
 def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
-    """Products with whole blocks of sixteen rows, and with the rows behind them unless they are very few.
+    """Return a function that multiplies whole blocks of sixteen rows in tiles.
 
-    Returns how many rows it took. Weights that several blocks of rows need come in parts that stay in the cache.
+    Remaining rows are included unless there are fewer than MIN_ROWS. The function returns the number of rows that were
+    multiplied. Weights that several blocks of rows need are processed in parts that stay in the cache.
     """
     half, whole = (decode_amx.tiles_kernel(layout, rows) for rows in decode_amx.SHAPES)
     round_ = decode_amx.transpose_kernel()
@@ -351,8 +374,9 @@ def _has_tiles(kind: Packing) -> bool:
 
 
 def tile_memory(kind: Packing, records: int) -> tuple[TileArguments, int]:
-    """What `decode_op` needs for tiles of so many records, and bytes of scratch memory: where there are no tiles, only
-    that of vectors.
+    """Return the tile arguments and the bytes of scratch memory that `decode_op` needs for `records` records per tile.
+
+    Without tiles, the scratch memory is only for the vector kernels.
     """
     if not _has_tiles(kind):
         return TileArguments(), SCRATCH_BYTES
@@ -367,7 +391,11 @@ def tile_memory(kind: Packing, records: int) -> tuple[TileArguments, int]:
 
 @once
 def decode_op(kind: Packing, gate: str) -> NativeOp:
-    """The operator for a kind of product: items are groups of STREAMS tiles. Gates: keys of UNARY, SWIGLU, or ""."""
+    """Return the operator for a kind of product. Items are groups of STREAMS tiles.
+
+    Args:
+        gate: a key of UNARY, SWIGLU, or "" for none.
+    """
     write = _writer(gate)
     if _has_tiles(kind):
         assert isinstance(kind, IntegerBlocks)

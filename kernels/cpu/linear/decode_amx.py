@@ -1,14 +1,14 @@
-"""Micro-kernel of five to sixteen rows on AMX: the integer product of a block is a tile product, or a few of them.
+"""Micro-kernel for five to sixteen rows on AMX: the integer product of a block is one or a few tile products.
 
-What is computed is that of `integer_kernel`, to the last bit: per block an exact integer product, then float32. Some
-records of weights at a time pass three stages: their integers become bytes, tiles multiply them, the products are
-scaled and added. What a stage leaves to the next stays in the first-level cache.
+The results are bit-identical to those of `micro_kernels.IntegerBlocks`: an exact integer product per block, then
+float32. A few records of weights at a time go through three stages: their integers are unpacked to bytes, the bytes are
+multiplied in tiles, and the products are scaled and added. The output of a stage stays in the first-level cache for the
+next stage.
 
-The stages come one after the other because tiles hold up vector instructions beside them: as long as tile products
-are under way, one port multiplies and converts instead of two, and stores of tiles let nothing pass
-(`tools/tile_ports.py`). Only stores of tiles and later tile products overlap. Requests for memory must come evenly: a
-burst of them holds everything up, and in a pause memory has nothing to do. So each of the two long stages asks for
-something.
+The stages run one after the other because tiles slow down vector instructions. While tile products are in flight, only
+one port instead of two multiplies and converts, and tile stores block all other instructions (`tools/tile_ports.py`).
+Only tile stores and later tile products overlap. Memory requests must be spread evenly: a burst of requests stalls the
+core, and in a pause the memory is idle. So both long stages prefetch data.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ..jit.emit import FLOAT, FLOAT_VECTOR, INT8, INT32_VECTOR, INT64, LANES, Em
 from ..jit.variants import once
 from .unpacking import factor, has_plain_records
 
-# Fewer rows take less time without tiles.
+# Fewer rows are faster without tiles.
 MIN_ROWS = 5
-# Rows that the micro-kernels are made for.
+# Numbers of rows for which there are micro-kernels.
 SHAPES = (TILE_ROWS // 2, TILE_ROWS)
 
 _SUB_BLOCK = 32
 _SUB_BLOCK_BYTES = TILE_ROWS * _SUB_BLOCK
 CONFIGURATION_BYTES = 64
 _LINE = 64
-# The second-level cache gets records a tile ahead, the first-level cache so many records ahead.
+# Records are prefetched into the second-level cache a tile ahead, and into the first-level cache _RECORDS_AHEAD ahead.
 _RECORDS_AHEAD = 6
-# Bytes that weights become at a time. With blocks of 32 their products take twice as much, and rows want to stay in the
-# first-level cache, too.
+# Bytes of weights that are unpacked at a time. With blocks of 32, their products take twice as much, and the rows must
+# also fit in the first-level cache.
 _UNPACKED_BYTES = 1 << 12
 _BYTES = ir.VectorType(INT8, 4 * LANES)
 # Tile registers: products of the two blocks of a record, activations, weights.
@@ -49,7 +49,7 @@ _SUMS, _ROWS, _WEIGHTS = (0, 1), (4, 5), (6, 7)
 
 
 def supported(layout: RecordLayout) -> bool:
-    """Whether the blocks of such records are whole tiles.
+    """Return True if the blocks of such records are whole tiles.
 
     The product of a block is always exact in float32: it is at most 256 * 255 * 127, which is less than 2 ** 24.
     """
@@ -57,12 +57,12 @@ def supported(layout: RecordLayout) -> bool:
 
 
 def tile_columns(layout: RecordLayout) -> int:
-    """Columns of a tile product: as many as a tile holds, and no more than a block."""
+    """Return the columns of a tile product: a full tile, or a block if it is smaller."""
     return 64 if layout.block_size % 64 == 0 else _SUB_BLOCK
 
 
 def configurations(layout: RecordLayout) -> NDArray[np.uint8]:
-    """What tiles are configured with for 0 to 16 rows: palette 1, uint8 [17, 64] (Intel SDM, LDTILECFG)."""
+    """Return the tile configurations for 0 to 16 rows: palette 1, uint8 [17, 64] (Intel SDM, LDTILECFG)."""
     table = huge_array((TILE_ROWS + 1, CONFIGURATION_BYTES), np.uint8)
     columns = tile_columns(layout)
     for rows in range(TILE_ROWS + 1):
@@ -76,16 +76,16 @@ def configurations(layout: RecordLayout) -> NDArray[np.uint8]:
 
 
 def transposed_bytes(blocks: int) -> int:
-    """Bytes of a number per row and block, by blocks (see `transpose_kernel`)."""
+    """Return the bytes of transposed numbers, one per row and block (see `transpose_kernel`)."""
     return -(-blocks // LANES) * LANES * TILE_ROW_BYTES
 
 
 @once
 def transpose_kernel() -> Any:
-    """Transpose numbers that lie by rows, so that those of a block lie side by side: [blocks][16 rows].
+    """Return a micro-kernel that transposes numbers stored by rows to [blocks][16 rows].
 
-    Its arguments: the address of the first row's numbers, the stride; rows, 1 to 16, of which the last one is repeated;
-    blocks; the address of the result. Up to fifteen numbers behind those of a row are read.
+    Arguments: the address of the first row's numbers; the stride; the number of rows, 1 to 16 (the last row is repeated
+    up to 16); the number of blocks; the address of the result. Up to fifteen numbers past the end of a row are read.
     """
 
     def emit(e: Emitter, numbers: Any, stride: Any, rows: Any, blocks: Any, out: Any) -> None:
@@ -107,23 +107,23 @@ def transpose_kernel() -> Any:
 
 
 def _records_together(layout: RecordLayout) -> int:
-    """Records that pass the stages at a time: a power of two."""
+    """Return the number of records that go through the stages at a time, a power of two."""
     return max(1, _UNPACKED_BYTES // (BLOCKS_PER_RECORD * layout.block_size * TILE_ROWS))
 
 
 def scratch_bytes(layout: RecordLayout) -> int:
-    """Scratch memory of `tiles_kernel`: some records' weights as bytes, and their products."""
+    """Return the scratch memory of `tiles_kernel` in bytes: some records' weights as bytes, and their products."""
     return _records_together(layout) * BLOCKS_PER_RECORD * (layout.block_size * TILE_ROWS + TILE_BYTES)
 
 
 @once
 def tiles_kernel(layout: RecordLayout, rows: int) -> Any:
-    """Products of neighbouring tiles of weights with up to `rows` rows (8 or 16), all columns.
+    """Return a micro-kernel that multiplies neighbouring tiles of weights by up to `rows` rows (8 or 16).
 
-    Its arguments: the address of the first tile of weights; tiles; records per tile; the address of the first row's
-    integers, their stride; transposed scales and corrections; scratch; the address of the sums; how many tiles' sums
-    lie side by side (a power of two), the bytes from a row of sums to the next, those from such a group to the next.
-    Tiles must be configured for the number of rows.
+    Arguments: the address of the first tile of weights; the number of tiles; the number of records per tile; the
+    address and the stride of the rows' integers; transposed scales and corrections; scratch; the address of the sums;
+    the number of tiles in a group, whose sums are stored side by side (a power of two); the bytes between rows of sums,
+    and between groups. Tiles must be configured for the number of rows.
     """
 
     def emit(e: Emitter, *values: Any) -> None:
@@ -132,14 +132,14 @@ def tiles_kernel(layout: RecordLayout, rows: int) -> Any:
     return micro_kernel(emit)
 
 
-# Arguments of the micro-kernel, see `tiles_kernel`.
+# Arguments of the micro-kernel; see `tiles_kernel`.
 _Given = namedtuple(
     "_Given", "weights tiles records x stride scales corrections scratch out side_by_side row_bytes group_bytes"
 )
 
 
 class _Tiles:
-    """What `tiles_kernel` emits."""
+    """Emitter of the code of `tiles_kernel`."""
 
     def __init__(self, e: Emitter, layout: RecordLayout, rows: int, given: _Given) -> None:
         self.e, self.layout, self.rows, self.given = e, layout, rows, given
@@ -173,7 +173,7 @@ class _Tiles:
             state[:] = records, e.at(out, moved)
 
     def _unpack(self, records: Any, count: Any) -> None:
-        """Integers of `count` records as bytes in scratch memory, as rows of tiles."""
+        """Unpack the integers of `count` records into bytes in scratch memory, as rows of tiles."""
         e, b, layout = self.e, self.e.builder, self.layout
         per_vector = 8 // layout.bits
         vectors = _SUB_BLOCK_BYTES // GROUP_BYTES // per_vector
@@ -190,11 +190,11 @@ class _Tiles:
                         e.store(value, e.at(target, (half * vectors + vector) * GROUP_BYTES), align=64)
 
     def _centred(self, integers: Any, half: int) -> Any:
-        """Signed bytes, the default zero point taken away; unsigned ones if blocks bring zero points of their own."""
+        """Return signed bytes without the default zero point, or unsigned bytes if blocks have zero points."""
         e, layout = self.e, self.layout
         if layout.bits == 8:
             return integers if layout.zero_points else e.builder.xor(integers, constant(_BYTES, -128))
-        # An affine map of bits: nibble - 8 has the nibble's lower three bits, and its upper one inverted in all others.
+        # Nibble - 8 is an affine map of bits: the lower three bits stay, and the others are the inverted upper bit.
         sign = 1 << 3 + 4 * half
         rows_of_bits = [1 << bit + 4 * half for bit in range(4)] + [0 if layout.zero_points else sign] * 4
         matrix = ir.Constant(_BYTES, [byte - 256 if byte > 127 else byte for byte in reversed(rows_of_bits)] * 8)
@@ -202,10 +202,11 @@ class _Tiles:
         return e.call("llvm.x86.vgf2p8affineqb.512", _BYTES, [integers, matrix, flipped])
 
     def _multiply(self, begin: Any, first: Any, count: Any) -> None:
-        """Products of `count` unpacked records; those of one are stored while those of the next one are computed.
+        """Multiply `count` unpacked records. A record's products are stored while the next record is multiplied.
 
         Args:
-            begin: the address of the tile's records. first: the number of the first one of these.
+            begin: address of the tile's records.
+            first: index of the first of these records.
         """
         b = self.e.builder
         for block in range(BLOCKS_PER_RECORD):
@@ -233,7 +234,7 @@ class _Tiles:
         store_tile(self.e, _SUMS[block], self._products(index, block))
 
     def _scale(self, records: Any, first: Any, count: Any, sums: list[Any]) -> list[Any]:
-        """The sums, and the products of `count` records scaled."""
+        """Scale the products of `count` records, and add them to the sums."""
         e, b, layout = self.e, self.e.builder, self.layout
         with e.loop(count, sums) as (index, sums):
             record = e.at(records, b.mul(index, INT64(layout.nbytes)))
@@ -264,7 +265,7 @@ class _Tiles:
         return e.at(e.at(self.products, offset), block * TILE_BYTES)
 
     def _ask_soon(self, record: Any) -> Iterator[None]:
-        """Ask for a record that is unpacked soon, some lines at a time."""
+        """Prefetch a record that will be unpacked soon, a few lines at a time."""
         times, lines = BLOCKS_PER_RECORD * self.rows, self.layout.nbytes // _LINE
         ahead = self.e.at(record, _RECORDS_AHEAD * self.layout.nbytes)
         for time in range(times):
@@ -273,9 +274,10 @@ class _Tiles:
             yield
 
     def _ask_later(self, begin: Any, number: Any, block: int) -> None:
-        """Ask for a part of a record of the next tile.
+        """Prefetch a part of a record of the next tile.
 
-        The next tile is asked for in quarters side by side: memory delivers more to several streams than to one.
+        The next tile is prefetched in quarters side by side, because memory delivers more data to several streams than
+        to a single stream.
         """
         e, b, size = self.e, self.e.builder, INT64(self.layout.nbytes)
         streams = TILES_TOGETHER.bit_length() - 1

@@ -1,4 +1,4 @@
-"""Dense weight matrices laid out for the kernels: [tile][column][16 rows]."""
+"""Dense weight matrices packed for the kernels: [tile][column][16 rows]."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class DenseMatrix:
     """A weight matrix [rows, columns] of float32, float16 or bfloat16.
 
     Attributes:
-        rows, columns: outputs N, inputs K.
-        data: its bits, uint32 or uint16 [tiles, padded columns, 16]; what is filled up is zero.
+        rows: outputs N.
+        columns: inputs K.
+        type: type of the weights.
+        data: bits of the weights, uint32 or uint16 [tiles, padded columns, 16]; padding is zero.
     """
 
     rows: int
@@ -33,22 +35,22 @@ class DenseMatrix:
 
     @property
     def tiles(self) -> int:
-        """Groups of sixteen rows, those that only fill the matrix up included."""
+        """The number of tiles of sixteen rows, including padding."""
         return num_tiles(self.rows)
 
     @property
     def padded_columns(self) -> int:
-        """Columns, those that only fill the matrix up included."""
+        """The number of columns, including padding."""
         return -(-self.columns // DENSE_COLUMNS) * DENSE_COLUMNS
 
     @property
     def records(self) -> int:
-        """Steps of the micro-kernel per tile."""
+        """The number of steps of the micro-kernel per tile."""
         return self.padded_columns // DENSE_COLUMNS
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one product reads."""
+        """The bytes that one matmul reads."""
         return self.data.nbytes
 
 
@@ -56,7 +58,7 @@ Matrix = BlockMatrix | DenseMatrix
 
 
 def pack_dense(weight: NDArray[Any], *, transposed: bool = False) -> DenseMatrix:
-    """Pack [columns, rows], as MatMul has its second input, or [rows, columns] if `transposed`."""
+    """Pack a matrix [columns, rows], the layout of MatMul's second input, or [rows, columns] if `transposed`."""
     if weight.ndim != 2:
         raise FormatError(f"weight is {weight.dtype} {list(weight.shape)}, expected a matrix")
     type_, bits = dense_bits(weight)
@@ -68,7 +70,7 @@ def pack_dense(weight: NDArray[Any], *, transposed: bool = False) -> DenseMatrix
 
 
 def dense_bits(weight: NDArray[Any]) -> tuple[DenseType, NDArray[Any]]:
-    """The type of some weights, and their bits as unsigned integers."""
+    """Return the type of dense weights, and their bits as unsigned integers."""
     if weight.dtype.name not in ITEM_BYTES:
         raise FormatError(f"weight is {weight.dtype} {list(weight.shape)}, expected {', '.join(ITEM_BYTES)}")
     type_ = cast(DenseType, weight.dtype.name)
@@ -76,12 +78,12 @@ def dense_bits(weight: NDArray[Any]) -> tuple[DenseType, NDArray[Any]]:
 
 
 def dense_shape(rows: int, columns: int) -> tuple[int, int, int]:
-    """[tiles, padded columns, 16] of a matrix [rows, columns]."""
+    """Return the packed shape of a matrix [rows, columns]: [tiles, padded columns, 16]."""
     return num_tiles(rows), -(-columns // DENSE_COLUMNS) * DENSE_COLUMNS, TILE_ROWS
 
 
 def fill_dense(data: NDArray[Any], bits: NDArray[Any]) -> None:
-    """Write a matrix [rows, columns] into zeros of its `dense_shape`."""
+    """Write a matrix [rows, columns] into an array of zeros of its `dense_shape`."""
     rows, columns = bits.shape
     for tile in range(0, -(-rows // TILE_ROWS), _PACK_TILES):
         part = bits[tile * TILE_ROWS : (tile + _PACK_TILES) * TILE_ROWS]

@@ -1,9 +1,9 @@
-"""Sums of four products of bytes per lane: what the instruction sets do differently, to the same integers.
+"""Dot products of four bytes per lane, for each instruction set. All of them produce the same integers.
 
-`Dot.add(total, unsigned, signed)` adds, in each of sixteen int32 lanes, the products of four unsigned bytes with four
-signed ones. AVX-512 VNNI has it as one instruction (vpdpbusd). AVX2 multiplies pairs into 16 bits (vpmaddubsw), and
-plain vectors do as much with shifts and 16-bit products; there, weights of few bits are summed in 16 bits: eight pairs
-of products of 4-bit ones, 2 * 15 * 127 each, stay below 2 ** 15.
+`Dot.add` adds, in each of sixteen int32 lanes, the products of four unsigned bytes with four signed bytes. AVX-512 VNNI
+does this in one instruction (vpdpbusd). AVX2 multiplies pairs into 16 bits (vpmaddubsw), and portable vectors do the
+same with shifts and 16-bit multiplications. In both cases, products with low-bit weights are summed in 16 bits: eight
+pairs of products of 4-bit weights, at most 2 * 15 * 127 each, stay below 2 ** 15.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _SHORTS = ir.VectorType(INT16, 2 * LANES)
 _LARGEST_SHORT, _LARGEST_ACTIVATION = (1 << 15) - 1, 127
 
 
-# A running sum of products, int32 lanes: `start` makes one, `total` ends it. `add` takes weights as lanes of four
-# unsigned bytes, activations as one int32 of signed ones.
+# A dot product is a running sum in int32 lanes. `start` returns a new sum, and `total` returns the result. `add` takes
+# weights as lanes of four unsigned bytes, and activations as one int32 of four signed bytes.
 
 
 @dataclass(frozen=True)
 class VnniDot:
-    """One instruction for it all."""
+    """Dot products in one instruction."""
 
     def start(self, emitter: Emitter, correction: Any) -> Any:
         return correction
@@ -43,11 +43,11 @@ class VnniDot:
 
 @dataclass(frozen=True)
 class PairsDot:
-    """Pairs of products in 16 bits, widened to 32 bits as rarely as they allow.
+    """Pairs of products in 16 bits, widened to 32 bits only before they could overflow.
 
     Attributes:
-        chain: products of bytes that 16 bits can add up: 0 where the upper bits of weights are multiplied apart.
-        pairs: pairs(emitter, weights, activations) gives them.
+        chain: number of pairs that a 16-bit lane can add up; 0 if the weights' upper bits are multiplied separately.
+        pairs: function (emitter, weights, activations) that returns the sums of pairs of products.
     """
 
     chain: int
@@ -63,7 +63,7 @@ class PairsDot:
             if added == self.chain:
                 wide, narrow, added = b.add(wide, _widened(emitter, narrow)), constant(_SHORTS, 0), 0
             return wide, b.add(narrow, self.pairs(emitter, weights, activations)), added + 1
-        # Eight bits would overflow: their upper seven are multiplied first, the lowest one apart.
+        # A pair of 8-bit products would overflow, so the upper seven bits and the lowest bit are multiplied separately.
         ones = constant(INT32_VECTOR, 0x01010101)
         upper = b.and_(b.lshr(weights, constant(INT32_VECTOR, 1)), constant(INT32_VECTOR, 0x7F7F7F7F))
         pairs = self.pairs(emitter, upper, activations)
@@ -81,7 +81,7 @@ def _avx2_pairs(emitter: Emitter, weights: Any, activations: Any) -> Any:
 
 
 def _avx2_halves(e: Emitter, unsigned: Any, signed: Any) -> Any:
-    """vpmaddubsw on both halves of 64 bytes each."""
+    """Apply vpmaddubsw to both halves of two vectors of 64 bytes."""
     halves, both = [], [e.builder.bitcast(vector, _BYTES) for vector in (unsigned, signed)]
     for first in (0, 2 * LANES):
         parts = [e.shuffle(vector, vector, range(first, first + 2 * LANES)) for vector in both]
@@ -94,16 +94,16 @@ def _portable_pairs(emitter: Emitter, weights: Any, activations: Any) -> Any:
 
 
 def _widened(emitter: Emitter, shorts: Any) -> Any:
-    """Neighbouring 16-bit lanes added into 32-bit ones."""
+    """Add neighbouring 16-bit lanes into 32-bit lanes."""
     b, sixteen = emitter.builder, constant(INT32_VECTOR, 16)
     pairs = b.bitcast(shorts, INT32_VECTOR)
     return b.add(b.ashr(b.shl(pairs, sixteen), sixteen), b.ashr(pairs, sixteen))
 
 
 def add_signed_lanes(isa: str, e: Emitter, total: Any, unsigned: Any, lanes: Any) -> Any:
-    """Add the products of four unsigned bytes (an int32) with the four signed ones of each lane.
+    """Add the products of four unsigned bytes (an int32) with the four signed bytes of each lane.
 
-    Two products may not fit into 16 bits, but those of the upper seven bits do.
+    A pair of products may not fit into 16 bits, but a pair of products of the upper seven bits does.
     """
     b = e.builder
     if isa in ("amx", "vnni"):
@@ -116,7 +116,7 @@ def add_signed_lanes(isa: str, e: Emitter, total: Any, unsigned: Any, lanes: Any
 
 
 def _portable_halves(e: Emitter, unsigned: Any, signed: Any) -> Any:
-    """Even and odd bytes of 64 each as 16-bit numbers."""
+    """Multiply two vectors of 64 bytes, and add each even product to the next odd product in a 16-bit lane."""
     b, eight = e.builder, constant(_SHORTS, 8)
     unsigned, signed = b.bitcast(unsigned, _SHORTS), b.bitcast(signed, _SHORTS)
     even = b.mul(b.and_(unsigned, constant(_SHORTS, 0xFF)), b.ashr(b.shl(signed, eight), eight))
@@ -127,7 +127,7 @@ Dot = VnniDot | PairsDot
 
 
 def dot_for(isa: str, bits: int) -> Dot:
-    """The way of an instruction set for bytes below 2 ** bits."""
+    """Return the dot product of an instruction set, for weights below 2 ** bits."""
     if isa in ("amx", "vnni"):
         return VnniDot()
     chain = _LARGEST_SHORT // (2 * ((1 << bits) - 1) * _LARGEST_ACTIVATION)

@@ -1,4 +1,4 @@
-"""Rows of a block-quantised table, such as an embedding that shares its packed format with the head."""
+"""Row look-ups in a block-quantised table, such as an embedding that shares its packed weights with the LM head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from .unpacking import factor, unpacked
 
 
 class BlockRowsArguments(Arguments):
-    """A packed table and the rows taken from it; `indices`: a field of the context. `scales`: of rows, `grid`; or 0."""
+    """A packed table, and the rows that are read from it.
+
+    Attributes:
+        scales: row scales, or 0.
+        grid: lookup table, or 0.
+        indices: field of the context that holds the address of the row indices.
+    """
 
     table: Address
     rows: int
@@ -33,7 +39,10 @@ _OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
 
 
 def _record_kernel(layout: RecordLayout) -> Any:
-    """A record's numbers of one row. Arguments: addresses of record, result and grid; the row in the tile."""
+    """Return a micro-kernel that dequantises a record of one row.
+
+    Arguments: the addresses of the record, the result and the grid; the row's index in the tile.
+    """
 
     def emit(e: Emitter, record: Any, out: Any, grid: Any, row: Any) -> None:
         b, lane = e.builder, e.builder.trunc(row, INT32)
@@ -76,7 +85,7 @@ def _record_kernel(layout: RecordLayout) -> Any:
 
 @once
 def gather_op(layout: RecordLayout) -> NativeOp:
-    """The operator for tables of a layout: items are rows of the result."""
+    """Return the operator for tables of a layout. Items are rows of the result."""
     read_record = _record_kernel(layout)
     columns, nbytes = layout.blocks * layout.block_size, layout.nbytes
 
@@ -103,9 +112,12 @@ def gather_op(layout: RecordLayout) -> NativeOp:
 
 
 def gather_blocks(table: BlockMatrix, out: Rows, indices: StepField = StepField.TOKEN_IDS) -> Call:
-    """out[i] = table[indices[i]] as float32; a run with an index outside the table fails (INDEX_OUTSIDE_TABLE)."""
+    """Return a call that computes out[i] = table[indices[i]] as float32.
+
+    A run with an index outside the table fails (INDEX_OUTSIDE_TABLE).
+    """
     if out.width != table.columns:
-        raise ValueError(f"out has {out.width} columns, the table {table.columns}")
+        raise ValueError(f"out has {out.width} columns, the table has {table.columns}")
     arguments = BlockRowsArguments(
         table=table.data, rows=table.rows, records=table.records, scales=table.row_scales, grid=table.grid, out=out,
         indices=indices,

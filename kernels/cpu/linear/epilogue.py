@@ -1,4 +1,4 @@
-"""What is added to the sums of a product before anything else happens to them."""
+"""The scale and the terms that are applied to the sums of a matmul before its activation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from .lora import NO_TARGET
 
 
 class TermsArguments(Arguments):
-    """What columns are multiplied by, then what is added: by adapters (their target; NO_TARGET = none), a bias, a row
-    of addends. All are as wide as the result; 0 = none."""
+    """A scale per column, and the terms that are then added: an adapter's delta, a bias and a row of addends.
+
+    Each is as wide as the result; an address of 0 means that it is absent.
+
+    Attributes:
+        target: adapter target; NO_TARGET = none.
+    """
 
     scale: Address = None
     bias: Address = None
@@ -23,13 +28,13 @@ class TermsArguments(Arguments):
 
 @inline
 def addend_of(terms: TermsArguments, row: int) -> Any:
-    """The address of a row of addends; 0 where there are none."""
+    """Return the address of a row of addends, or 0 if there are none."""
     return row_at(terms.addend, row) if terms.addend.address != 0 else 0
 
 
 @inline
 def scaled(sums: Any, scale: int, column: int, left: int) -> Any:
-    """The sums of LANES columns, multiplied where there is something to multiply by: before anything is added."""
+    """Return the sums of LANES columns times their scales, if there are any. The terms must be added afterwards."""
     if scale != 0:
         sums = sums * load_first(scale + 4 * column, left)
     return sums
@@ -37,7 +42,7 @@ def scaled(sums: Any, scale: int, column: int, left: int) -> Any:
 
 @inline
 def with_terms(sums: Any, bias: int, addend: int, column: int, left: int) -> Any:
-    """The sums of LANES columns plus a bias and a row of addends, where there are any."""
+    """Return the sums of LANES columns plus the bias and the row of addends, if there are any."""
     if bias != 0:
         sums = sums + load_first(bias + 4 * column, left)
     if addend != 0:

@@ -1,8 +1,9 @@
-"""Weights of any format (see `kernels.weights`), laid out for the kernels: which records they become, and as what.
+"""Quantised weights of any format (see `kernels.weights`), packed into the records that the kernels read.
 
-What a format has is found in its numbers, not in its name. A grid that counts by ones is integers and a zero point; any
-other one becomes a table of bytes, in the unit in which its values are nearest to whole numbers. Floats of whole rows
-scale the results. Floats of groups stay floats of records, blocks' integers stay integers.
+The layout depends on the numbers of a weight, not on the name of its format. A grid of consecutive integers becomes
+integers with a zero point. Any other grid becomes a table of bytes, in the unit that brings its values closest to whole
+numbers. Float scales per row multiply the results. Float scales per group stay floats in the records, and integer
+factors per block stay integers.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from ..program.thread_pool import Threads
 from .packing import NANOSECONDS_PER_WEIGHT, codes_call, write_factors
 from .unpacking import GRID_ENTRIES, GRID_TABLE
 
-# Blocks of rows that have no scales of their own, and of those whose one scale is written several times.
+# Block sizes of formats with one scale per row: if the scale multiplies the results, and if every block repeats the
+# scale.
 _ROW_BLOCK, _REPEATED_BLOCK = 64, 128
-# Columns of a record whose floats are those of a whole row.
+# Group size of formats that have one group per row. The group's floats are repeated in every record.
 _GROUP = 256
 _TABLE_ZERO = 128
 _EXPONENT_BIAS = 127
@@ -34,11 +36,13 @@ _EXPONENT_BIAS = 127
 
 @dataclass(frozen=True)
 class _Grid:
-    """What codes stand for: integers less `zero`, or entries of a table in a unit.
+    """The values that codes represent: integers minus `zero`, or table entries in a unit.
 
     Attributes:
-        zero: the code of 0, None where codes are looked up.
-        values: float32 [16], in units. table: uint8 [16], the nearest whole numbers + 128.
+        unit: value of a 1 in the table.
+        zero: code that represents 0; None if codes are looked up.
+        values: float32 [16], in multiples of the unit.
+        table: uint8 [16], the nearest whole numbers + 128.
     """
 
     unit: float
@@ -48,7 +52,7 @@ class _Grid:
 
     @property
     def lookup(self) -> NDArray[np.uint8] | None:
-        """What kernels read; see `unpacking`."""
+        """The lookup table that kernels read (see `unpacking`); None if codes are integers minus `zero`."""
         if self.zero is not None:
             return None
         memory = np.zeros(GRID_TABLE + GRID_ENTRIES, np.uint8)
@@ -58,14 +62,20 @@ class _Grid:
 
 
 def grid_of(grid: NDArray[np.float32]) -> _Grid:
-    """A grid [2 ** bits] as kernels read it: the unit is that in which it is nearest to whole numbers."""
+    """Convert a grid [2 ** bits] to the form that kernels read, in the unit that brings it closest to integers.
+
+    Raises:
+        FormatError: the grid is not uniform, and has too many values, an infinite value or only zeros.
+    """
     empty = np.zeros(GRID_ENTRIES, np.float32)
     zero = -float(grid[0])
     if np.array_equal(grid, np.arange(len(grid), dtype=np.float32) - np.float32(zero)) and zero == int(zero) >= 0:
         return _Grid(1.0, int(zero), empty, empty.astype(np.uint8))
     reach = float(np.abs(grid).max())
     if len(grid) > GRID_ENTRIES or not np.isfinite(reach) or reach == 0:
-        raise FormatError(f"a grid of {len(grid)} numbers up to {reach}: kernels look up in at most {GRID_ENTRIES}")
+        raise FormatError(
+            f"the grid has {len(grid)} values up to {reach}: kernels look up at most {GRID_ENTRIES} finite values"
+        )
     unit = grid_unit(grid)
     values = np.resize((grid.astype(np.float64) / unit).astype(np.float32), GRID_ENTRIES)
     return _Grid(unit, None, values, (np.rint(values) + _TABLE_ZERO).astype(np.uint8))
@@ -73,7 +83,7 @@ def grid_of(grid: NDArray[np.float32]) -> _Grid:
 
 @dataclass(frozen=True)
 class _Laid:
-    """A layout, and the arrays that go into its records, each [rows, count], in the type in which it lies there."""
+    """A record layout, and the arrays [rows, count] that its records hold, in the dtype in which they are stored."""
 
     layout: RecordLayout
     scales: NDArray[Any] | None = None
@@ -84,10 +94,10 @@ class _Laid:
 
 
 def pack_weight(weight: QuantizedWeight, *, threads: Threads | None = None, arena: Arena | None = None) -> BlockMatrix:
-    """Lay a weight out for products and look-ups.
+    """Pack a weight for matmuls and look-ups.
 
     Raises:
-        FormatError: no kernel reads such a grid, or such offsets.
+        FormatError: no kernel reads the weight's grid or offsets.
     """
     grid = grid_of(weight.grid)
     laid = _laid_out(weight, grid)
@@ -125,7 +135,7 @@ def _write(laid: _Laid, data: NDArray[np.uint8]) -> None:
 def _laid_out(weight: QuantizedWeight, grid: _Grid) -> _Laid:
     format = weight.format
     if format.offset_bits and grid.zero is None:
-        raise FormatError(f"{format} with a grid that does not count by ones: no kernel adds offsets to it")
+        raise FormatError(f"{format} with a grid that is not uniform: kernels add offsets to uniform grids only")
     if format.multiplier_bits:
         return _two_levels(weight, grid) if format.group_size != ROW or format.offset_bits else _by_rows(weight, grid)
     if format.block_size == ROW and not format.offset_bits and _is_centred(format.bits, grid):
@@ -135,12 +145,12 @@ def _laid_out(weight: QuantizedWeight, grid: _Grid) -> _Laid:
 
 
 def _is_centred(bits: int, grid: _Grid) -> bool:
-    """Whether products know what stands for 0, without being told per block."""
+    """Return True if the code for 0 follows from the layout, so that blocks need no zero points."""
     return grid.zero is None or grid.zero == 1 << (bits - 1)
 
 
 def _one_level(weight: QuantizedWeight, grid: _Grid) -> _Laid:
-    """Floats per block; those of a row are written several times."""
+    """Lay out floats per block. A row's floats are repeated in each of its blocks."""
     format = weight.format
     block_size = format.block_size or _REPEATED_BLOCK
     blocks = -(-weight.columns // block_size)
@@ -164,7 +174,7 @@ def _one_level(weight: QuantizedWeight, grid: _Grid) -> _Laid:
 
 
 def _points(weight: QuantizedWeight, grid: _Grid) -> NDArray[np.float32] | None:
-    """Zero points [rows, blocks] of one level: offsets in units of the scales; None where all are the default."""
+    """Return the zero points [rows, blocks] of a one-level format, in units of the scales; None if all are default."""
     format = weight.format
     if not format.offset_bits:
         if _is_centred(format.bits, grid):
@@ -176,13 +186,13 @@ def _points(weight: QuantizedWeight, grid: _Grid) -> NDArray[np.float32] | None:
         offsets = offsets * weight.offset_scales
         if np.any((weight.scales == 0) & (offsets != 0)):
             row, block = np.argwhere((weight.scales == 0) & (offsets != 0))[0]
-            raise FormatError(f"row {row}, block {block} has a scale of 0 and an offset: no zero point says the same")
+            raise FormatError(f"row {row}, block {block} has a scale of 0 and an offset: no zero point represents it")
         offsets = np.divide(offsets, weight.scales, out=np.zeros_like(offsets), where=weight.scales != 0)
     return offsets + np.float32(grid.zero)
 
 
 def _exponents(scales: NDArray[np.float32]) -> NDArray[np.uint8] | None:
-    """Scales as E8M0, if all are powers of two (without NaNs and zeros)."""
+    """Return the scales as E8M0 bytes, or None if one of them is not a power of two (zeros and NaNs included)."""
     mantissas, exponents = np.frexp(scales)
     bytes_ = exponents - 1 + _EXPONENT_BIAS
     if not np.all((mantissas == 0.5) & (bytes_ >= 0) & (bytes_ < np.iinfo(np.uint8).max)):
@@ -191,10 +201,10 @@ def _exponents(scales: NDArray[np.float32]) -> NDArray[np.uint8] | None:
 
 
 def _by_rows(weight: QuantizedWeight, grid: _Grid) -> _Laid:
-    """Integers per block, a float per row."""
+    """Lay out integers per block, and a float per row."""
     format = weight.format
     if not _is_centred(format.bits, grid):
-        raise FormatError(f"{format} with a grid from {-(grid.zero or 0)} on: products know one around zero")
+        raise FormatError(f"{format} with a grid that starts at {-(grid.zero or 0)}: matmuls need a grid centred on 0")
     block_size = format.block_size or _ROW_BLOCK
     multipliers, kind = _multipliers(weight, -(-weight.columns // block_size))
     layout = RecordLayout(format.bits, block_size, kind, "none", weight_layout.BYTE_BLOCKS, grid=grid.zero is None)
@@ -202,7 +212,7 @@ def _by_rows(weight: QuantizedWeight, grid: _Grid) -> _Laid:
 
 
 def _multipliers(weight: QuantizedWeight, blocks: int) -> tuple[NDArray[Any], FactorType]:
-    """Multipliers as bytes [rows, blocks]."""
+    """Return the multipliers as bytes [rows, blocks], and their type."""
     multipliers = weight.multipliers
     assert multipliers is not None
     multipliers = repeated(multipliers, blocks) if multipliers.shape[1] == 1 else multipliers
@@ -212,10 +222,13 @@ def _multipliers(weight: QuantizedWeight, blocks: int) -> tuple[NDArray[Any], Fa
 
 
 def _two_levels(weight: QuantizedWeight, grid: _Grid) -> _Laid:
-    """Integers per block, floats per group: a record."""
+    """Lay out integers per block and floats per group; a group is one record."""
     format = weight.format
     if (format.offset_bits and grid.zero != 0) or (not format.offset_bits and not _is_centred(format.bits, grid)):
-        raise FormatError(f"{format} with a grid from {-(grid.zero or 0)} on: products know one from 0 on with offsets")
+        raise FormatError(
+            f"{format} with a grid that starts at {-(grid.zero or 0)}: matmuls need a grid that starts at 0 with "
+            "offsets, or a grid centred on 0 without offsets"
+        )
     block_size = format.block_size or _REPEATED_BLOCK
     group_size = format.group_size or max(_GROUP, block_size)
     blocks, groups = -(-weight.columns // block_size), -(-weight.columns // group_size)
@@ -240,7 +253,7 @@ def _two_levels(weight: QuantizedWeight, grid: _Grid) -> _Laid:
 
 
 def fit_half(values: NDArray[np.float32]) -> bool:
-    """Whether float16 holds these numbers exactly."""
+    """Return True if float16 represents these numbers exactly."""
     with np.errstate(over="ignore"):
         return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
 

@@ -1,17 +1,18 @@
-"""Low-rank adapters in programs: rows shrink to a few numbers per adapter, and products add these times its columns.
+"""LoRA adapters in programs: each row shrinks to a few numbers per adapter, which matmuls multiply by the columns of B.
 
-What a row's adapters are is read from the step. A program knows the numbers of targets only, so that adapters come and
-go without it: an adapter is one block of memory that begins with a table of where its factors lie, target by target.
+The adapters of a row are read from the step. A program contains only the indices of targets, so adapters can be loaded
+and unloaded without changing the program. An adapter is one block of memory that starts with a table of the addresses
+of its factors, target by target.
 
 `shrink` computes hidden = weight * (x @ A.T) for all rows of an adapter together, four ranks and up to four rows at a
-time, so that A is read once for four rows. A product then adds hidden @ B.T to a tile's sums before its bias and
-activation (`add_adapters`): there is no row of addends in memory, and a row without adapters costs a comparison. Sums
-are float32, in the order of columns and of ranks: a row's result does not depend on the rows beside it.
+time, so that A is read once for four rows. A matmul then adds hidden @ B.T to a tile's sums before its bias and
+activation (`add_adapters`). So no row of addends is stored in memory, and a row without adapters costs one comparison.
+Sums are float32, in the order of columns and of ranks: a row's result does not depend on the other rows.
 
-With many adapters in a step their factors are a large part of what it reads. So A lies in the order in which it is
-read. B comes from memory while the base's products are computed: whoever adds a group of columns notes the lines of the
-next group (`start_asking`), and the product's micro-kernel asks for a few of them with each op of weights. Asking
-for all of them at once would wait: a core has room for a few dozen lines that are on their way.
+With many adapters in a step, their factors cause a large part of the memory traffic. So A is stored in the order in
+which it is read, and B is fetched while the base products are computed: `add_adapters` notes the lines that the next
+group of columns needs (`start_asking`), and the matmul's micro-kernel prefetches a few of them in each step of weights.
+Prefetching all lines together would stall, because a core can have only a few dozen lines in flight.
 """
 
 from __future__ import annotations
@@ -52,20 +53,20 @@ from ..program.step_table import ContextTable, StepField
 
 NO_TARGET = -1
 _LINE = 64
-# A product of fewer columns is no target of adapters.
+# A matmul with fewer columns cannot be a target of adapters.
 MIN_COLUMNS = LANES
-# Ranks of a block of shrinking, and the rows that meet them at once.
+# Number of ranks in a block of `shrink`, and number of rows that a block is multiplied by at a time.
 _RANKS, _ROWS = 4, 4
 _VECTOR_BYTES = 4 * LANES
 SCRATCH_BYTES = _RANKS * _ROWS * _VECTOR_BYTES
-# What is to be asked for: how many runs of lines are noted and how many may be, then where they begin. Runs are short,
-# so that what a step of the micro-kernel reads itself need not wait behind them.
+# Notes of memory to prefetch: the number of noted runs of lines, their maximum number, then their addresses. Runs are
+# short, so that the loads of a micro-kernel's step do not wait for them.
 RUN_LINES = 2
 _RUN_BYTES, _MOST_RUNS = RUN_LINES * _LINE, 512
 ASKED_BYTES = 8 * (2 + _MOST_RUNS)
-# No micro-kernel follows: lines are asked for at once.
+# No micro-kernel follows, so lines are prefetched immediately.
 NOT_ASKED = 0
-# An adapter's table: bytes per number, then per target these four, then what the third of them points to.
+# An adapter's table: bytes per number, then four entries per target, then the segments that the third entry points to.
 _HEADER, _TARGET, _SEGMENT = 1, 4, 5
 _A, _RANK, _SEGMENTS, _COUNT = 0, 1, 2, 3
 _FIRST, _END, _B, _OFFSET, _SEGMENT_RANK = 0, 1, 2, 3, 4
@@ -79,12 +80,13 @@ _SHORTS = ir.VectorType(INT16, LANES)
 class CpuAdapter:
     """An adapter's factors; see `genai.kernels.device.DeviceAdapter`.
 
-    Per target A of all factors that lie there, one below the other, in blocks of four ranks (the last of as many as are
-    left): [block][columns / 16][rank][16], the columns filled up with zeros; and each one's B in tiles of sixteen
-    columns of the result, [tile][rank][16].
+    For each target, the A matrices of all its factors are stacked in blocks of four ranks (the last block holds the
+    remaining ranks): [block][columns / 16][rank][16], with the columns padded with zeros. Each B is stored in tiles of
+    sixteen columns of the result, [tile][rank][16].
 
     Attributes:
-        memory: uint8, all of it. rank: the largest of all targets.
+        memory: uint8, the whole adapter.
+        rank: largest sum of ranks of a target.
     """
 
     memory: NDArray[np.uint8]
@@ -92,17 +94,17 @@ class CpuAdapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """The bytes of the adapter."""
         return self.memory.nbytes
 
     @property
     def address(self) -> int:
-        """Of its table."""
+        """The address of the adapter's table."""
         return int(self.memory.__array_interface__["data"][0])
 
 
 def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
-    """Lay an adapter out; see `genai.kernels.device.Executor.load_adapter`."""
+    """Pack an adapter; see `genai.kernels.device.Executor.load_adapter`."""
     every = [one for target in factors for one in target]
     dtype = every[0].a.dtype if every else np.dtype(np.float32)
     for one in every:
@@ -110,8 +112,8 @@ def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
             raise FormatError(f"factors are {one.a.dtype} and {one.b.dtype}, expected all float16 or all float32")
         if one.a.ndim != 2 or one.b.ndim != 2 or one.a.shape[0] != one.b.shape[1] or one.first % LANES:
             raise FormatError(
-                f"factors are {list(one.a.shape)} and {list(one.b.shape)}, of columns from {one.first} on; expected "
-                f"[rank, columns] and [columns of the result, rank], from a multiple of {LANES} on"
+                f"factors are {list(one.a.shape)} and {list(one.b.shape)} starting at column {one.first}, expected "
+                f"[rank, columns] and [columns of the result, rank] starting at a multiple of {LANES}"
             )
     tiles = [-(-len(one.b) // LANES) * one.rank for one in every]
     entries = _HEADER + _TARGET * len(factors) + _SEGMENT * len(every)
@@ -141,7 +143,7 @@ def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
 
 
 def _in_blocks(target: Sequence[Factors], dtype: Any) -> NDArray[Any]:
-    """The A of a target, as `CpuAdapter` says; flat."""
+    """Return the A matrices of a target in the blocks that `CpuAdapter` describes, flattened."""
     if not target:
         return np.empty(0, dtype)
     joined = np.concatenate([one.a for one in target])
@@ -162,7 +164,7 @@ def _lines(size: int) -> int:
 
 @dataclass
 class _Group:
-    """The rows of an adapter."""
+    """The rows of a step that use an adapter."""
 
     adapter: CpuAdapter
     rows: list[NDArray[np.int32]] = field(default_factory=list)
@@ -170,15 +172,15 @@ class _Group:
 
 def _own(adapter: object) -> CpuAdapter:
     if not isinstance(adapter, CpuAdapter):
-        raise StepError(f"{adapter!r:.80} is no adapter in this device's memory")
+        raise StepError(f"{adapter!r:.80} is not an adapter in this device's memory")
     return adapter
 
 
 def fill_adapters(table: ContextTable, step: StepContext, targets: int) -> None:
-    """Write a step's adapters into the table that its programs read.
+    """Write a step's adapters into the context table that its programs read.
 
     Args:
-        targets: how many the program has.
+        targets: number of targets of the program.
     """
     table.count(StepField.LORA_BLOCKS, 0)
     if not len(step.adapter_rows.ids) or not targets:
@@ -218,17 +220,17 @@ def fill_adapters(table: ContextTable, step: StepContext, targets: int) -> None:
 
 
 class ShrinkArguments(Arguments):
-    """Rows, and the target whose factors they meet."""
+    """Rows, and the target whose factors they are multiplied by."""
 
     x: Rows
     target: int
 
 
 def _shrink_kernel(item_bytes: int, rows: int) -> Any:
-    """Sums [rank][row] of LANES parts each, of a block's ranks with some rows, to memory.
+    """Return a micro-kernel that multiplies a block's ranks by some rows, and stores [rank][row] vectors of LANES sums.
 
-    Its arguments: addresses of the block, of the rows and of the results; columns; the block's last rank, which stands
-    in for those that a smaller block does not have.
+    Arguments: the addresses of the block, of the rows and of the results; the number of columns; the block's last rank,
+    which stands in for ranks that a smaller block does not have.
     """
     stored = FLOAT_VECTOR if item_bytes == 4 else _SHORTS
     size = item_bytes * LANES
@@ -254,8 +256,8 @@ def _shrink_kernel(item_bytes: int, rows: int) -> Any:
             return [e.fast_multiply_add(f, v, s) for s, (f, v) in zip(sums, pairs, strict=True)]
 
         whole = b.udiv(columns, INT64(LANES))
-        # A masked round does the columns that are left behind the last whole vector; where there are none, the last
-        # vector's factors meet zeros.
+        # A masked step covers the columns after the last whole vector. If there are none, the step multiplies the last
+        # vector's factors by zeros.
         left = b.urem(columns, INT64(LANES))
         mask, behind = e.first_lanes(left), b.mul(whole, INT64(_VECTOR_BYTES))
         vectors = [e.load_masked(e.at(row, behind), FLOAT_VECTOR, mask) for row in x]
@@ -271,7 +273,7 @@ def _shrink_kernel(item_bytes: int, rows: int) -> Any:
 
 
 def _by_bytes(rows: int) -> Any:
-    """The kernel for a number of rows, of factors with two or four bytes a number."""
+    """Return a function that selects the kernel for `rows` rows by the bytes per number of the factors, two or four."""
     half, single = (_shrink_kernel(item_bytes, rows) for item_bytes in (2, 4))
 
     @inline
@@ -288,10 +290,11 @@ _one_row, _some_rows = _by_bytes(1), _by_bytes(_ROWS)
 
 
 def shrink_call(x: Rows, target: int) -> Call:
-    """hidden = weight * (x @ A.T) for all rows and adapters of the step, at a target.
+    """Return a call that computes hidden = weight * (x @ A.T) at a target, for all rows and adapters of the step.
 
     Args:
         x: rows [TOKENS, K], K at least MIN_COLUMNS.
+        target: index of the target.
     """
     if x.counted != StepField.TOKENS or x.width < MIN_COLUMNS:
         raise ValueError(f"x is [{x.counted.name}, {x.width}], expected [TOKENS, {MIN_COLUMNS} or more]")
@@ -316,14 +319,14 @@ def _hidden_row(context: int, target: int, row: int) -> Any:
 
 @inline
 def _write_hidden(context: int, target: int, of_row: int, rank: int, total: Any) -> None:
-    """One number of a row: the sum of what was added up lane by lane, times the adapter's weight."""
+    """Write one hidden number of a row: the sum of the lanes of `total`, times the adapter's weight."""
     address = _hidden_row(context, target, read_int32(of_row)) + read_int32(of_row + 4) + 4 * rank
     write_float32(address, read_float32(of_row + 8) * reduce_add(total))
 
 
 @native_op(ShrinkArguments)
 def shrink(arguments: ShrinkArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items are blocks of ranks of an adapter; where it has no such ranks at this target, there is nothing to do."""
+    """Shrink rows. Items are blocks of ranks of an adapter. Blocks that are missing at this target are skipped."""
     x, target = arguments.x, arguments.target
     columns = x.width
     for item in range(begin, end):
@@ -362,13 +365,17 @@ def shrink(arguments: ShrinkArguments, context: int, begin: int, end: int, scrat
 
 @inline
 def _factor(address: int, item_bytes: int) -> Any:
-    """LANES numbers of a factor."""
+    """Load LANES numbers of a factor."""
     return load_half(address) if item_bytes == 2 else load_float32(address)
 
 
 @inline
 def _segment_at(context: int, target: int, index: int) -> Any:
-    """Of the index-th pair of a row and an adapter: the adapter's bytes per number and segments, and how many."""
+    """Return the data of the index-th pair of a row and an adapter at a target.
+
+    The data are the adapter's bytes per number, the address and the number of its segments, and the offset of the
+    adapter's part in a hidden row.
+    """
     of_row = entry(context, _OF_ROW) + _OF_ROW_BYTES * index
     table = read_int64(of_row)
     factors = table + 8 * (_HEADER + _TARGET * target)
@@ -383,7 +390,7 @@ def _holds(segment: int, column: int) -> Any:
 
 @inline
 def _tile_of(segment: int, column: int, item_bytes: int) -> Any:
-    """Where the factors of a tile's columns are, for the first rank."""
+    """Return the address of the factors of a tile's columns, at the first rank."""
     rank = read_int64(segment + 8 * _SEGMENT_RANK)
     return read_int64(segment + 8 * _B) + (column - read_int64(segment + 8 * _FIRST)) * rank * item_bytes
 
@@ -419,7 +426,7 @@ def _expand_four(
 
 @helper
 def _delta(context: int, target: int, row: int, column: int) -> Any:
-    """What a row's adapters add to the tile that begins with a column, in the order of adapters and ranks."""
+    """Return the delta of a row's adapters for the tile at `column`, summed in the order of adapters and ranks."""
     bounds = entry(context, _BOUNDS) + 4 * read_int32(entry(context, _SEQUENCES) + 4 * row)
     hidden = _hidden_row(context, target, row)
     total = splat_float32(0.0)
@@ -441,7 +448,7 @@ def _add(address: int, total: Any) -> None:
 
 @helper
 def _add_four(context: int, target: int, sums: int, stride: int, row: int, column: int) -> None:
-    """`_delta` of four neighbouring rows of one sequence, added to their sums: factors are loaded once for them."""
+    """Add `_delta` of four neighbouring rows of one sequence to their sums. Factors are loaded once for all four."""
     bounds = entry(context, _BOUNDS) + 4 * read_int32(entry(context, _SEQUENCES) + 4 * row)
     hidden, next_row = _hidden_row(context, target, row), entry(context, _STRIDE)
     zero = splat_float32(0.0)
@@ -465,14 +472,14 @@ def _add_four(context: int, target: int, sums: int, stride: int, row: int, colum
 
 @inline
 def start_asking(asked: int, most: int) -> None:
-    """Nothing is noted; `most` runs of lines may be, as many as the next micro-kernel asks for."""
+    """Clear the notes. `most` is the maximum number of runs of lines that the next micro-kernel can prefetch."""
     write_int64(asked, 0)
     write_int64(asked + 8, min(most, _MOST_RUNS))
 
 
 @inline
 def _note(asked: int, address: int, size: int) -> None:
-    """Note the lines of some memory; those that there is no room for are asked for at once."""
+    """Note the lines of a range of memory. Lines that exceed the maximum are prefetched immediately."""
     count, most = 0, 0
     if asked != NOT_ASKED:
         count, most = read_int64(asked), read_int64(asked + 8)
@@ -489,7 +496,7 @@ def _note(asked: int, address: int, size: int) -> None:
 
 @inline
 def _expand_two(hidden: int, b: int, rank: int, item_bytes: int, t0: Any, t1: Any) -> Any:
-    """Two neighbouring tiles."""
+    """Add the deltas of two neighbouring tiles to their totals."""
     size = LANES * item_bytes
     for index in range(rank):
         number, at = read_float32(hidden + 4 * index), b + index * size
@@ -500,7 +507,7 @@ def _expand_two(hidden: int, b: int, rank: int, item_bytes: int, t0: Any, t1: An
 
 @inline
 def _expand_group(hidden: int, b: int, rank: int, item_bytes: int, t0: Any, t1: Any, t2: Any, t3: Any) -> Any:
-    """Four neighbouring tiles."""
+    """Add the deltas of four neighbouring tiles to their totals."""
     size = LANES * item_bytes
     for index in range(rank):
         number, at = read_float32(hidden + 4 * index), b + index * size
@@ -513,7 +520,7 @@ def _expand_group(hidden: int, b: int, rank: int, item_bytes: int, t0: Any, t1: 
 
 @helper
 def _add_row(context: int, target: int, sums: int, asked: int, row: int, column: int, tiles: int) -> None:
-    """`_delta` of two or four neighbouring tiles, added to their sums; what lies behind them will be next."""
+    """Add `_delta` of two or four neighbouring tiles to their sums, and note the factors of the following tiles."""
     bounds = entry(context, _BOUNDS) + 4 * read_int32(entry(context, _SEQUENCES) + 4 * row)
     hidden, last = _hidden_row(context, target, row), column + LANES * (tiles - 1)
     zero = splat_float32(0.0)
@@ -562,7 +569,7 @@ def _add_all(
         some = 1
         if count - done >= _ROWS:
             first = read_int32(sequences + 4 * (row + done))
-            if read_int32(sequences + 4 * (row + done + _ROWS - 1)) == first:  # rows of a sequence are neighbours
+            if read_int32(sequences + 4 * (row + done + _ROWS - 1)) == first:  # rows of a sequence are contiguous
                 some = _ROWS
         bounds = entry(context, _BOUNDS) + 4 * read_int32(sequences + 4 * (row + done))
         if read_int32(bounds) < read_int32(bounds + 4):
@@ -579,15 +586,18 @@ def _add_all(
 def add_adapters(
     target: int, context: int, sums: int, stride: int, asked: int, row: int, count: int, column: int, tiles: int
 ) -> None:
-    """Add what adapters add at a target to sums in memory: of neighbouring rows, `stride` bytes apart, with two or four
-    neighbouring tiles, whose first column is given. Lines of the next tiles are noted in `asked`."""
+    """Add the adapters' deltas at a target to sums in memory.
+
+    The sums belong to `count` neighbouring rows, `stride` bytes apart, and to two or four neighbouring tiles that start
+    at `column`. The lines of the next tiles are noted in `asked`.
+    """
     if target >= 0 and entry(context, _ANY) > 0:
         _add_all(target, context, sums, stride, asked, row, count, column, tiles)
 
 
 @inline
 def with_adapters(sums: Any, target: int, context: int, row: int, column: int) -> Any:
-    """The sums of a tile's LANES columns plus what the row's adapters add at a target."""
+    """Return the sums of a tile's LANES columns plus the delta of the row's adapters at a target."""
     if target >= 0 and entry(context, _ANY) > 0:
         sums = sums + _delta(context, target, row, column)
     return sums

@@ -1,13 +1,13 @@
-"""Micro-kernels: loops of steps along the columns, in which tiles of weights meet rows; a step per kind of weights.
+"""Micro-kernels that multiply tiles of weights by rows in loops along the columns. Each kind of weights defines a step.
 
-Integer products: 8-bit activations with block-quantised weights. Per block an exact integer product, then float32:
-sum = dot * (activation scale * weight scale) + sum, blocks in order.
+Integer products: 8-bit activations with block-quantised weights. Each block is an exact integer product, which is then
+added in float32: sum = dot * (activation scale * weight scale) + sum, blocks in order.
 
-Float32 products: dense weights, and block-quantised ones with activations as they are. Every weight becomes a float32
-lane and meets its activation in one multiply-add. Block-quantised weights are summed per block before the scale is
-applied: (integer - zero point) is exact. The order of columns is fixed.
+Float32 products: dense weights, and block-quantised weights with activations that are not quantised. Every weight
+becomes a float32 lane, which is multiplied by its activation in one multiply-add. Block-quantised weights are summed
+per block before the scale is applied: (integer - zero point) is exact. The order of columns is fixed.
 
-So results are the same to the last bit for any number of rows, threads, and instruction set.
+So results are bit-identical for any number of rows, number of threads, and instruction set.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class LoopStep:
     """Values of one step of a micro-kernel's loop.
 
     Attributes:
-        index: its number. part: its number within the record.
+        index: index of the step.
+        part: index of the step within its record.
         records: addresses of the record in each tile.
-        rows: addresses of the activations' rows; scales and corrections begin at these offsets in a row.
-        grids: per tile what `Packing.grid` loaded.
-        ask: ask(number, count) asks for one of `count` shares of the records that come later.
+        rows: addresses of the rows of activations.
+        scales, corrections: offsets of the scales and corrections in a row of activations.
+        grids: grid that `Packing.grid` loaded for each tile.
+        ask: function (number, count) that prefetches share `number` of `count` shares of later records.
     """
 
     index: Any
@@ -48,7 +50,7 @@ class LoopStep:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Of block-quantised weights: a step is a block, or a record whose blocks share floats, a group."""
+    """Block-quantised weights. A step is a block, or a record whose blocks share floats (a group)."""
 
     layout: RecordLayout
     isa: str
@@ -59,7 +61,7 @@ class Blocks:
 
     @property
     def asks(self) -> bool:
-        """Whether a step asks for what comes later by itself: it is long."""
+        """True if a step is long, and therefore prefetches later records itself."""
         return self.layout.is_group
 
     @property
@@ -69,14 +71,14 @@ class Blocks:
 
 @dataclass(frozen=True)
 class _Factors:
-    """Of a block, per tile: scales, and zero points or offsets, as float32 vectors; None where there are none."""
+    """Scales, and zero points or offsets, of a block: a float32 vector per tile, or None if there are none."""
 
     scales: list[Any]
     points: list[Any]
 
 
 def _factors(e: Emitter, layout: RecordLayout, records: list[Any], part: Any) -> _Factors:
-    """Those of the block `part` of records."""
+    """Load the factors of block `part` of the records."""
     b = e.builder
     scale_at, point_at = (b.mul(part, INT64(size)) for size in (layout.factor_bytes, layout.offset_bytes))
     scales, points = [], []
@@ -92,7 +94,7 @@ def _factors(e: Emitter, layout: RecordLayout, records: list[Any], part: Any) ->
 def _add_groups(
     e: Emitter, layout: RecordLayout, records: list[Any], rows: int, inner: list[Any], sums: list[Any]
 ) -> list[Any]:
-    """sums + group scale * sum over blocks - offset scale * that of the offsets; per row and tile in turn."""
+    """Return sums + group scale * block sums - offset scale * sums of offsets, for each row and tile."""
     b, result = e.builder, list(sums)
     for t, record in enumerate(records):
         scale = factor(e, e.at(record, layout.group_scales), layout.group)
@@ -108,7 +110,7 @@ def _add_groups(
 
 @dataclass(frozen=True)
 class IntegerBlocks(Blocks):
-    """Products with activations made by `activations.quantize`."""
+    """Products with the activations that `activations.quantize` returns."""
 
     dot: Dot
 
@@ -117,11 +119,11 @@ class IntegerBlocks(Blocks):
         return f"int{self.layout.name}_{self.isa}"
 
     def grid(self, e: Emitter, address: Any) -> Any:
-        """What is looked up in, if anything is."""
+        """Load the lookup table, if the layout has a grid."""
         return load_table(e, address) if self.layout.grid else None
 
     def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
-        """Add the products of a block, or of a group's."""
+        """Add the products of a block, or of all blocks of a group."""
         layout = self.layout
         if not layout.is_group:
             return self._block(e, step, step.index, step.part, sums)
@@ -134,7 +136,7 @@ class IntegerBlocks(Blocks):
         return _add_groups(e, layout, step.records, len(step.rows), inner, sums)
 
     def _block(self, e: Emitter, step: LoopStep, index: Any, part: Any, sums: list[Any]) -> list[Any]:
-        """Add the products of the block `index` of a row, `part` of its record; of a group its offsets' sums, too."""
+        """Add the products of block `index` of a row, block `part` of its record. In a group, also add the offsets."""
         b, layout, tiles = e.builder, self.layout, len(step.records)
         count = len(step.rows) * tiles
         offset = b.shl(index, INT64(2))
@@ -162,7 +164,7 @@ class IntegerBlocks(Blocks):
     def _integer_products(
         self, e: Emitter, step: LoopStep, index: Any, part: Any, correction_at: list[Any]
     ) -> list[Any]:
-        """Per row and tile the integer product of a block."""
+        """Return the integer products of a block, for each row and tile."""
         b, layout, none = e.builder, self.layout, constant(INT32_VECTOR, 0)
         column = b.mul(index, INT64(layout.block_size))
         x_at = [e.at(row, column) for row in step.rows]
@@ -197,7 +199,7 @@ class IntegerBlocks(Blocks):
         return [self.dot.total(e, one) for one in running]
 
     def _weights(self, e: Emitter, address: Any, grid: Any) -> list[Any]:
-        """Those of a tile's sub-block, as vectors with their columns."""
+        """Return the weights of a tile's sub-block, as vectors with their columns."""
         found = unpacked(e, address, self.layout)
         if self.layout.grid:
             found = [(looked_up(e, grid, vector, self.isa), column) for vector, column in found]
@@ -205,10 +207,10 @@ class IntegerBlocks(Blocks):
 
 
 def shares_activations(kind: Any, rows: int) -> bool:
-    """Whether so many rows meet two tiles at once, so that each activation is loaded once for both.
+    """Return True if this number of rows is multiplied by two tiles at a time, so that activations are loaded once.
 
-    With 32 registers of 64 bytes that gains more than sums cost which leave the registers: a tenth to a quarter of the
-    time on Zen 5. Two-level blocks of 2 and 3 bits have more sums, and lose.
+    With 32 registers of 64 bytes, this saves more than it costs to spill sums: a tenth to a quarter of the time on
+    Zen 5. Two-level blocks of 2 and 3 bits have more sums, and sharing makes them slower.
     """
     wide = rows == 8 and isinstance(kind, IntegerBlocks) and kind.isa == "vnni"
     return wide and not (kind.layout.is_group and kind.layout.bits < 4)
@@ -216,12 +218,12 @@ def shares_activations(kind: Any, rows: int) -> bool:
 
 DenseType = Literal["float32", "float16", "bfloat16"]
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-# Columns of a dense matrix that the micro-kernel unrolls; a row is filled up to a multiple.
+# Number of columns of a dense matrix that the micro-kernel unrolls. Rows are padded to a multiple of this number.
 DENSE_COLUMNS = 4
 
 
 def _meet(e: Emitter, weight: Any, tile: int, tiles: int, x_at: list[Any], column: int, sums: list[Any]) -> None:
-    """Add the products of a column of one tile with every row."""
+    """Add the products of a column of one tile and every row."""
     for m, x in enumerate(x_at):
         here = m * tiles + tile
         sums[here] = e.multiply_add(weight, e.splat(e.load(e.at(x, 4 * column), FLOAT)), sums[here])
@@ -236,7 +238,7 @@ class Dense:
     asks = False
 
     def grid(self, e: Emitter, address: Any) -> None:
-        """There is none."""
+        """Return None: dense weights have no grid."""
 
     @property
     def name(self) -> str:
@@ -274,11 +276,11 @@ class FloatBlocks(Blocks):
         return f"float{self.layout.name}{f'_{self.isa}' * self.layout.grid}"
 
     def grid(self, e: Emitter, address: Any) -> Any:
-        """What is looked up in, if anything is."""
+        """Load the values of the grid, if the layout has one."""
         return e.load(address, FLOAT_VECTOR) if self.layout.grid else None
 
     def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
-        """Add the products of a block, or of a group's."""
+        """Add the products of a block, or of all blocks of a group."""
         layout = self.layout
         if not layout.is_group:
             return self._block(e, step, step.index, step.part, sums)
@@ -290,7 +292,7 @@ class FloatBlocks(Blocks):
         return _add_groups(e, layout, step.records, len(step.rows), inner, sums)
 
     def _block(self, e: Emitter, step: LoopStep, index: Any, part: Any, sums: list[Any]) -> list[Any]:
-        """Add the products of the block `index` of a row, `part` of its record; of a group its offsets' sums, too."""
+        """Add the products of block `index` of a row, block `part` of its record. In a group, also add the offsets."""
         b, layout, tiles, rows = e.builder, self.layout, len(step.records), len(step.rows)
         count, has_sums = rows * tiles, layout.is_group and layout.zero_points
         column, first = b.mul(index, INT64(4 * layout.block_size)), b.mul(part, INT64(layout.block_bytes))
@@ -326,7 +328,7 @@ class FloatBlocks(Blocks):
         self, e: Emitter, address: Any, meaning: tuple[Any, Any], tile: tuple[int, int], x_at: list[Any],
         sums: list[Any],
     ) -> None:  # fmt: skip
-        """The columns of a sub-block of a tile with every row, in the order in which its first plane holds them."""
+        """Multiply the columns of a tile's sub-block by every row, in the order of the first plane."""
         b, (points, grid) = e.builder, meaning
         vectors = unpacked(e, address, self.layout)
         beside = sub_block_groups(self.layout) * planes(self.layout.bits)[0] // 8

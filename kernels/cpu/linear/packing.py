@@ -1,4 +1,4 @@
-"""Block-quantised weights as models store them, laid out for the kernels (see `weight_layout`)."""
+"""Packing of block-quantised weights from the model's format into the kernels' records (see `weight_layout`)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ from ..program.thread_pool import Threads
 
 
 class PackArguments(Arguments):
-    """`rows` of `blocks` blocks as they lie in the model, and the records that they become.
+    """Rows of quantised blocks in the model's format, and the records that they are packed into.
 
-    `row_step`: 1, or 2 if every other row of the model belongs to another matrix. `record_blocks`, `block_bytes` (of a
-    row in the model), `nbytes`, `scale_at`, `point_at`, `wide`: see formats.RecordLayout. `scales`, `points`: float32
-    [rows, blocks]; 0 = none, or written elsewhere.
+    Attributes:
+        source: integers of the first row.
+        scales, points: float32 [rows, blocks]; 0 if there are none, or if they are written separately.
+        rows: number of rows.
+        row_step: 1, or 2 if every other row of the model belongs to another matrix.
+        blocks: number of blocks in a row.
+        block_bytes: bytes of a block of one row in the model.
+        record_blocks, nbytes, scale_at, point_at, wide: see `weight_layout.RecordLayout`.
+        target: zeros [tiles, records, nbytes].
+        records: number of records per tile.
     """
 
     source: Address
@@ -51,9 +58,10 @@ class PackArguments(Arguments):
 
 
 def _sub_block_packer(bits: int, columns: int) -> Any:
-    """A sub-block of one row, from a row of bits to its part of the planes of a record (see formats.RecordLayout).
+    """Return a micro-kernel that packs a sub-block of one row, a row of bits, into the planes of a record.
 
-    Its arguments: addresses of the source and of the sub-block in the record; the row's number in its tile.
+    For the planes, see `weight_layout.RecordLayout`. Arguments: the addresses of the source and of the sub-block in the
+    record; the row's index in its tile.
     """
     size, groups = columns * bits // 8, columns // weight_layout.GROUP_COLUMNS
     codes_type, wide = ir.VectorType(INT8, columns), ir.VectorType(INT16, columns)
@@ -63,7 +71,7 @@ def _sub_block_packer(bits: int, columns: int) -> Any:
         return ir.Constant(ir.VectorType(INT32, len(found)), found)
 
     def codes_of(e: Emitter, source: Any) -> Any:
-        """A byte for each number."""
+        """Return the codes as bytes."""
         b, raw = e.builder, e.load(source, ir.VectorType(INT8, size))
         if bits == 8:
             return raw
@@ -91,7 +99,7 @@ def _sub_block_packer(bits: int, columns: int) -> Any:
                 some = b.shl(some, constant(some.type, width * shift)) if shift else some
                 together = some if together is None else b.or_(together, some)
             words = b.bitcast(together, ir.VectorType(INT32, vectors))
-            if groups * width < 8:  # half a vector: rows from 8 on have the high nibbles
+            if groups * width < 8:  # half a vector: rows 8 to 15 use the high nibbles
                 address = e.at(out, b.shl(b.and_(lane, INT64(7)), INT64(2)))
                 moved = b.shl(
                     b.extract_element(words, INT32(0)), b.trunc(b.shl(b.lshr(lane, INT64(3)), INT64(2)), INT32)
@@ -116,7 +124,7 @@ def _write_factor(address: int, value: float, wide: int) -> None:
 
 @once
 def pack_op(bits: int, sub_block: int) -> NativeOp:
-    """The operator for integers of so many bits: items are tiles, sixteen rows as they lie in the model."""
+    """Return the operator that packs codes of `bits` bits. Items are tiles: sixteen rows of the model's matrix."""
     pack = _sub_block_packer(bits, sub_block)
     sub_bytes = sub_block * bits // 8
 
@@ -148,7 +156,7 @@ def pack_op(bits: int, sub_block: int) -> NativeOp:
 
 
 class ScanArguments(Arguments):
-    """Numbers that float16 may not hold, and the int64 that becomes 1 if there are some."""
+    """Float32 numbers, and an int64 that is set to 1 if float16 cannot represent all of them exactly."""
 
     values: Address
     count: int
@@ -156,13 +164,13 @@ class ScanArguments(Arguments):
 
 
 _PIECE = 1 << 14
-# Rough cost on one thread.
+# Approximate cost on one thread.
 NANOSECONDS_PER_WEIGHT = 0.2
 
 
 @native_op(ScanArguments)
 def find_difference(arguments: ScanArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Write 1 to `differs` if a number in pieces [begin, end) changes when it is rounded to float16."""
+    """Write 1 to `differs` if rounding to float16 changes a number in pieces [begin, end)."""
     values, count = arguments.values, arguments.count
     last = min(count, end * _PIECE)
     total = splat_float32(0.0)
@@ -170,7 +178,7 @@ def find_difference(arguments: ScanArguments, context: int, begin: int, end: int
         value = load_first(values + 4 * first, last - first)
         difference = value - round_to_half(value)
         total = total + maximum(difference, 0.0 - difference)
-    if reduce_add(total) != 0.0:  # also where infinities and NaNs made it NaN
+    if reduce_add(total) != 0.0:  # also true if infinities or NaNs made the total NaN
         write_int64(arguments.differs, 1)
     return 0
 
@@ -179,19 +187,21 @@ def pack_matrix(
     weight: NDArray[np.uint8], scales: NDArray[Any], zero_points: NDArray[Any] | None = None, *, n: int, k: int,
     bits: int, block_size: int, threads: Threads | None = None, arena: Arena | None = None,
 ) -> weight_layout.BlockMatrix:  # fmt: skip
-    """Pack the constants of a block-quantised product, or of a table: the same bytes.
+    """Pack the weights of a block-quantised matmul or of an embedding table. Both use the same bytes.
 
     Args:
         weight: uint8, n * blocks * block_size * bits / 8 bytes in any shape; the lowest bits come first.
         scales: n * blocks numbers of any float type, in any shape.
         zero_points: None, uint8 packed along blocks as [n, ceil(blocks * bits / 8)], or floats [n, blocks].
-        n: rows (outputs). k: columns (inputs). bits: 2, 3, 4, 5, 6 or 8.
+        n: rows (outputs).
+        k: columns (inputs).
+        bits: 2, 3, 4, 5, 6 or 8.
         block_size: a multiple of 16 from 16 to 256.
-        threads: who shares the work; None = this thread.
-        arena: where the matrix gets its memory; None = on its own.
+        threads: threads that share the work; None = the calling thread.
+        arena: memory to allocate the matrix from; None = a separate allocation.
 
     Raises:
-        FormatError: a size does not fit.
+        FormatError: an array has a wrong dtype or size, or there is no layout for these bits and this block size.
     """
     weight_layout.check_block_format(bits, block_size)
     blocks = -(-k // block_size)
@@ -205,7 +215,13 @@ def pack_matrix(
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """Rows as they lie in the model; scales and zero points (None: all are the default) are float32 [rows, blocks]."""
+    """Rows in the model's format.
+
+    Attributes:
+        source: the packed integers.
+        scales: float32 [rows, blocks].
+        points: zero points, float32 [rows, blocks]; None if all are the default.
+    """
 
     source: NDArray[np.uint8]
     scales: NDArray[np.float32]
@@ -216,7 +232,7 @@ def stored_blocks(
     weight: NDArray[np.uint8], scales: NDArray[Any], zero_points: NDArray[Any] | None, *, n: int, blocks: int,
     bits: int, block_size: int,
 ) -> StoredBlocks:  # fmt: skip
-    """Constants as `pack_matrix` takes them."""
+    """Check the arrays that `pack_matrix` accepts, and convert their factors to float32."""
     _check(weight, scales, n * blocks, block_size * bits // 8)
     factors = np.ascontiguousarray(np.asarray(scales).reshape(n, blocks), np.float32)
     return StoredBlocks(np.ascontiguousarray(weight), factors, _zero_points(zero_points, n, blocks, bits))
@@ -225,7 +241,10 @@ def stored_blocks(
 def layout_of(
     parts: Iterable[StoredBlocks], bits: int, block_size: int, threads: Threads
 ) -> weight_layout.RecordLayout:
-    """The layout that holds all of these: with zero points where any are needed, wide where float16 is too small."""
+    """Return the layout that holds all of these parts.
+
+    The layout has zero points if any part needs them, and float32 factors if float16 cannot represent all of them.
+    """
     wide, points, whole = False, False, bits not in (4, 8)
     for stored in parts:
         wide = wide or not _fits_half(stored.scales, threads)
@@ -243,7 +262,7 @@ def _fit_bytes(values: NDArray[np.float32]) -> bool:
 def pack_call(
     stored: StoredBlocks, layout: weight_layout.RecordLayout, data: NDArray[np.uint8], *, first: int = 0, step: int = 1
 ) -> Call:
-    """Write rows first, first + step, ... as records.
+    """Return a call that packs rows first, first + step, ... into records.
 
     Args:
         data: zeros [tiles, records, layout.nbytes].
@@ -270,7 +289,12 @@ def pack_call(
 def codes_call(
     codes: NDArray[np.uint8], layout: weight_layout.RecordLayout, data: NDArray[np.uint8], blocks: int
 ) -> Call:
-    """Write integers alone: uint8 [rows, blocks * block_bytes / 16], to zeros [tiles, records, layout.nbytes]."""
+    """Return a call that packs codes without factors.
+
+    Args:
+        codes: uint8 [rows, blocks * block_bytes / 16].
+        data: zeros [tiles, records, layout.nbytes].
+    """
     arguments = PackArguments(
         source=codes, scales=None, points=None, rows=len(codes), row_step=1, blocks=blocks, record_blocks=layout.blocks,
         block_bytes=layout.block_size * layout.bits // 8, nbytes=layout.nbytes, scale_at=0, point_at=0, wide=0,
@@ -280,10 +304,9 @@ def codes_call(
 
 
 def write_factors(data: NDArray[np.uint8], offset: int, per_record: int, factors: NDArray[Any]) -> None:
-    """Write factors [rows, count], `per_record` of them a record, to records [tiles, records, nbytes] from byte
-    `offset` on.
+    """Write factors [rows, count] into records [tiles, records, nbytes], starting at byte `offset` of each record.
 
-    They keep their type; what fills rows and records up is zero.
+    A record gets `per_record` factors of each row. The factors keep their dtype. Padding rows and blocks get zeros.
     """
     tiles, records = data.shape[:2]
     whole = np.zeros((tiles * weight_layout.TILE_ROWS, records * per_record), factors.dtype)
@@ -302,7 +325,7 @@ def _check(weight: NDArray[Any], scales: NDArray[Any], blocks: int, block_bytes:
 
 
 def _fits_half(values: NDArray[np.float32], threads: Threads) -> bool:
-    """Whether float16 holds these numbers exactly (and none is infinite or NaN)."""
+    """Return True if float16 represents these numbers exactly and none is infinite or NaN."""
     differs = np.zeros(1, np.int64)
     pieces = -(-values.size // _PIECE)
     arguments = ScanArguments(values=values, count=values.size, differs=differs)
@@ -312,13 +335,13 @@ def _fits_half(values: NDArray[np.float32], threads: Threads) -> bool:
 
 
 def _zero_points(points: NDArray[Any] | None, rows: int, blocks: int, bits: int) -> NDArray[np.float32] | None:
-    """Zero points as float32 [rows, blocks]; None if all are the default."""
+    """Return the zero points as float32 [rows, blocks], or None if all are the default."""
     unpacked = None if points is None else _unpacked_points(points, rows, blocks, bits)
     return None if unpacked is None or np.all(unpacked == 1 << (bits - 1)) else unpacked
 
 
 def _unpacked_points(points: NDArray[Any], rows: int, blocks: int, bits: int) -> NDArray[np.float32]:
-    """Zero points, packed along blocks if they are bytes, as float32 [rows, blocks]."""
+    """Convert zero points to float32 [rows, blocks]. Bytes are packed along the blocks."""
     if points.dtype == np.uint8:
         packed_blocks = packed_bytes(blocks, bits)
         _check_points(points, rows * packed_blocks)

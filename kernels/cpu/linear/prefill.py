@@ -1,9 +1,9 @@
-"""Products with prefill numerics: long prompts, where the time is that of the arithmetic.
+"""Matmuls with prefill numerics, for long prompts. They take as long as the arithmetic.
 
-Tiles of bfloat16: weights are dequantised on the way, a row's activations are rounded once (see `tile_rows`), sums are
-float32 in the order of columns. Items are pairs of tiles: two of a matrix, or one each of a gate and what it gates.
-Rows are taken in blocks of 128, wide matrices in spans of columns, so that a block's row tiles stay in the second-level
-cache while all pairs meet them.
+Products are computed in tiles of bfloat16. Weights are dequantised on the fly, the activations of a row are rounded
+once (see `bfloat_tiles`), and sums are float32 in the order of columns. An item is a pair of weight tiles: two of one
+matrix, or one each of a gate and the matrix that it gates. Rows are processed in blocks of 128, and wide matrices in
+spans of columns, so that a block's row tiles stay in the second-level cache while all pairs are multiplied by them.
 """
 
 from __future__ import annotations
@@ -36,23 +36,27 @@ from .prefill_kernel import (
 )
 
 BLOCK_ROWS = ROW_PAIRS * PAIR_ROWS
-# Columns of a span: 128 rows of them take half a megabyte.
+# Maximum number of steps in a span. The columns of these steps take half a megabyte for 128 rows.
 SPAN_STEPS = 32
-# Pairs whose sums wait, when columns come in spans.
+# Maximum number of pairs that are processed together, with their sums in memory, if columns are processed in spans.
 _WAITING_PAIRS = 16
-# Scratch: two panels, sums of a block for each waiting pair, and a panel for sums that nobody wants.
+# Scratch: two panels, the sums of a block for each of these pairs, and a panel for sums that are discarded.
 _PAIR_SUMS = ROW_PAIRS * SUMS_BYTES
 _SUMS = 2 * PANEL_BYTES
 _NOWHERE = _SUMS + _WAITING_PAIRS * _PAIR_SUMS
 SCRATCH_BYTES = _NOWHERE + SUMS_BYTES
-# The table: what tiles are configured with, then zeros.
+# The table holds the tile configuration, and zeros starting at this offset.
 TABLE_ZEROS = 64
 
 
 class PrefillArguments(Arguments):
-    """Row tiles, pairs of weight tiles, and what is added to their products.
+    """Row tiles, pairs of weight tiles, and the terms that are added to their products.
 
-    `span`: steps along the columns that a pair's sums are kept in registers for. `table`: TABLE_ZEROS.
+    Attributes:
+        pair_bytes: bytes between consecutive pairs.
+        steps: number of steps along all columns.
+        span: number of steps along the columns that are computed for a pair before the next pair.
+        table: tile configuration, then zeros; see TABLE_ZEROS.
     """
 
     x: RowTiles
@@ -68,7 +72,7 @@ class PrefillArguments(Arguments):
 
 
 def span_steps(steps: int) -> int:
-    """Steps of a span: the columns shared out evenly, in whole chunks."""
+    """Return the number of steps of a span: the columns divided evenly, in whole chunks."""
     spans = -(-steps // SPAN_STEPS)
     return -(-steps // (spans * CHUNK_STEPS)) * CHUNK_STEPS
 
@@ -78,7 +82,7 @@ def _writer(unscale: Any, gate: str) -> Any:
 
     @inline
     def write(arguments: PrefillArguments, context: int, row: int, sums: int, power: float, pair: int) -> None:
-        """out = sums, or activation(gate) * gated, each with its terms, for columns that exist."""
+        """Write out = sums, or activation(gate) * gated, with the terms of each, for columns that exist."""
         terms, gated_terms = arguments.terms, arguments.gated_terms
         for tile in range(tiles):
             column = (tiles * pair + tile) * TILE_ROWS
@@ -100,7 +104,7 @@ def _writer(unscale: Any, gate: str) -> Any:
 
 
 def _block_writer(write: Any) -> Any:
-    """Writes the results of a block of rows and a pair."""
+    """Return a function that writes the results of a block of rows and a pair."""
 
     @inline
     def write_block(arguments: PrefillArguments, context: int, row: int, rows: int, sums: int, pair: int) -> None:
@@ -116,13 +120,13 @@ def _block_writer(write: Any) -> Any:
 
 @inline
 def _address_of_sums(arguments: PrefillArguments, scratch: int, number: int) -> Any:
-    """Where the sums of the n-th pair of some wait: with spans all do, else one while the next is multiplied."""
+    """Return the address of a pair's sums. With spans, each pair has a buffer; otherwise two buffers alternate."""
     return scratch + _SUMS + (number if arguments.span < arguments.steps else number & 1) * _PAIR_SUMS
 
 
 @inline
 def _share_of_next_block(first: int, size: int, share: int, pairs_left: int) -> Any:
-    """The part of the next block's row tiles to ask for meanwhile: only during the last pairs. (begin, end), or 0."""
+    """Return the part [begin, end) of the next block's row tiles to prefetch; (0, 0) before the last pairs."""
     left = (size + share - 1) // share - pairs_left
     if size <= 0 or left < 0:
         return 0, 0
@@ -131,7 +135,7 @@ def _share_of_next_block(first: int, size: int, share: int, pairs_left: int) -> 
 
 
 def _span_multiplier(weights: TileWeights) -> Any:
-    """The micro-kernel for a number of pairs of row tiles."""
+    """Return a function that selects the micro-kernel by the number of pairs of row tiles."""
     one, two, four = (span_kernel(weights, pairs) for pairs in (1, 2, 4))
 
     @inline
@@ -147,7 +151,11 @@ def _span_multiplier(weights: TileWeights) -> Any:
 
 
 def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) -> Any:
-    """Pairs with a block of rows, all columns; `out_columns`: bytes that a pair has of a row of results."""
+    """Return a function that multiplies pairs of weight tiles by a block of rows, over all columns.
+
+    Args:
+        out_columns: bytes that a pair's results occupy in a row.
+    """
     multiply, dequantise, store_sums = _span_multiplier(weights), dequantise_kernel(weights), store_sums_kernel()
 
     @inline
@@ -166,7 +174,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
         first, second = arguments.first + begin * pair_bytes, arguments.second + begin * pair_bytes
         dequantise((first, second, 0, panel, 0, min(CHUNK_STEPS, all_steps)))
         previous = scratch + _NOWHERE
-        waiting = -1  # the pair whose sums are complete but not written
+        waiting = -1  # the pair whose sums are complete but not yet written
         for step in range(0, all_steps, span):
             steps = min(span, all_steps - step)
             is_last = step + steps == all_steps
@@ -178,7 +186,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
                     next_pair, next_step = begin, (step + steps) % all_steps
                 next_first = arguments.first + next_pair * pair_bytes
                 next_second = arguments.second + next_pair * pair_bytes
-                # Results, and the next block's row tiles, are asked for during the last span.
+                # Results and the next block's row tiles are prefetched during the last span.
                 out, out_end, ahead, ahead_end = zeros, zeros, np.int64(0), np.int64(0)
                 if is_last:
                     out = first_out + pair * out_columns
@@ -195,7 +203,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
                 chunks = -(-steps // CHUNK_STEPS)
                 if chunks & 1:
                     panel, other = other, panel
-                # A short chunk has dequantised less of the next one than that needs.
+                # During a short chunk, fewer steps of the next chunk are dequantised than that chunk has.
                 done, wanted = steps - (chunks - 1) * CHUNK_STEPS, min(CHUNK_STEPS, all_steps - next_step)
                 if done < wanted:
                     dequantise((next_first, next_second, next_step, panel, done, wanted))
@@ -213,7 +221,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
 
 @once
 def prefill_op(weights: TileWeights, gate: str) -> NativeOp:
-    """The operator for a kind of weights: items are pairs of tiles. A gate is a key of UNARY, or ""."""
+    """Return the operator for a kind of weights. Items are pairs of tiles. A gate is a key of UNARY, or ""."""
     unscale = np.float32(weights.unscale)
     write = _writer(unscale, gate)
     multiply_block = _block_multiplier(weights, TILE_ROW_BYTES * (1 if gate else 2), _block_writer(write))

@@ -1,12 +1,14 @@
-"""Micro-kernel of prefill numerics: a pair of weight tiles meets up to four pairs of row tiles along a span of columns.
+"""Micro-kernel of prefill numerics: a pair of weight tiles by up to four pairs of row tiles, along a span of columns.
 
-Two by two tile products per step keep four sums in tile registers. The columns are cut into chunks of CHUNK_STEPS
-steps of 64. While a chunk is multiplied, the pair's next chunk is dequantised, a few instructions after each product,
-into the other of two panels: tiles take 16 cycles, in which vector units have nothing else to do. The panels and the
-sums of the pair stay in the first-level cache; row tiles stream from the second.
+Each step computes two by two tile products, with the four sums in tile registers. The columns are divided into chunks
+of CHUNK_STEPS steps of 64. While a chunk is multiplied, the pair's next chunk is dequantised into the other of two
+panels, a few instructions after each tile product: a tile product takes 16 cycles, in which the vector units would be
+idle. The panels and the sums of the pair stay in the first-level cache, and row tiles stream from the second-level
+cache.
 
-Where a tile register changes its sum, the old one is stored and the new one loaded just before its first product: tiles
-are then long finished, and no product waits. Sums are added in the order of columns, whatever rows there are.
+When a tile register switches to another sum, the old sum is stored and the new sum is loaded just before the new sum's
+first product. By then, the register's last product has long finished, so no product waits. Sums are added in the order
+of columns, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from ..jit.emit import INT64, Emitter, micro_kernel
 from ..jit.variants import once
 from .bfloat_tiles import QUARTERS, TILE_COLUMNS, DenseLayout, TileWeights, quarter_bytes, quarter_stride
 
-# A step is two tiles of columns: in records of blocks of 32, one record.
+# A step is two tiles of columns. With blocks of 32, that is one record.
 STEP_TILES = 2
 STEP_COLUMNS = STEP_TILES * TILE_COLUMNS
 STEP_BYTES = STEP_TILES * TILE_BYTES
@@ -31,22 +33,22 @@ CHUNK_STEPS = 2
 # A panel: [2 tiles of weights][CHUNK_STEPS][STEP_TILES] tiles.
 PANEL_TILE = CHUNK_STEPS * STEP_BYTES
 PANEL_BYTES = 2 * PANEL_TILE
-# Sums of two pairs: [row tile][weight tile] tiles of float32.
+# Sums of a pair of row tiles and a pair of weight tiles: [row tile][weight tile] tiles of float32.
 SUMS_BYTES = 4 * TILE_BYTES
 ROW_PAIRS = 4
 _LINE = 64
-_OUT_ROWS = 2  # rows of results asked for per step
+_OUT_ROWS = 2  # rows of results prefetched per step
 _PAIR_QUARTERS = 2 * QUARTERS
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Where steps of 64 columns lie in the records of a tile."""
+    """Positions of steps of 64 columns in the records of a tile."""
 
     layout: RecordLayout | DenseLayout
 
     def at(self, e: Emitter, tile: Any, step: Any) -> tuple[Any, Any, Any]:
-        """Addresses of a step's integers, and of the scales of its two tiles."""
+        """Return the addresses of a step's integers, and of the scales of its two tiles."""
         b, layout = e.builder, self.layout
         shift = (layout.block_size // 32).bit_length() - 1
         record = e.at(tile, b.mul(b.lshr(step, INT64(shift)), INT64(layout.nbytes)))
@@ -65,7 +67,7 @@ class Steps:
 
 @dataclass
 class _Source:
-    """A tile whose step is dequantised: addresses of its integers, scales and target; what is asked for meanwhile."""
+    """A step of a tile to dequantise: addresses of its integers, its scales, the target, and the step to prefetch."""
 
     integers: Any
     scales: tuple[Any, Any]
@@ -74,7 +76,7 @@ class _Source:
 
 
 def _dequantise(e: Emitter, weights: TileWeights, sources: list[tuple[_Source, list[Any]]]) -> Iterator[None]:
-    """Some quarters (by their numbers) of both tiles of a step, a few instructions at a time."""
+    """Dequantise quarters (selected by number) of both tiles of a step. Yields after every few instructions."""
     layout = weights.layout
     size, stride = INT64(quarter_bytes(layout)), INT64(quarter_stride(layout))
     next_step = layout.nbytes if layout.block_size == TILE_COLUMNS else Steps(layout).nbytes
@@ -98,9 +100,9 @@ def _dequantise(e: Emitter, weights: TileWeights, sources: list[tuple[_Source, l
 
 @once
 def dequantise_kernel(weights: TileWeights) -> Any:
-    """Steps of a pair of tiles, without products.
+    """Return a micro-kernel that dequantises steps of a pair of tiles, without products.
 
-    Arguments: addresses of the tiles; the first step; the panel; steps [begin, end) of it, not empty.
+    Arguments: the addresses of the tiles; the first step; the panel; steps [begin, end) of the panel, not empty.
     """
 
     def emit(e: Emitter, first: Any, second: Any, step: Any, panel: Any, begin: Any, end: Any) -> None:
@@ -119,24 +121,24 @@ def dequantise_kernel(weights: TileWeights) -> Any:
 
 
 # Arguments of the micro-kernel.
-# rows: address of the first row tile of the span, row_tile: bytes from one to the next below it.
-# steps: of the span. pairs: of row tiles.
-# panel: where the span's first chunk is. other: the other panel.
-# first, second: the pair's tiles. step: the first of the span. next_*: what is multiplied after this span.
-# last_step: of the matrix. sums: of the pair, [row pair] SUMS_BYTES. fresh: 1 if sums begin at zero.
-# zeros: address of 64 zeros. previous: where the sums go that the tile registers hold.
-# out, out_stride, out_end: rows to be asked for. ahead, ahead_end: memory to be asked for.
+# rows: address of the first row tile of the span. row_tile: bytes from a row tile to the row tile below it.
+# steps: number of steps in the span. pairs: number of pairs of row tiles.
+# panel: panel that holds the span's first chunk. other: the other panel.
+# first, second: addresses of the pair's tiles. step: first step of the span. next_*: the same for the following span.
+# last_step: last step of the matrix. sums: sums of the pair, [row pair] SUMS_BYTES. fresh: 1 if sums start at zero.
+# zeros: address of 64 zeros. previous: address for the sums that the tile registers hold.
+# out, out_stride, out_end: rows to prefetch. ahead, ahead_end: memory to prefetch.
 _Span = namedtuple(
     "_Span",
     "rows row_tile steps pairs panel other first second step next_first next_second next_step last_step sums fresh "
     "zeros previous out out_stride out_end ahead ahead_end",
 )
 # Values of a chunk of the span.
-# panel: what is multiplied. other: where the next chunk goes meanwhile. count: of steps. is_first: of the span.
-# rows: address of its first row tile. first, second, step: what is dequantised: a chunk further. asked_*: what is
-# asked for: two chunks further.
-# sums, sums_tile, sums_stride: where its sums begin (zeros, or the pair's), bytes from a tile and from a row to the
-# next.
+# panel: panel to multiply. other: panel for the next chunk. count: number of steps. is_first: true in the first chunk.
+# rows: address of the chunk's first row tile. first, second, step: the tiles and step to dequantise, one chunk ahead.
+# asked_*: the tiles and step to prefetch, two chunks ahead.
+# sums, sums_tile, sums_stride: address of the initial sums (zeros, or the pair's sums), bytes between tiles, and bytes
+# between rows.
 _Chunk = namedtuple(
     "_Chunk",
     "panel other count is_first rows first second step asked_first asked_second asked_step sums sums_tile sums_stride",
@@ -145,16 +147,17 @@ _Chunk = namedtuple(
 
 @once
 def span_kernel(weights: TileWeights, pairs: int) -> Any:
-    """A span of columns; `pairs` of row tiles: 1, 2 (also for 3) or 4. Its arguments are those of _Span.
+    """Return the micro-kernel for a span of columns and `pairs` pairs of row tiles: 1, 2 (also for 3) or 4.
 
-    The quarters of a chunk are shared out evenly among the pairs; of three, the last one repeats the second's.
+    Its arguments are the fields of _Span. The quarters of a chunk are divided evenly among the pairs. With three pairs,
+    the last pair repeats the quarters of the second pair.
     """
     return micro_kernel(lambda e, *values: _SpanWriter(e, weights, pairs, _Span(*values)).emit())
 
 
 @dataclass
 class _SpanWriter:
-    """What `span_kernel` emits."""
+    """Emitter of the code of `span_kernel`."""
 
     e: Emitter
     weights: TileWeights
@@ -194,7 +197,7 @@ class _SpanWriter:
         return _Chunk(panel, other, count, is_first, rows, first, second, step, *asked, sums, tile, stride)
 
     def _pair(self, chunk: _Chunk, pair: Any, previous: Any, out: Any, ahead: Any) -> tuple[Any, ...]:
-        """A pair of row tiles with a chunk. Returns where its sums go, and what is asked for next."""
+        """Multiply a pair of row tiles with a chunk. Returns the address for its sums, and the next prefetches."""
         e, b, span = self.e, self.e.builder, self.span
         row_a = e.at(chunk.rows, b.mul(span.row_tile, b.shl(pair, INT64(1))))
         rows = row_a, e.at(row_a, span.row_tile)
@@ -202,8 +205,8 @@ class _SpanWriter:
         new = e.at(span.sums, b.mul(pair, INT64(SUMS_BYTES)))
 
         def switch(total: int) -> None:
-            """Store an accumulator's old sum, load its new one."""
-            with b.if_then(chunk.is_first) if self.pairs == 1 else nullcontext():  # one pair's sums stay along the span
+            """Store an accumulator's old sum, and load its new one."""
+            with b.if_then(chunk.is_first) if self.pairs == 1 else nullcontext():  # a single pair never switches
                 store_tile(e, total, e.at(previous, total * TILE_BYTES))
                 load_tile(e, total, e.at(sums, b.mul(chunk.sums_tile, INT64(total))), chunk.sums_stride)
 
@@ -225,7 +228,7 @@ class _SpanWriter:
         self, chunk: _Chunk, pair: Any, rows: tuple[Any, Any], index: Any, out: Any, ahead: Any,
         switch: Callable[[int], None] | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """A step: eight products, and between them whatever else there is to do."""
+        """Emit a step: eight tile products, with all other work in between."""
         e, span, (row_a, row_b) = self.e, self.span, rows
         quarters = _PAIR_QUARTERS // self.pairs
         total = STEP_TILES * ((2 if self.pairs == 1 else 1) + QUARTERS * quarters)
@@ -248,7 +251,7 @@ class _SpanWriter:
         return out, ahead
 
     def _dequantised(self, chunk: _Chunk, pair: Any, index: Any) -> Iterator[None]:
-        """The pair's share of a step's dequantisation."""
+        """Return the pair's share of a step's dequantisation."""
         e, b, span, steps = self.e, self.e.builder, self.span, Steps(self.weights.layout)
         beyond = b.icmp_signed(">", b.add(chunk.step, index), span.last_step)
         number = b.select(beyond, span.last_step, b.add(chunk.step, index))
@@ -277,7 +280,7 @@ class _SpanWriter:
 def _product(
     e: Emitter, total: int, rows: tuple[int, Any], weights: tuple[int, Any], switch: Callable[[int], None] | None
 ) -> None:
-    """Add a product to an accumulator; tiles that come with an address are loaded before."""
+    """Add a tile product to an accumulator. Tiles that are given with an address are loaded first."""
     if weights[1] is not None:
         load_tile(e, *weights)
     if rows[1] is not None:
@@ -288,7 +291,7 @@ def _product(
 
 
 def _spread(work: Iterator[None], total: int, slots: int) -> Callable[[], None]:
-    """A function that does one of `slots` shares of the work at each call."""
+    """Return a function that does one of `slots` shares of the work at each call."""
     calls = done = 0
 
     def fill() -> None:
@@ -305,7 +308,7 @@ def _spread(work: Iterator[None], total: int, slots: int) -> Callable[[], None]:
 
 
 def _ask_rows(e: Emitter, span: _Span, out: Any) -> Any:
-    """Ask for lines of the next rows of results, which memory would make the stores wait for."""
+    """Prefetch lines of the next rows of results, so that stores do not wait for memory."""
     b = e.builder
     for _ in range(_OUT_ROWS):
         for line in range(2):
@@ -316,7 +319,7 @@ def _ask_rows(e: Emitter, span: _Span, out: Any) -> Any:
 
 
 def _ask_memory(e: Emitter, span: _Span, ahead: Any) -> Any:
-    """Ask for the next lines of the row tiles that come after these."""
+    """Prefetch the next lines of the row tiles of the next block."""
     b = e.builder
     for line in range(2):
         e.prefetch(e.at(ahead, _LINE * line), 2)
@@ -326,7 +329,7 @@ def _ask_memory(e: Emitter, span: _Span, ahead: Any) -> Any:
 
 @once
 def store_sums_kernel() -> Any:
-    """Store the four sums that the tile registers hold; argument: where to."""
+    """Return a micro-kernel that stores the four sums of the tile registers. Its argument is the target's address."""
 
     def emit(e: Emitter, sums: Any) -> None:
         for accumulator in range(4):

@@ -1,4 +1,4 @@
-"""Sums of products a.T @ b over many tokens: how the inputs of a matrix go together."""
+"""Sums of products a.T @ b over many tokens, such as the second moments of a linear layer's inputs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from .prefill_kernel import STEP_COLUMNS
 
 _NANOSECONDS_PER_PRODUCT = 0.001
 _SQUARE = 64
-# Rows of the result that are computed at once, up to the last one's column, where the rest is their mirror image.
+# Number of rows of the result that are computed at a time. If the result is symmetric, the rows are computed up to the
+# column of the last row, and the other columns are mirrored.
 _BLOCK_ROWS = 1024
 
 
 class SumOfProducts:
-    """sum(a.T @ b) over all tokens, in float32; a and b are rounded to bfloat16 where that is much faster.
+    """sum(a.T @ b) over all tokens, in float32. a and b are rounded to bfloat16 on machines where this is much faster.
 
     Args:
-        widths: of a and of b. same: a and b are one array always, so that half of the sum will do.
+        widths: numbers of columns of a and of b.
+        threads: threads that share the work.
+        same: True if a and b are always the same array, so that only half of the sum is computed.
     """
 
     def __init__(self, widths: tuple[int, int], threads: Threads, *, same: bool = False) -> None:
@@ -37,14 +40,14 @@ class SumOfProducts:
         self._threads = threads
 
     def add(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
-        """Some tokens more: [tokens, width of a], [tokens, width of b]."""
+        """Add tokens: a is [tokens, width of a], b is [tokens, width of b]."""
         if has_bfloat_products():
             self._add_tiles(a, b)
-        else:  # NumPy computes half of it where both are one array
+        else:  # NumPy computes only half of the product if both are the same array
             self._total += a.T @ b
 
     def mean(self, count: int) -> NDArray[np.float32]:
-        """The sum over a number of tokens, float32 [width of a, width of b]; nothing can be added afterwards."""
+        """Return the sum divided by `count`, float32 [width of a, width of b]. No tokens can be added afterwards."""
         total = self._total
         total /= np.float32(count)
         if self._same and has_bfloat_products():
@@ -75,7 +78,7 @@ class SumOfProducts:
 
 
 def _transposed(a: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The transpose, in a piece: square by square, each of which the first-level cache holds."""
+    """Return a contiguous transpose, which is copied in squares that fit in the first-level cache."""
     transposed = np.empty(a.shape[::-1], np.float32)
     for i in range(0, a.shape[0], _SQUARE):
         for j in range(0, a.shape[1], _SQUARE):
@@ -84,7 +87,7 @@ def _transposed(a: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _packed(b: NDArray[np.float32], columns: int) -> NDArray[np.uint16]:
-    """The transpose of b [tokens, width] as weights, with more tokens of zeros."""
+    """Pack the transpose of b [tokens, width] as weights, padded with zero tokens up to `columns`."""
     narrow = np.zeros((columns, b.shape[1]), ml_dtypes.bfloat16)
     narrow[: len(b)] = b
     return pack_dense(narrow).data

@@ -1,4 +1,4 @@
-"""From records to numbers in registers: integers of any number of bits as bytes, looked up in a grid, and factors."""
+"""Conversion of records to numbers in registers: integers of any bit width as bytes, grid look-ups, and factors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llvmlite import ir
 from ...weight_layout import BLOCKS_PER_RECORD, GROUP_BYTES, GROUP_COLUMNS, FactorType, RecordLayout, planes
 from ..jit.emit import FLOAT_VECTOR, INT8, INT32, INT32_VECTOR, LANES, Emitter, constant
 
-# Of a matrix with a grid: float32 [16], what integers stand for, then uint8 [16], the bytes that products multiply.
+# The memory of a grid: float32 [16], the values of the integers, then uint8 [16], the bytes that matmuls multiply.
 GRID_ENTRIES = 16
 GRID_TABLE = 4 * GRID_ENTRIES
 _BYTES, _HALF_BYTES = ir.VectorType(INT8, 4 * LANES), ir.VectorType(INT8, 2 * LANES)
@@ -19,7 +19,7 @@ _EXPONENT_BITS, _SMALLEST_EXPONENT = 23, 0x00400000
 
 
 def has_plain_records(layout: RecordLayout) -> bool:
-    """Whether integers of 4 or 8 bits have floats beside them, two blocks a record: what tiles are made of."""
+    """Return True if records hold two blocks of 4 or 8 bits with float factors, which can be converted to tiles."""
     floats = layout.factors in ("half", "float") and layout.offsets in ("none", layout.factors)
     return (
         floats and layout.bits in (4, 8) and layout.blocks == BLOCKS_PER_RECORD and not (layout.grid or layout.is_group)
@@ -27,12 +27,12 @@ def has_plain_records(layout: RecordLayout) -> bool:
 
 
 def sub_block_groups(layout: RecordLayout) -> int:
-    """Groups of four columns in a sub-block."""
+    """Return the number of groups of four columns in a sub-block."""
     return layout.sub_block // GROUP_COLUMNS
 
 
 def unpacked(e: Emitter, address: Any, layout: RecordLayout) -> list[tuple[Any, int]]:
-    """The vectors of a sub-block, four unsigned bytes per lane, and the first of the four columns that each holds."""
+    """Load a sub-block as vectors of four unsigned bytes per lane, each with the index of its first column."""
     b, groups = e.builder, sub_block_groups(layout)
     parts: list[list[Any]] = [[] for _ in range(groups)]
     low = 0
@@ -54,7 +54,7 @@ def unpacked(e: Emitter, address: Any, layout: RecordLayout) -> list[tuple[Any, 
 
 
 def _half_vector(e: Emitter, address: Any) -> Any:
-    """Four groups of one bit: rows from 8 on have the high nibbles of the same bytes."""
+    """Load four groups of one bit. Rows 8 to 15 use the high nibbles of the same bytes."""
     half = e.load(address, _HALF)
     both = e.builder.shuffle_vector(half, half, ir.Constant(INT32_VECTOR, [i % (LANES // 2) for i in range(LANES)]))
     return e.builder.lshr(both, ir.Constant(INT32_VECTOR, [4 * (i // (LANES // 2)) for i in range(LANES)]))
@@ -68,7 +68,7 @@ def _either(e: Emitter, parts: Sequence[Any]) -> Any:
 
 
 def factor(e: Emitter, address: Any, kind: FactorType, *, high: bool = False) -> Any:
-    """Sixteen scales or offsets as float32; `high`: of nibbles the high ones."""
+    """Load sixteen scales or offsets as float32. For nibbles, `high` selects the high nibbles."""
     b = e.builder
     if kind == "float":
         return e.load(address, FLOAT_VECTOR)
@@ -80,7 +80,7 @@ def factor(e: Emitter, address: Any, kind: FactorType, *, high: bool = False) ->
     wide = b.zext(raw, INT32_VECTOR)
     if kind == "exponent":
         shifted = b.shl(wide, constant(INT32_VECTOR, _EXPONENT_BITS))
-        smallest = constant(INT32_VECTOR, _SMALLEST_EXPONENT)  # 2 ** -127, which has no exponent of its own
+        smallest = constant(INT32_VECTOR, _SMALLEST_EXPONENT)  # 2 ** -127, which is denormal in float32
         return b.bitcast(b.select(b.icmp_unsigned("<", shifted, smallest), smallest, shifted), FLOAT_VECTOR)
     if kind == "nibbles":
         four = constant(INT32_VECTOR, 4)
@@ -89,14 +89,14 @@ def factor(e: Emitter, address: Any, kind: FactorType, *, high: bool = False) ->
 
 
 def load_table(e: Emitter, grid: Any) -> Any:
-    """The sixteen bytes of a grid, in every quarter of a vector of bytes."""
+    """Load the sixteen bytes of a grid into every quarter of a vector of bytes."""
     sixteen = e.load(e.at(grid, GRID_TABLE), ir.VectorType(INT8, GRID_ENTRIES))
     lanes = ir.Constant(ir.VectorType(INT32, 4 * LANES), list(range(GRID_ENTRIES)) * (4 * LANES // GRID_ENTRIES))
     return e.builder.shuffle_vector(sixteen, sixteen, lanes)
 
 
 def looked_up(e: Emitter, table: Any, codes: Any, isa: str) -> Any:
-    """Bytes of a table (see `load_table`) chosen by the bytes of a vector, which are below 16."""
+    """Look up bytes of a table (see `load_table`) by the bytes of a vector, which are below 16."""
     b = e.builder
     indices = b.bitcast(codes, _BYTES)
     if isa in ("amx", "vnni"):
@@ -121,7 +121,7 @@ def looked_up(e: Emitter, table: Any, codes: Any, isa: str) -> Any:
 
 
 def looked_up_floats(e: Emitter, grid: Any, codes: Any, isa: str) -> Any:
-    """Numbers of a grid, float32 [16], chosen by lanes of integers below 16."""
+    """Look up numbers of a grid, float32 [16], by lanes of integers below 16."""
     if isa in ("amx", "vnni"):
         return e.call("llvm.x86.avx512.permvar.sf.512", FLOAT_VECTOR, [grid, codes])
     entries = [_everywhere(e, grid, entry, FLOAT_VECTOR) for entry in range(GRID_ENTRIES)]
@@ -129,13 +129,13 @@ def looked_up_floats(e: Emitter, grid: Any, codes: Any, isa: str) -> Any:
 
 
 def _everywhere(e: Emitter, table: Any, entry: int, type_: Any) -> Any:
-    """One entry of a vector in all lanes."""
+    """Return one entry of a vector in all lanes."""
     indices = ir.Constant(ir.VectorType(INT32, type_.count), [entry] * type_.count)
     return e.builder.shuffle_vector(table, table, indices)
 
 
 def _chosen(e: Emitter, entries: Sequence[Any], indices: Any, type_: Any) -> Any:
-    """Entries chosen by the bits of numbers below 16, lane by lane: half of those that are left at a time."""
+    """Select entries by numbers below 16, lane by lane. Each bit halves the remaining entries."""
     b, left = e.builder, list(entries)
     for bit in range(4):
         is_set = b.icmp_unsigned("!=", b.and_(indices, constant(type_, 1 << bit)), constant(type_, 0))

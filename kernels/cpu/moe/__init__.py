@@ -1,5 +1,5 @@
-"""Mixtures of experts as native operators: each token goes through the few experts that its router chose.
+"""Mixtures of experts as native operators: each token is processed by the few experts that its router selects.
 
-`mixture` writes the calls: `routing` chooses experts, puts the tokens of each side by side, and adds a token's results
-up; `products` multiplies them with an expert's weights.
+`mixture` makes the calls. `routing` selects experts, sorts the tokens by expert, and adds up a token's results.
+`products` multiplies the tokens by an expert's weights.
 """

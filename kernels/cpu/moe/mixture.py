@@ -1,9 +1,9 @@
-"""A mixture of experts as phases of calls, and the memory that they work in.
+"""A mixture of experts as phases of calls, and the memory that they use.
 
-Phases: every token's experts are chosen, and its row is rounded to 8 bits (unless activations stay as they are); the
-tokens are put in order of their experts; rows are copied into that order; every expert multiplies its rows, by the
-first layer and its gate, then, rounded again, by the second; each token's results are added up, in order of the
-experts' numbers. A token's result does not depend on the others, to the last bit.
+The phases select every token's experts and quantise its row to 8 bits (unless the mixture is exact), sort the tokens by
+expert, copy the rows in this order, multiply each expert's rows by the first layer and apply its gate, quantise again
+and multiply by the second layer, and add up each token's results in order of the experts' indices. A token's result is
+bit-identical whatever other tokens are in the step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .products import ExpertMatrices, experts_call
 from .routing import SLOT_BYTES, OrderArguments, RouteArguments, combine_call, order_pairs, route
 
 _LINE = 64
-# The activation that leaves everything as it is.
+# The activation that returns its input unchanged.
 IDENTITY = "copy"
 
 
@@ -35,7 +35,8 @@ class ExpertLayer:
     """x @ matrix.T + bias for every expert.
 
     Attributes:
-        bias: float32 [experts, rows], with the rows in the model's order: in turn those of the two parts, if two.
+        matrices: packed weights.
+        bias: float32 [experts, rows], in the model's order of rows: if there are two parts, their rows alternate.
     """
 
     matrices: ExpertMatrices
@@ -50,15 +51,16 @@ class ExpertLayer:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Two layers of experts with an activation between them, and how a token's experts are chosen and weighted.
+    """Two layers of experts with an activation between them, and the parameters that select and weight experts.
 
     Attributes:
-        per_token: experts that each token is sent to.
-        normalized: weights are a softmax over the chosen experts' scores; otherwise over all.
-        activation: a key of UNARY without parameters, such as IDENTITY, or SWIGLU. Where the first layer has two
-            parts, the first is a gate: activation(first) * second.
-        swiglu: the parameters of SWIGLU.
-        exact: activations stay float32; otherwise they are rounded to 8 bits per block, as dense products do.
+        first, second: the layers.
+        per_token: number of experts that each token is routed to.
+        normalized: True if weights are a softmax over the selected experts' scores, not over all scores.
+        activation: a key of UNARY without parameters, such as IDENTITY, or SWIGLU. If the first layer has two parts,
+            the first part is a gate: activation(first) * second.
+        swiglu: parameters of SWIGLU.
+        exact: True if activations stay float32; otherwise they are quantised to 8 bits per block, as in dense layers.
     """
 
     first: ExpertLayer
@@ -74,7 +76,7 @@ class Mixture:
         if second.columns != first.rows or second.experts != first.experts or len(second.parts) != 1:
             raise ValueError(
                 f"the second layer has {second.experts} experts with {len(second.parts)} matrices of "
-                f"{second.columns} columns, expected {first.experts} with one of {first.rows}, as the first layer gives"
+                f"{second.columns} columns, but the first layer requires {first.experts} with one of {first.rows}"
             )
         gated = len(first.parts) == 2
         plain = self.activation in UNARY and not UNARY[self.activation].parameters
@@ -84,28 +86,30 @@ class Mixture:
             )
         dense = not isinstance(first.parts[0], BlockMatrix) or not isinstance(second.parts[0], BlockMatrix)
         if dense and not self.exact:
-            raise ValueError("dense weights meet activations as they are: expected exact")
+            raise ValueError("dense weights need activations that are not quantised: set exact")
         if not 1 <= self.per_token <= first.experts:
             raise ValueError(f"per_token is {self.per_token}, expected 1 to {first.experts}, the number of experts")
 
 
 def mixture_size(mixture: Mixture, capacity: int) -> int:
-    """Bytes of memory that a mixture works in, for so many tokens or fewer."""
+    """Return the bytes of memory that a mixture uses for at most `capacity` tokens."""
     return _memory(mixture, capacity)["end"]
 
 
 def mixture_phases(
     mixture: Mixture, x: Rows, scores: Rows, out: Rows, memory: int | Binding, *, capacity: int, held: Any = None
 ) -> Phases:
-    """The calls of a mixture.
+    """Return the calls of a mixture.
 
     Args:
-        x, scores: rows of its inputs and of a number per expert.
-        out: rows of its outputs; may be x itself.
-        memory: of `mixture_size` for the capacity, on a cache line. What is in it before and after does not matter, but
-            no other call may use it meanwhile.
-        capacity: the largest number of tokens.
-        held: keeps the memory alive.
+        mixture: the experts.
+        x: rows of inputs.
+        scores: rows with a score per expert.
+        out: rows of outputs; may be x itself.
+        memory: address of `mixture_size` bytes for the capacity, on a cache line. The contents are not preserved. No
+            other call may use this memory while these calls run.
+        capacity: maximum number of tokens.
+        held: object that keeps the memory alive.
     """
     first, second = mixture.first.matrices, mixture.second.matrices
     for name, rows, width in (("x", x, first.columns), ("scores", scores, first.experts), ("out", out, second.rows)):
@@ -116,11 +120,11 @@ def mixture_phases(
         return memory + offsets[name]
 
     def pairs(name: str, width: int) -> Rows:
-        """`per_token` times as many rows as there are tokens."""
+        """Return memory for `per_token` rows per token."""
         return Rows(at(name), _lines(4 * width), width, counted, held)
 
     def inputs(name: str, matrices: ExpertMatrices) -> Inputs:
-        """Rows that such matrices multiply."""
+        """Return rows as inputs of these matrices."""
         return inputs_at(at(name), matrices.parts[0], counted, held, exact=mixture.exact)
 
     chosen, weights, order, slots = at("chosen"), at("weights"), at("positions"), at("slots")
@@ -131,7 +135,7 @@ def mixture_phases(
         rows_field=counted, chosen=chosen, per_token=k, experts=first.experts, slots=slots, sources=at("sources"),
         positions=order,
     )  # fmt: skip
-    # Every token is rounded once, however many experts it is sent to, and copied as it then lies in memory.
+    # Every token is quantised once, whatever the number of its experts, and is then copied in quantised form.
     rounding, source = ([], x) if mixture.exact else ([input_call(x, rounded)], whole_rows(rounded))
     return [
         [Call(route, routing, Items(counted)), *rounding],
@@ -146,7 +150,7 @@ def mixture_phases(
 
 
 def _activation(mixture: Mixture, hidden: Rows) -> Phases:
-    """One that is no gate: of all hidden rows of a token as one wide row."""
+    """Return the call of an activation that is not a gate. It treats all hidden rows of a token as one wide row."""
     if len(mixture.first.matrices.parts) == 2 or mixture.activation == IDENTITY:
         return []
     stride = mixture.per_token * hidden.stride
@@ -167,7 +171,7 @@ def _product(mixture: Mixture, layer: ExpertLayer, x: Inputs, out: Rows, slots: 
 
 
 def _gate(mixture: Mixture) -> str:
-    """SWIGLU with the usual parameters is the gate that dense layers have."""
+    """Return the gate. SWIGLU with the usual parameters equals the gate of dense layers."""
     swiglu = mixture.swiglu
     usual = (swiglu.alpha, swiglu.beta) == (1.0, 0.0) and not np.isfinite(swiglu.limit)
     return "silu" if mixture.activation == SWIGLU and usual else mixture.activation
@@ -178,9 +182,9 @@ def _lines(size: int) -> int:
 
 
 def _memory(mixture: Mixture, capacity: int) -> dict[str, int]:
-    """Where things lie, from the start of the memory on, and its end.
+    """Return the offsets of the parts of the memory, and its end.
 
-    Results are written where copied rows and hidden ones were, which nothing reads by then.
+    Results overwrite the copied and hidden rows, which are no longer needed by then.
     """
     first, second = mixture.first.matrices, mixture.second.matrices
     pairs = capacity * mixture.per_token

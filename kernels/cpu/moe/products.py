@@ -1,8 +1,8 @@
-"""Weights of all experts, laid out for the kernels, and products of every chosen expert's rows with its own.
+"""Packed weights of all experts, and the products of every selected expert's rows and weights.
 
-An expert is one run of memory, at a constant stride. What is multiplied how, at which speed, is the affair of
-`products.few`: each expert's share of the items is one call of its operator, whose arguments are those of expert 0
-moved to where the expert's weights and rows lie.
+The weights of an expert are one range of memory, and all experts are the same stride apart. `linear.decode` computes
+the products: each expert's share of the items is one call to its operator. The arguments are those of expert 0, with
+the addresses moved to the expert's weights and rows.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _LINE = 64
 
 @dataclass(frozen=True)
 class ExpertMatrices:
-    """One weight matrix per expert, or two of one size: a gate's and that of what it gates.
+    """One weight matrix per expert, or two of the same size: a gate's matrix, and the matrix that it gates.
 
     Attributes:
-        parts: the matrices of expert 0; they lie in `data`.
-        data: [experts, parts, ...], each entry as a matrix's data.
+        parts: matrices of expert 0, which are views of `data`.
+        data: [experts, parts, ...], each entry like a matrix's data.
     """
 
     parts: tuple[Matrix, ...]
@@ -48,17 +48,17 @@ class ExpertMatrices:
 
     @property
     def experts(self) -> int:
-        """How many there are."""
+        """Number of experts."""
         return int(self.data.shape[0])
 
     @property
     def rows(self) -> int:
-        """Outputs of each matrix."""
+        """Rows (outputs) of each matrix."""
         return self.parts[0].rows
 
     @property
     def columns(self) -> int:
-        """Inputs."""
+        """Columns (inputs) of each matrix."""
         return self.parts[0].columns
 
     @property
@@ -68,7 +68,7 @@ class ExpertMatrices:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes from an expert to the next: what a product with one of them reads."""
+        """Bytes between consecutive experts, which are the bytes that one expert's matmul reads."""
         return int(self.data.strides[0])
 
 
@@ -76,28 +76,33 @@ def pack_experts(
     weight: NDArray[np.uint8], scales: NDArray[Any], zero_points: NDArray[Any] | None = None, *, columns: int,
     bits: int, block_size: int, gated: bool = False, threads: Threads | None = None, arena: Arena | None = None,
 ) -> ExpertMatrices:  # fmt: skip
-    """Pack matrices of integers in blocks, one expert after the other.
+    """Pack the block-quantised matrices of all experts.
 
     Args:
-        weight: uint8 [experts, rows, ...], every expert's as `pack_matrix` takes it, or without what only fills up the
-            last block of a row.
-        scales, zero_points: [experts, ...] likewise.
-        columns: inputs. bits: 2, 3, 4, 5, 6 or 8. block_size: a multiple of 16 from 16 to 256.
-        gated: rows are in turn those of the gate and of what it gates, which become two matrices.
-        threads: who shares the work; None = this thread.
-        arena: where the matrices get their memory; None = on their own.
+        weight: uint8 [experts, rows, ...], each expert's weight as `pack_matrix` accepts it. The padding of a row's
+            last block may be absent.
+        scales, zero_points: [experts, ...], likewise.
+        columns: inputs.
+        bits: 2, 3, 4, 5, 6 or 8.
+        block_size: a multiple of 16 from 16 to 256.
+        gated: True if rows alternate between the gate and the layer it gates, which become two matrices.
+        threads: threads that share the work; None = the calling thread.
+        arena: memory to allocate the matrices from; None = a separate allocation.
+
+    Raises:
+        FormatError: an array has a wrong dtype or size, or there is no layout for these bits and this block size.
     """
     check_block_format(bits, block_size)
     experts, rows, parts = _sizes(weight, gated)
     for name, array in (("scales", scales), ("zero_points", zero_points)):
         if array is not None and (array.ndim < 1 or len(array) != experts):
-            raise FormatError(f"{name} is {list(array.shape)}, expected [{experts} experts, ...] as the weights are")
+            raise FormatError(f"{name} is {list(array.shape)}, expected [{experts} experts, ...] like the weights")
     threads = threads or Threads(1)
     blocks = -(-columns // block_size)
     row_bytes = blocks * block_size * bits // 8
 
     def stored() -> Iterator[StoredBlocks]:
-        """One expert at a time, so that the floats of one are all that is in memory besides."""
+        """Yield one expert at a time, so that only one expert's floats are in memory."""
         for expert in range(experts):
             points, data = None if zero_points is None else zero_points[expert], weight[expert].reshape(rows, -1)
             if data.shape[1] == -(-columns * bits // 8) < row_bytes:
@@ -114,7 +119,7 @@ def pack_experts(
 
 
 def pack_dense_experts(weight: NDArray[Any], *, gated: bool = False, arena: Arena | None = None) -> ExpertMatrices:
-    """Lay matrices of floats out: float32, float16 or bfloat16 [experts, rows, columns].
+    """Pack dense matrices: float32, float16 or bfloat16 [experts, rows, columns].
 
     Args:
         gated, arena: as for `pack_experts`.
@@ -132,16 +137,16 @@ def pack_dense_experts(weight: NDArray[Any], *, gated: bool = False, arena: Aren
 
 
 def _sizes(weight: NDArray[Any], gated: bool) -> tuple[int, int, int]:
-    """Experts, their rows, and the matrices that these become."""
+    """Return the number of experts, the number of rows of each, and the number of matrices made from these rows."""
     parts = 2 if gated else 1
     if weight.ndim < 2 or 0 in weight.shape[:2] or weight.shape[1] % parts:
-        even = ", an even number of them" if gated else ""
+        even = " (an even number)" if gated else ""
         raise FormatError(f"weight is {list(weight.shape)}, expected [experts, rows, ...] with rows{even}")
     return weight.shape[0], weight.shape[1], parts
 
 
 class ExpertProductArguments(Arguments):
-    """The product of expert 0 with the first row, and what lies between experts, in bytes; `groups` items each."""
+    """The product of expert 0 and the first row, and the bytes between experts. Each expert has `groups` items."""
 
     product: ProductArguments
     multiply: Address
@@ -160,12 +165,12 @@ _BIAS, _GATED_BIAS = (offset_of(ProductArguments, name, "bias") for name in ("te
 
 
 def experts_call(first: Call, slots: int | Binding, *, weight_stride: int, bias_stride: int) -> Call:
-    """The product of every expert that has rows.
+    """Return a call that computes the products of all experts that have rows.
 
     Args:
-        first: what `decode_call` makes for expert 0, the rows of all experts lying side by side in x and out.
-        slots: what `order_call` wrote.
-        weight_stride, bias_stride: bytes from an expert's weights or bias to the next one's.
+        first: call from `decode_call` for expert 0. In x and out, the rows of all experts are side by side.
+        slots: slots that `order_pairs` writes.
+        weight_stride, bias_stride: bytes between the weights, and between the biases, of consecutive experts.
     """
     product = first.arguments
     assert isinstance(product, ProductArguments)
@@ -180,7 +185,7 @@ def experts_call(first: Call, slots: int | Binding, *, weight_stride: int, bias_
 
 @inline
 def _move(address: int, distance: int) -> None:
-    """Add to an address in memory, unless it is 0: nothing."""
+    """Add a distance to an address in memory, unless the address is 0, which means that there is no array."""
     found = read_int64(address)
     if found != 0:
         write_int64(address, found + distance)
@@ -188,9 +193,9 @@ def _move(address: int, distance: int) -> None:
 
 @native_op(ExpertProductArguments)
 def multiply_experts(arguments: ExpertProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items are the groups of the first expert with rows, then those of the next.
+    """Multiply experts. Items are the groups of the first expert that has rows, then those of the next, and so on.
 
-    A slot begins with its number of rows, so it serves the product as a context whose field 0 counts rows.
+    A slot starts with its number of rows, so the product can use it as a context that counts rows in field 0.
     """
     groups = arguments.groups
     for index in range(begin // groups, (end - 1) // groups + 1):

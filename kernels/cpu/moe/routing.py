@@ -1,7 +1,7 @@
-"""Which experts each token is sent to, the tokens in the order of their experts, and the weighted sum of their results.
+"""Routing: selection of each token's experts, sorting of tokens by expert, and the weighted sum of results.
 
-A pair is a token and one of the experts chosen for it. Pairs are sorted by expert, and by token among those of one
-expert; so the rows of an expert lie side by side, in the positions of its pairs.
+A pair is a token and one of its selected experts. Pairs are sorted by expert, and by token within an expert. So the
+rows of an expert are side by side, at the positions of its pairs.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from ..jit.vector_math import exp
 from ..program.calls import Call, Items, Rows, row_at
 from ..program.step_table import StepField
 
-# What is known of each expert that any token is sent to: how many rows it has, its number, its first row; all int64.
+# A slot describes an expert that tokens are routed to: its number of rows, its index and its first row, all int64.
 SLOT_BYTES = 24
 _EXPERTS = int(StepField.EXPERTS)
-# Columns in an item of work: a wide row is shared out.
+# Number of columns in an item. Wide rows are split into several items.
 _PIECE = 1024
 
 
 class RouteArguments(Arguments):
-    """Scores of all experts per row, and where the best of each row go, of equal scores the first, and their weights.
+    """Scores of all experts per row, and memory for the best experts of each row and their weights.
 
-    A NaN comes behind all numbers. The weights are by softmax, over the scores of the chosen ones if `normalized`,
-    otherwise over all; they are NaN where that is: where it includes a NaN or +infinity.
+    Of equal scores, the first is better, and a NaN is worse than all numbers. The weights are a softmax over the scores
+    of the selected experts if `normalized`, otherwise over all scores. The weights are NaN if these scores include a
+    NaN or +infinity.
 
-    `chosen`: gets int32 [T, per_token], in order of the experts' numbers. `weights`: float32 of the same shape.
+    Attributes:
+        chosen: destination of the experts, int32 [T, per_token], in order of their indices.
+        weights: destination of the experts' weights, float32 of the same shape.
     """
 
     scores: Rows
@@ -44,13 +47,13 @@ class RouteArguments(Arguments):
 
 @inline
 def _before(a: float, b: float) -> bool:
-    """Whether a is better than b, which stands to the left of it."""
+    """Return True if score a is better than score b of a preceding expert."""
     return a > b or (b != b and a == a)
 
 
 @inline
 def _choose(scores: int, experts: int, chosen: int, best: int, k: int) -> None:
-    """The k best scores and their experts, best first: kept in order while all are looked at."""
+    """Find the k best scores and their experts, best first, in one pass that keeps them sorted."""
     for expert in range(experts):
         score = memory.read_float32(scores + 4 * expert)
         if expert < k:
@@ -69,7 +72,7 @@ def _choose(scores: int, experts: int, chosen: int, best: int, k: int) -> None:
 
 @inline
 def _total(scores: int, count: int, largest: float) -> Any:
-    """The sum of e ** (score - largest)."""
+    """Return the sum of e ** (score - largest)."""
     total = splat_float32(0.0)
     for first in range(0, count, LANES):
         left = count - first
@@ -95,7 +98,7 @@ def _sort_by_number(chosen: int, weights: int, k: int) -> None:
 
 @native_op(RouteArguments)
 def route(arguments: RouteArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items are rows. Weights are computed where the best scores were kept."""
+    """Select experts and compute their weights. Items are rows. Weights overwrite the best scores."""
     experts, k = arguments.scores.width, arguments.per_token
     for row in range(begin, end):
         scores = row_at(arguments.scores, row)
@@ -111,11 +114,14 @@ def route(arguments: RouteArguments, context: int, begin: int, end: int, scratch
 
 
 class OrderArguments(Arguments):
-    """Pairs to be sorted; how many experts have any is written to context[EXPERTS].
+    """Pairs to sort. The number of experts with pairs is written to context[EXPERTS].
 
-    `chosen`: int32 [context[rows_field], per_token], numbers below `experts`. `slots`: gets SLOT_BYTES for each expert
-    with pairs, in order of their numbers. `sources`: gets int32 [T * per_token], the token of the pair at each
-    position. `positions`: gets int32 [T, per_token], the position of each pair.
+    Attributes:
+        rows_field: field of the context that holds the number of tokens.
+        chosen: int32 [context[rows_field], per_token], indices below `experts`.
+        slots: destination of SLOT_BYTES for each expert with pairs, in order of the experts' indices.
+        sources: destination of the token of the pair at each position, int32 [T * per_token].
+        positions: destination of the position of each pair, int32 [T, per_token].
     """
 
     rows_field: int
@@ -129,7 +135,7 @@ class OrderArguments(Arguments):
 
 @native_op(OrderArguments)
 def order_pairs(arguments: OrderArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """A counting sort, by one thread: there is one item."""
+    """Sort pairs with a counting sort. There is one item, so a single thread sorts."""
     chosen, k, experts = arguments.chosen, arguments.per_token, arguments.experts
     pairs = memory.entry(context, arguments.rows_field) * k
     for expert in range(experts):
@@ -158,7 +164,7 @@ def order_pairs(arguments: OrderArguments, context: int, begin: int, end: int, s
 
 
 class CombineArguments(Arguments):
-    """Rows, the int32 positions of each token's `per_token` rows, their float32 weights; `pieces` of a row."""
+    """Rows, the int32 positions and float32 weights of each token's `per_token` rows, and the pieces of a row."""
 
     x: Rows
     positions: Address
@@ -169,10 +175,11 @@ class CombineArguments(Arguments):
 
 
 def combine_call(x: Rows, positions: int | Binding, weights: int | Binding, out: Rows, *, per_token: int) -> Call:
-    """out[t] = the sum of weights[t, i] * x[positions[t, i]], i ascending.
+    """Return a call that computes out[t] = the sum of weights[t, i] * x[positions[t, i]], i ascending.
 
     Args:
-        positions: int32 [T, per_token]. weights: float32 of the same shape.
+        positions: int32 [T, per_token].
+        weights: float32 of the same shape.
     """
     pieces = -(-out.width // _PIECE)
     arguments = CombineArguments(x=x, positions=positions, weights=weights, per_token=per_token, out=out, pieces=pieces)
@@ -181,7 +188,7 @@ def combine_call(x: Rows, positions: int | Binding, weights: int | Binding, out:
 
 @native_op(CombineArguments)
 def combine(arguments: CombineArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items are pieces of rows."""
+    """Add up the results of tokens. Items are pieces of rows."""
     k, pieces = arguments.per_token, arguments.pieces
     for item in range(begin, end):
         token, piece = item // pieces, item % pieces

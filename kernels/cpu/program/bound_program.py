@@ -1,4 +1,4 @@
-"""Programs that are written once and run many times, with other addresses each time: what a node does by itself."""
+"""Programs that are built once and run many times with different addresses, such as single nodes of a session."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ALONE = Threads(1)
 
 
 class NodeProgram:
-    """A program, and what it takes on one thread, roughly: by itself, and per token of the step that it is run for.
+    """A program, and its approximate time on one thread: a constant plus a time per token of the step.
 
-    Several threads may run it at once, each by a copy.
+    Several threads may run the program at the same time, each with a separate copy.
     """
 
     def __init__(self, phases: Phases, nanoseconds: float = 0.0, per_token: float = 0.0) -> None:
@@ -29,17 +29,17 @@ class NodeProgram:
         self._copies: list[Program] = []
 
     def run(self, threads: Threads | None, tokens: int = 0, /, **given: NDArray[Any] | int | None) -> None:
-        """Bind what is open and run all of it.
+        """Bind all open entries and run the program.
 
         Args:
-            threads: None = the calling thread alone.
-            tokens: rows of the step; 0: nothing depends on a step.
-            given: an array in one piece for its first element, an address, None for nothing (0).
+            threads: threads that share the run; None = only the calling thread.
+            tokens: number of rows in the step; 0 = nothing depends on a step.
+            given: value for each binding: a contiguous array (its address), an address, or None (0).
         """
         self.run_bound(addresses_of(given), threads, tokens, self._nanoseconds + self._per_token * tokens)
 
     def run_bound(self, addresses: Mapping[str, int], threads: Threads | None, tokens: int, nanoseconds: float) -> None:
-        """The same with what is bound to each name, and what the run takes on one thread."""
+        """Run the program with an address for each binding. `nanoseconds` is the run's time on one thread."""
         try:
             copy = self._program.bound(addresses, self._copies.pop())
         except IndexError:
@@ -50,10 +50,10 @@ class NodeProgram:
 
 
 def addresses_of(given: Mapping[str, NDArray[Any] | int | None]) -> dict[str, int]:
-    """What is bound to each name: of an array its first element, a number as it is, 0 for None.
+    """Return the address for each binding: an array's first element, a number unchanged, or 0 for None.
 
     Raises:
-        ValueError: an array does not lie in one piece, in order: whoever reads it by its address would read others.
+        ValueError: an array is not contiguous, so operators would read wrong elements.
     """
     return {
         name: _address_of(name, value) if isinstance(value, np.ndarray) else value or 0 for name, value in given.items()
@@ -62,12 +62,12 @@ def addresses_of(given: Mapping[str, NDArray[Any] | int | None]) -> dict[str, in
 
 def _address_of(name: str, array: NDArray[Any]) -> int:
     if not array.flags.c_contiguous:
-        raise ValueError(f"{name}: strides {array.strides} of shape {array.shape}, expected one piece in order")
+        raise ValueError(f"{name} has strides {array.strides} for shape {array.shape}, expected a contiguous array")
     return first_element(array)
 
 
 def first_element(array: NDArray[Any]) -> int:
-    """The address of an array for an operator that is told its strides; somebody else keeps the array."""
+    """Return the address of an array for an operator that receives its strides. The caller keeps the array alive."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -75,11 +75,14 @@ def run_alone(
     op: NativeOp, items: Items, nanoseconds: float, threads: Threads | None, /, tokens: int = 0, scratch: int = 0,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Run one operator by itself. Its call is kept for what it is told besides addresses of arrays.
+    """Run one operator. The program is cached by all arguments except the addresses of arrays.
 
     Args:
-        nanoseconds, threads, tokens: as for NodeProgram. scratch: bytes that a thread needs.
-        given: its arguments by name; an array for its first element, None for nothing.
+        op: operator to run.
+        items: items of the operator's call.
+        nanoseconds, threads, tokens: as for NodeProgram.
+        scratch: bytes that each thread needs.
+        given: arguments by name: an array (the address of its first element), a number, or None.
     """
     addresses: dict[str, int] = {}
     for name, value in given.items():
@@ -104,10 +107,10 @@ def _program_alone(
 
 
 class BoundPrograms(Generic[T]):
-    """What was made for some keys, such as shapes and types: the next call mostly asks for one of the last few.
+    """A cache of objects by key, such as programs by shapes and types. Most calls need one of the last few keys.
 
     Args:
-        limit: how many to keep; one more, and all of them are forgotten.
+        limit: maximum number of cached objects; an object beyond the limit clears the cache first.
     """
 
     def __init__(self, limit: int = 16) -> None:
@@ -115,10 +118,10 @@ class BoundPrograms(Generic[T]):
         self._found: dict[tuple[object, ...], T] = {}
 
     def get(self, make: Callable[..., T], *key: object) -> T:
-        """make(*key), or what it returned for this key before."""
+        """Return make(*key), or its cached result."""
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= self._limit:
-                self._found = {}  # another thread may be looking into the old one
+                self._found = {}  # a new dict, because another thread may be reading the old one
             found = self._found[key] = make(*key)
         return found

@@ -1,4 +1,4 @@
-"""Programs: operator calls in order, each with its arguments and its items, and where threads wait for each other."""
+"""Programs: operator calls in order, each with its arguments and items, and the barriers between them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..jit.dsl import inline
 from ..jit.native import LIBRARY, Compiled, NativeOp
 from .step_table import StepField
 
-# Numbers in one item of work where a row can be cut. It is fixed, so that no result depends on the threads.
+# Numbers in an item if a row can be split. The size is fixed, so that no result depends on the number of threads.
 PIECE = 4096
-# A call in a program's table: what the driver reads, then the operator's arguments.
+# A call in a program's table: entries that the driver reads, then the operator's arguments.
 OPERATOR, BARRIER, COUNTED, FACTOR, DIVISOR, GRAIN = 0, 1, 2, 3, 4, 5
 FIRST_ARGUMENT = 8
 CALL_ENTRIES = FIRST_ARGUMENT + MAX_ARGUMENTS
@@ -30,7 +30,7 @@ _LINE = 64
 
 
 class Items(NamedTuple):
-    """How many items a call has: ceil(context[counted] * factor / divisor); threads take `grain` or more at once."""
+    """The number of items: ceil(context[counted] * factor / divisor). A thread takes at least `grain` at a time."""
 
     counted: StepField = StepField.ONE
     factor: int = 1
@@ -39,13 +39,14 @@ class Items(NamedTuple):
 
 
 class Rows(Arguments, kw_only=False):
-    """float32 rows in memory, one per unit of `counted` (TOKENS or LOGITS_ROWS): what operators read and write.
+    """float32 rows in memory that operators read and write, one per unit of `counted` (TOKENS or LOGITS_ROWS).
 
     Attributes:
-        address: of the first row, or what will be bound to it.
-        stride: bytes from a row to the next; rows may be parts of wider ones.
-        width: numbers in a row.
-        held: keeps the memory alive.
+        address: address of the first row, or a binding for it.
+        stride: bytes between consecutive rows; rows may be parts of wider rows.
+        width: number of elements in a row.
+        counted: field of the context that holds the number of rows.
+        held: object that keeps the memory alive.
     """
 
     address: Address
@@ -55,45 +56,48 @@ class Rows(Arguments, kw_only=False):
     held: Held = None
 
     def columns(self, first: int, width: int) -> Rows:
-        """A part of every row."""
+        """Return a range of columns of every row."""
         return Rows(self.address + 4 * first, self.stride, width, self.counted, self.held)
 
     @staticmethod
     def of(array: NDArray[np.float32], counted: StepField = StepField.TOKENS) -> Rows:
-        """The rows of a float32 matrix whose rows are contiguous each."""
+        """Return the rows of a float32 matrix. Each row must be contiguous."""
         if array.ndim != 2 or array.dtype != np.float32 or array.strides[1] != 4:
-            raise ValueError(f"rows are {array.dtype} {list(array.shape)} with strides {list(array.strides)}")
+            raise ValueError(
+                f"rows are {array.dtype} {list(array.shape)} with strides {list(array.strides)}, expected float32 rows "
+                "that are contiguous"
+            )
         return Rows(array.ctypes.data, array.strides[0], array.shape[1], counted, array)
 
 
 def pieces_of(width: int) -> int:
-    """How many pieces a row is cut into."""
+    """Return the number of pieces that a row is split into."""
     return max(1, -(-width // PIECE))
 
 
 def piece_items(rows: Rows) -> Items:
-    """Pieces of rows as items: number row * pieces + piece."""
+    """Return the pieces of rows as items. Each piece has the number row * pieces + piece."""
     return Items(rows.counted, factor=pieces_of(rows.width), grain=_grain(rows.width))
 
 
 def group_items(rows: Rows, groups: int = 1) -> Items:
-    """Groups of rows as items, row * groups + group; each is computed as a whole."""
+    """Return the groups of rows as items with the number row * groups + group. Each group is computed as a whole."""
     return Items(rows.counted, factor=groups, grain=_grain(rows.width // groups))
 
 
 def _grain(numbers: int) -> int:
-    """So many items are worth a thread's while."""
+    """Return the minimum number of items that are worth a thread's time."""
     return max(1, PIECE // max(1, numbers))
 
 
 def check_rows(name: str, rows: Rows, counted: StepField, width: int) -> None:
-    """These rows have this width, and there is one per unit of `counted`."""
+    """Raise ValueError unless there is one row of this width per unit of `counted`."""
     if rows.width != width or rows.counted != counted:
         raise ValueError(f"{name} is [{rows.counted.name}, {rows.width}], expected [{counted.name}, {width}]")
 
 
 def check_vector(name: str, vector: NDArray[Any] | BoundVector, sizes: tuple[int, ...]) -> None:
-    """A contiguous float32 vector of one of these sizes."""
+    """Raise ValueError unless this is a contiguous float32 vector of one of these sizes."""
     if isinstance(vector, BoundVector):
         if vector.size not in sizes:
             raise ValueError(
@@ -104,25 +108,26 @@ def check_vector(name: str, vector: NDArray[Any] | BoundVector, sizes: tuple[int
         raise ValueError(f"{name} is {vector.dtype} {list(vector.shape)}, expected contiguous float32 {wanted}")
 
 
-# Absent ones.
+# Rows that are absent.
 NO_ROWS = Rows(None, 0, 0)
 
 
 @inline
 def row_at(rows: Any, row: int) -> Any:
-    """The address of a row, of what has an address and a stride."""
+    """Return the address of a row of an object with an address and a stride."""
     return rows.address + row * rows.stride
 
 
-# Calls in phases: those of one phase do not depend on each other, every phase on the ones before it.
+# Calls in phases. Calls of a phase do not depend on each other, but may depend on all earlier phases.
 Phases = Sequence[Sequence["Call"]]
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operator, its arguments, its items.
+    """An operator, its arguments and its items.
 
-    `scratch` is the memory in bytes that a thread needs for it.
+    Attributes:
+        scratch: bytes of memory that each thread needs for the call.
     """
 
     op: NativeOp
@@ -138,14 +143,15 @@ class Call:
 
 @dataclass(eq=False)
 class Program:
-    """Calls in order, ready to run once everything that it leaves open is bound.
+    """Calls in order, ready to run when all open entries are bound.
 
     Attributes:
         table: int64 [calls, CALL_ENTRIES].
-        calls: what the table was written from.
-        scratch: bytes that each thread needs, whole cache lines.
-        open: entries in `table` (call, entry) that wait for what is bound to a name.
-        later: calls that only prefill rows need, whose operators were not compiled when it was written; see `complete`.
+        calls: the calls that the table was written from.
+        scratch: bytes that each thread needs, in whole cache lines.
+        open: call, entry in its row of `table`, and binding, for each entry that waits for a value.
+        later: calls that only prefill rows need, and whose operators were not compiled when the table was written; see
+            `complete`.
     """
 
     table: NDArray[np.int64]
@@ -156,16 +162,16 @@ class Program:
 
     @cached_property
     def address(self) -> int:
-        """Where its table lies."""
+        """Address of the table."""
         return int(self.table.__array_interface__["data"][0])
 
     @cached_property
     def view(self) -> memoryview:
-        """Its table, which is written in a fifth of the time that an array takes."""
+        """View of the table. Writing to the view takes a fifth of the time of writing to the array."""
         return self.table.data
 
     def bound(self, addresses: Mapping[str, int], copy: Program | None = None) -> Program:
-        """A copy, or that of an earlier run, in which nothing is open. Several threads may run copies at once."""
+        """Return a copy with all open entries bound, reusing `copy` if given. Threads may run separate copies."""
         if copy is None:
             copy = Program(self.table.copy(), self.calls, self.scratch, later=[*self.later])
         for call, entry, binding in self.open:
@@ -173,7 +179,7 @@ class Program:
         return copy
 
     def complete(self) -> None:
-        """Compile what was left for later, and write it into the table: before prefill rows run."""
+        """Compile the calls in `later`, and write them into the table. A step with prefill rows requires this."""
         if self.later:
             LIBRARY.prepare(operators_of([self.calls[index] for index in self.later]))
             for index in self.later:
@@ -181,7 +187,7 @@ class Program:
             self.later.clear()
 
     def write(self, index: int) -> None:
-        """Write a call's operator and arguments into the table, but for what is to be bound."""
+        """Write a call's operator and arguments into the table, except open entries."""
         row, call = self.table[index], self.calls[index]
         row[OPERATOR] = call.op.address
         for entry, value in enumerate(call.arguments.encoded(), FIRST_ARGUMENT):
@@ -192,9 +198,9 @@ class Program:
 
 
 def program_of(phases: Phases, also: Collection[Compiled] = ()) -> Program:
-    """The program of some phases, with a barrier after each; compiles its operators, and other kernels with them.
+    """Return a program that runs these phases, with a barrier after each. Compiles its operators and those in `also`.
 
-    What only prefill rows need may come later.
+    Operators that only prefill rows need may be compiled later.
     """
     calls = tuple(call for phase in phases for call in phase)
     ends = set(accumulate(map(len, phases)))
@@ -217,6 +223,6 @@ def program_of(phases: Phases, also: Collection[Compiled] = ()) -> Program:
 
 
 def operators_of(calls: Sequence[Call]) -> list[Compiled]:
-    """The operators of calls, those that others call included."""
+    """Return the operators of calls, including those that they call."""
     found = [op for call in calls for op in (call.op, *call.arguments.operators())]
     return [op for op in dict.fromkeys(found) if isinstance(op, Compiled)]

@@ -1,10 +1,11 @@
-"""The machine code that runs a program, and what the pool's threads run.
+"""The machine code that runs a program, and the loop of the pool's threads.
 
-Every thread has a share of a call's items, side by side, so that it reads one stretch of memory. It takes a part of
-what is left of it at a time, and when nothing is left, of the others' (guided self-scheduling, Polychronopoulos and
-Kuck 1987): all are done at about the same time, and a thread whose core is taken away costs a piece and not the whole.
-Threads wait for each other where the program has a barrier. A cancelled or failed run goes to its end without
-doing the work, so that all threads stay in step.
+Every thread has a share of a call's items. The items of a share are neighbours, so that the thread reads one range of
+memory. A thread takes a part of its share's remaining items at a time. When its share is empty, the thread takes parts
+of the other threads' shares (guided self-scheduling, Polychronopoulos and Kuck 1987). So all threads finish at about
+the same time, and a thread that loses its core delays only one piece, not its whole share. Threads wait for each other
+at the program's barriers. In a cancelled or failed run, the threads pass all barriers without doing the work, so that
+they stay synchronised.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .calls import BARRIER, CALL_BYTES, COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT
 from .step_table import StepField
 from .waiting import current, current_core, exchange, fetch_add, replace, wait_until, wake_waiting
 
-# The table that threads of a run share, in cache lines of LINE_ENTRIES: what several write has one of its own.
-# Behind it every thread has THREAD_LINES lines: how many runs it was started for, with the number of
-# those that sleep until the next (0 or 1) on a line of its own, and the core that it runs on.
+# The table that the threads of a run share, in cache lines of LINE_ENTRIES. Entries that several threads write are on
+# separate lines. They are followed by three lines for each thread: the number of runs that the thread was started for,
+# the number of threads that sleep until the next run (0 or 1), and the core that the thread runs on.
 LINE_ENTRIES = 8
 ARRIVED, BARRIER_SLEEPERS, ERROR, FORKED = 0, 8, 16, 17
 CALLS, CALL_COUNT, CONTEXT, COUNTERS, SCRATCH, SCRATCH_BYTES, THREADS = 24, 25, 26, 27, 28, 29, 30
@@ -31,21 +32,21 @@ FIRST_BARRIER, SPIN_LIMIT, START_SPIN_LIMIT = 32, 33, 34
 FIRST_THREAD = 40
 STARTED, START_SLEEPERS, CORE = 0, 8, 16
 THREAD_ENTRIES = 24
-# The part of what is left that a thread takes.
+# A thread takes 1 / _PART of the remaining items at a time.
 _PART = 4
-# A counter has a cache line of its own: [calls][threads].
+# Each counter has a separate cache line: [calls][threads].
 COUNTER_ENTRIES = LINE_ENTRIES
 _COUNTER_BYTES = 8 * COUNTER_ENTRIES
 
 
 def shared_entries(threads: int) -> int:
-    """How many entries so many threads share."""
+    """Return the number of entries that `threads` threads share."""
     return FIRST_THREAD + threads * THREAD_ENTRIES
 
 
 @typed_intrinsic
 def call_operator(op: Any, arguments: Any, context: Any, begin: Any, end: Any, scratch: Any) -> Any:
-    """Call an operator by its address; `arguments` is an address, or a view of arguments that it shares."""
+    """Call an operator by its address. `arguments` is an address, or a view of arguments to pass on."""
 
     def emit(e: Emitter, address: Any, *given: Any) -> Any:
         type_ = ir.PointerType(ir.FunctionType(INT64, [INT64] * 5))
@@ -57,7 +58,7 @@ def call_operator(op: Any, arguments: Any, context: Any, begin: Any, end: Any, s
 
 @inline
 def _work(call: int, counters: int, shared: int, context: int, scratch: int, thread: int, threads: int) -> None:
-    """Take pieces of a call's items until none are left: of this thread's share, then of the others'."""
+    """Take pieces of a call's items until none are left: first from this thread's share, then from other shares."""
     items = -(-(entry(context, entry(call, COUNTED)) * entry(call, FACTOR)) // entry(call, DIVISOR))
     grain = entry(call, GRAIN)
     share = -(-items // (threads * grain)) * grain
@@ -85,13 +86,13 @@ def _work(call: int, counters: int, shared: int, context: int, scratch: int, thr
 
 @inline
 def _address(shared: int, thread: int, entry: int) -> int:
-    """The address of a thread's own entry."""
+    """Return the address of one of a thread's entries."""
     return shared + 8 * (FIRST_THREAD + thread * THREAD_ENTRIES + entry)
 
 
 @inline
 def _own_core(shared: int, thread: int) -> None:
-    """Say where this thread runs. Rarely news, and the other threads keep the line in their caches until it is."""
+    """Publish the core that this thread runs on. The core rarely changes, so other threads can cache the line."""
     core = current_core()
     address = _address(shared, thread, CORE)
     if core != read_int64(address):
@@ -100,7 +101,7 @@ def _own_core(shared: int, thread: int) -> None:
 
 @inline
 def _patience(shared: int, thread: int, limit: int) -> Any:
-    """How often to look before sleeping: not once while another thread of the last run needs this core."""
+    """Return the number of spins before sleeping: 0 if another thread of the last run is on the same core."""
     core = current(_address(shared, thread, CORE))
     threads = entry(shared, THREADS)
     for offset in range(1, threads if core >= 0 else 1):
@@ -111,7 +112,7 @@ def _patience(shared: int, thread: int, limit: int) -> Any:
 
 @inline
 def _wait(shared: int, thread: int, threads: int, barrier: int) -> int:
-    """Wait for the other threads. The count of arrivals is never reset: a thread may still be leaving the last wait."""
+    """Wait for the other threads. The arrival count is never reset: a thread may still be leaving the last wait."""
     barrier += threads
     arrived = shared + 8 * ARRIVED
     _own_core(shared, thread)
@@ -139,7 +140,7 @@ def _run_calls(shared: int, thread: int) -> None:
 def run_program(shared: int) -> int:
     """Start the run that the table describes, take part in it as thread 0, and return when it is done."""
     if entry(shared, FORKED) != 0:
-        return 0  # nobody is there
+        return 0  # the other threads do not exist in a forked process
     counters, threads = entry(shared, COUNTERS), entry(shared, THREADS)
     for index in range(entry(shared, CALL_COUNT) * threads):
         write_int64(counters + index * _COUNTER_BYTES, 0)
@@ -155,9 +156,9 @@ def run_program(shared: int) -> int:
 
 @kernel
 def serve(shared: int, thread: int) -> int:
-    """What the other threads run, for ever: every run that they are started for."""
+    """Take part in every run for which this thread of the pool is started. This function never returns."""
     runs = 0
-    while shared != 0:  # always: Numba wants a way to the end
+    while shared != 0:  # always true: Numba requires a function that can return
         runs += 1
         _own_core(shared, thread)
         started, sleepers = _address(shared, thread, STARTED), _address(shared, thread, START_SLEEPERS)

@@ -1,4 +1,4 @@
-"""Which calls an op becomes, and which ops are put together because one call does the work of several."""
+"""Lowering of ops to calls: a function for each type of op."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _IDS = {ir.Ids.TOKENS: StepField.TOKEN_IDS, ir.Ids.POSITIONS: StepField.POSITION
 
 @singledispatch
 def lower(op: ir.Op, at: Lowering) -> None:
-    """Add an op's calls; its inputs are in memory already."""
-    raise UnsupportedOp(f"the CPU does not know ops of the kind {type(op).__name__}")
+    """Add an op's calls. The op's inputs are already in memory."""
+    raise UnsupportedOp(f"the CPU has no kernel for ops of type {type(op).__name__}")
 
 
 def knows(op: ir.Op) -> bool:
-    """Whether this device lowers such ops."""
+    """Return True if this device lowers ops of this type."""
     return type(op) in lower.registry
 
 
-# --- rows as they are ------------------------------------------------------------------------------------------------
+# --- selection of rows and columns -----------------------------------------------------------------------------------
 
 
 @lower.register
@@ -69,7 +69,7 @@ def _logits_rows(op: ir.LogitsRows, at: Lowering) -> None:
 @lower.register
 def _embedding(op: ir.Embedding, at: Lowering) -> None:
     out, ids = at.make(op.out), _IDS[op.ids]
-    if isinstance(op.table, ir.DenseWeight):  # read from the mapped file, of which few rows are touched
+    if isinstance(op.table, ir.DenseWeight):  # read from the memory-mapped file, because only a few rows are used
         call = embedding(at.constants.array(op.table.data), out, ids)
     else:
         matrix = at.weights.matrix(op.table, at.constants)
@@ -98,7 +98,7 @@ def _binary(op: ir.Binary, at: Lowering) -> None:
 
 
 def _per_row(constant: str, width: int, at: Lowering) -> NDArray[np.float32]:
-    """A constant as one number, or as wide as a row, which may hold it several times."""
+    """Return a constant as a single number, or repeated to the width of a row."""
     numbers = vector(at.constants, constant)
     assert numbers is not None
     return numbers if numbers.size == 1 else np.tile(numbers, width // numbers.size)
@@ -151,12 +151,12 @@ def _attention(op: ir.Attention, at: Lowering) -> None:
     at.run(phases, list(op.inputs), [op.out])
 
 
-# --- products --------------------------------------------------------------------------------------------------------
+# --- linear layers ---------------------------------------------------------------------------------------------------
 
 
 @lower.register
 def _multiply(op: ir.Linear | ir.GatedLinear, at: Lowering) -> None:
-    """The rows of decode numerics, and where the machine has prefill numerics of its own, those of it apart."""
+    """Add a call for the decode rows and, on a machine with separate prefill numerics, a call for the prefill rows."""
     projections = ir.projections(op)
     first, *gated = (_affine(projection, at) for projection in projections)
     options: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def _multiply(op: ir.Linear | ir.GatedLinear, at: Lowering) -> None:
         sources.append(tiles_source)
     out = at.make(op.out)
     calls = [decode_call(activations, first, out, **options)]
-    if apart:  # it writes other rows than the first call: no thread need wait between the two
+    if apart:  # it writes different rows from the first call, so no barrier is needed
         calls.append(prefill_call(tiles, first, out, **options))
     at.run([calls], sources, [op.out])
 
@@ -184,7 +184,7 @@ def _lora_shrink(op: ir.LoraShrink, at: Lowering) -> None:
 
 
 def has_prefill_linear(op: ir.Linear | ir.GatedLinear, matrix: Matrix) -> bool:
-    """Whether the rows of long prompts meet a matrix in tiles of bfloat16."""
+    """Return True if the rows of long prompts are multiplied by a matrix in tiles of bfloat16."""
     return not op.exact and has_prefill(matrix)
 
 
@@ -196,7 +196,7 @@ def _affine(projection: ir.Projection, at: Lowering) -> products.Affine:
 
 
 def _activations(op: Any, at: Lowering, matrix: Matrix, counted: StepField) -> tuple[Inputs, Any]:
-    """What a product with decode numerics reads, made from x if it is not there yet, and its name among the values."""
+    """Return the activations that a matmul with decode numerics reads, computed from x if needed, and their key."""
     x = at.rows(op.x)
     format: tuple[int, ...] = counted, matrix.padded_columns
     if not op.exact and isinstance(matrix, BlockMatrix):
@@ -235,7 +235,7 @@ def _experts(op: ir.MoE, at: Lowering) -> None:
 
 
 def mixture_of(op: ir.MoE, weights: PackedWeights, constants: ir.Constants) -> Mixture:
-    """A mixture with its packed weights."""
+    """Return a mixture with its packed weights."""
     first, second = (_expert_layer(projection, weights, constants) for projection in (op.first, op.second))
     swiglu = SwigluArguments(**dict(zip(("alpha", "beta", "limit"), op.parameters, strict=False)))
     return Mixture(first, second, op.per_token, op.normalized, op.activation, swiglu, op.exact)

@@ -1,4 +1,4 @@
-"""Weights in the format that products read, packed once however many ops name them."""
+"""Weights packed for matmuls. Each weight is packed once, even if several ops use it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .thread_pool import Threads
 
 
 class PackedWeights:
-    """The weights of an executor's programs: names mean something among their own constants only.
+    """The packed weights of an executor's programs, cached per set of constants.
 
     Args:
-        threads: who shares the packing.
+        threads: threads that share the packing.
     """
 
     def __init__(self, threads: Threads) -> None:
@@ -34,12 +34,12 @@ class PackedWeights:
         self._packed: WeakKeyDictionary[Constants, dict[Weight, Any]] = WeakKeyDictionary()
 
     def matrix(self, weight: Weight, constants: Constants) -> Matrix:
-        """A weight, packed the first time."""
+        """Return a packed weight. It is packed on first use."""
         matrix: Matrix = self._once(self._pack, weight, constants)
         return matrix
 
     def experts(self, weight: Weight, constants: Constants) -> ExpertMatrices:
-        """The weights of all experts, packed the first time."""
+        """Return the packed weights of all experts. They are packed on first use."""
         matrices: ExpertMatrices = self._once(self._pack_experts, weight, constants)
         return matrices
 
@@ -64,12 +64,12 @@ class PackedWeights:
         )  # fmt: skip
 
     def nbytes(self, weight: Weight, constants: Constants) -> int:
-        """Bytes of a packed weight, of all experts."""
+        """Return the bytes of a packed weight, including all of its experts."""
         packed = self.experts(weight, constants) if weight.experts else self.matrix(weight, constants)
         return packed.nbytes
 
     def alike(self, first: Weight, second: Weight, constants: Constants) -> bool:
-        """Whether two weights have one format and size, so that one call can multiply with both."""
+        """Return True if two weights have the same format and size, so that one call can multiply by both."""
         return alike(self.matrix(first, constants), self.matrix(second, constants))
 
     def _pack(self, weight: Weight, constants: Constants) -> Matrix:
@@ -78,7 +78,7 @@ class PackedWeights:
         if not weight.is_uniform:
             return pack_weight(weight.load(constants.array), threads=self._threads, arena=self._arena)
         sub_block = 32 if weight.block_size % 32 == 0 else 16
-        # Side by side, not one after the other.
+        # Compile these in parallel, not one after the other.
         LIBRARY.prepare([find_difference, pack_op(weight.bits, sub_block), run_program, serve])
         return pack_matrix(
             constants.array(weight.data), constants.array(weight.scales),
@@ -88,10 +88,10 @@ class PackedWeights:
 
 
 def vector(constants: Constants, name: str) -> NDArray[np.float32] | None:
-    """A constant as float32 [n]; None for ""."""
+    """Return a constant as float32 [n], or None for ""."""
     return np.ascontiguousarray(constants.array(name), np.float32).reshape(-1) if name else None
 
 
 def table(constants: Constants, name: str) -> Any:
-    """A constant as contiguous float32; None for ""."""
+    """Return a constant as contiguous float32, or None for ""."""
     return np.ascontiguousarray(constants.array(name), np.float32) if name else None

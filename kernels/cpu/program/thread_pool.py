@@ -1,8 +1,8 @@
 """The threads that run programs: one pool per process, shared by all models and sessions.
 
-Its threads enter machine code once, sleep there between runs, and never want the GIL. They start when a run first needs
-them, and stay. A run is started from any Python thread, which takes part in it as thread 0. Runs that share the pool
-take turns, because two at once would only wait for each other's cores. After a fork the child has a pool of its own.
+The threads enter machine code once, sleep there between runs, and never take the GIL. They start when a run first needs
+them, and never end. Any Python thread can start a run, and takes part in it as thread 0. Runs that share the pool take
+turns, because concurrent runs would only wait for each other's cores. After a fork, the child process has a new pool.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .step_table import ContextTable, ErrorCode, StepField
 from .waiting import SPINS, START_PATIENCE
 
 MAX_THREADS = 1024
-# Nanoseconds of work that are worth starting other threads for.
+# Minimum work in nanoseconds for which other threads are started.
 _MIN_SHARED_WORK = 40_000.0
-# A run that may take longer than this is not done on the main thread, which alone can be interrupted.
+# A run that may take longer does not run on the main thread, because only the main thread handles interrupts.
 _NANOSECONDS_BETWEEN_SIGNALS = 0.05e9
 
 
@@ -42,7 +42,7 @@ _REFUSALS: dict[int, str] = {
 
 
 class _Workspace:
-    """What the threads of a run share: a table, and for each of them scratch memory and a counter per call."""
+    """Data that the threads of a run share: a table, and scratch memory and a counter per call for each thread."""
 
     def __init__(self, max_threads: int, spins: int = SPINS) -> None:
         self.shared: NDArray[np.int64] = huge_array((driver.shared_entries(max_threads),), np.int64)
@@ -51,15 +51,15 @@ class _Workspace:
         self.shared[driver.SPIN_LIMIT], self.shared[driver.START_SPIN_LIMIT] = spins, START_PATIENCE * spins
         self._address = self.shared.ctypes.data
         self._running = False
-        # Python's own view: it writes and reads an entry in a fifth of the time that an array takes.
+        # Writing or reading an entry of a memoryview takes a fifth of the time of the array.
         self._view = self.shared.data
         self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._counters: NDArray[np.int64] = np.empty((0, driver.COUNTER_ENTRIES), np.int64)
 
     def run(self, program: Program, context: ContextTable, threads: int) -> int:
-        """Run a program; returns the code of the first error, or 0."""
+        """Run a program. Returns the code of the first error, or 0."""
         if self._running:
-            raise ThreadsRefused("a signal handler interrupted a run of this thread, and wants another")
+            raise ThreadsRefused("a signal handler tried to start a run while another run of this thread is active")
         try:
             self._running = True
             return self._run(program, context, threads)
@@ -69,14 +69,14 @@ class _Workspace:
     def _run(self, program: Program, context: ContextTable, threads: int) -> int:
         view, calls = self._view, len(program.table)
         if program.scratch * threads > self._scratch.size or calls * threads > len(self._counters):
-            with InterruptsDeferred():  # machine code must never see an address without its memory
+            with InterruptsDeferred():  # machine code must never see an address whose memory is freed
                 self._grow(program.scratch * threads, calls * threads)
         view[driver.CALLS], view[driver.CALL_COUNT] = program.address, calls
         view[driver.CONTEXT], view[driver.THREADS] = context.address, threads
         view[driver.SCRATCH_BYTES] = program.scratch
         driver.run_program(self._address)
         if view[driver.FORKED]:
-            raise ThreadsRefused("this process was forked in the middle of the run, and its threads were not")
+            raise ThreadsRefused("this process was forked during a run, and the run's threads exist only in the parent")
         return int(view[driver.ERROR])
 
     def _grow(self, scratch: int, counters: int) -> None:
@@ -92,7 +92,7 @@ class _Pool:
     """The process's threads.
 
     Args:
-        spins: how often a waiting thread looks before it sleeps; between runs START_PATIENCE times as often.
+        spins: number of spins before a waiting thread sleeps; between runs, START_PATIENCE times this number.
     """
 
     def __init__(self, spins: int = SPINS) -> None:
@@ -101,13 +101,13 @@ class _Pool:
         self._started = 1
 
     def run(self, program: Program, context: ContextTable, threads: int) -> int:
-        """As _Workspace.run, by so many threads."""
+        """Run a program with `threads` threads; see _Workspace.run."""
         if not driver.serve.ready:
-            LIBRARY.prepare([driver.run_program, driver.serve])  # before the turn, which a fork waits for
+            LIBRARY.prepare([driver.run_program, driver.serve])  # before the lock is held, because a fork waits for it
         with self.lock:
             while self._started < threads:
-                with InterruptsDeferred():  # a thread that was started and is not counted would be started again
-                    number, shared = self._started, self.workspace.shared  # a thread knows nothing else
+                with InterruptsDeferred():  # otherwise a thread that has started but is not counted would start again
+                    number, shared = self._started, self.workspace.shared  # the only data that a thread refers to
                     name = f"{THREAD_NAMES}{number}"
                     start(threading.Thread(target=_serve, args=(shared, number), name=name, daemon=True))
                     self._started += 1
@@ -120,12 +120,12 @@ _OWN = threading.local()
 
 def _begin_fork() -> None:
     with InterruptsDeferred():
-        _POOL.lock.acquire()  # a fork waits for the run in progress
+        _POOL.lock.acquire()  # a fork waits until the current run ends
 
 
 def _end_fork_in_child() -> None:
     global _POOL, _OWN
-    _POOL.workspace.shared[driver.FORKED] = 1  # a run that a signal handler interrupted to fork ends
+    _POOL.workspace.shared[driver.FORKED] = 1  # ends a run that a signal handler interrupted to fork
     _POOL, _OWN = _Pool(), threading.local()  # the parent's threads do not exist here
 
 
@@ -140,7 +140,7 @@ def _serve(shared: NDArray[np.int64], thread: int) -> None:
 
 
 def own_memory(name: str, size: int) -> NDArray[np.uint8]:
-    """At least so many bytes of the calling thread, kept for its next call; what is in them is lost by then."""
+    """Return at least `size` bytes, which this thread's next call with the name reuses. Contents are not preserved."""
     buffers: dict[str, NDArray[np.uint8]] = _OWN.__dict__
     found = buffers.get(name)
     if found is None or found.nbytes < size:
@@ -149,7 +149,7 @@ def own_memory(name: str, size: int) -> NDArray[np.uint8]:
 
 
 def rows_context(tokens: int) -> ContextTable:
-    """A step of nothing but so many rows; the calling thread has one, so it counts until the next call."""
+    """Return a step with only a number of rows. Each thread has one such step, which is valid until the next call."""
     context: ContextTable | None = getattr(_OWN, "context", None)
     if context is None:
         context = _OWN.context = ContextTable()
@@ -159,13 +159,13 @@ def rows_context(tokens: int) -> ContextTable:
 
 
 class Threads:
-    """So many threads of the pool, the caller's included.
+    """A number of threads of the pool, including the caller's.
 
     Args:
-        count: None = the physical cores available.
+        count: number of threads; None = the available physical cores.
 
     Raises:
-        ValueError: count is below 1, or above MAX_THREADS.
+        ValueError: count is below 1 or above MAX_THREADS.
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -177,12 +177,14 @@ class Threads:
         """Run every call of a program.
 
         Args:
-            context: the step; its CANCEL field may be set meanwhile, from any thread. None: nothing depends on a step.
-            nanoseconds: what it takes on one thread, roughly: small runs stay on this one, and long ones leave the main
-                thread free for signals.
+            program: program without open bindings.
+            context: the step, whose CANCEL field any thread may set during the run; None if nothing depends on a step.
+            nanoseconds: approximate time on one thread. Short runs use only the calling thread, and long runs leave the
+                main thread free for signals.
 
         Raises:
-            StepError: an operator refused its input.
+            ValueError: a binding of the program is open.
+            StepError: an operator rejected its input.
             StepCancelled: the step was cancelled.
         """
         if program.open:
@@ -191,7 +193,7 @@ class Threads:
             program.complete()
         is_long = nanoseconds > _NANOSECONDS_BETWEEN_SIGNALS * self.count
         if context is None:
-            context = ContextTable() if is_long else _NO_STEP  # an interrupt cancels this run alone
+            context = ContextTable() if is_long else _NO_STEP  # an interrupt cancels only this run
         if is_long and threading.current_thread() is threading.main_thread():
             error = self._run_interruptibly(program, context)
         else:
@@ -199,12 +201,10 @@ class Threads:
         if context.is_cancelled:
             raise StepCancelled
         if error:
-            raise StepError(
-                f"an operator refused its input: {_REFUSALS.get(error, 'for a reason of its own')} (code {error})"
-            )
+            raise StepError(f"an operator rejected its input: {_REFUSALS.get(error, 'unknown reason')} (code {error})")
 
     def _run(self, program: Program, context: ContextTable, nanoseconds: float) -> int:
-        # Without calls there is no barrier at the end that tells who has been there.
+        # A program without calls has no final barrier at which the threads could meet.
         if self.count > 1 and len(program.table) and nanoseconds >= _MIN_SHARED_WORK:
             return _POOL.run(program, context, self.count)
         alone: _Workspace | None = getattr(_OWN, "workspace", None)
@@ -213,11 +213,14 @@ class Threads:
         return alone.run(program, context, 1)
 
     def _run_interruptibly(self, program: Program, context: ContextTable) -> int:
-        """On a thread of its own, while this one waits. An interrupt cancels the run, and is raised at its end: the run
-        uses the caller's memory."""
+        """Run on another thread while this thread waits.
+
+        An interrupt cancels the run. It is raised only after the run has ended, because the run uses the caller's
+        memory.
+        """
         with InterruptsDeferred(lambda: context.count(StepField.CANCEL, 1)):
             return Task(lambda: self._run(program, context, _MIN_SHARED_WORK), "genai-step").result()
 
 
-# What programs read that depend on no step.
+# The context of programs that do not depend on a step.
 _NO_STEP = ContextTable()

@@ -1,4 +1,4 @@
-"""Where the values of a program lie: memory is used again when nobody reads a value any more."""
+"""Memory of a program's values. A buffer is reused when no remaining op reads its value."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .step_table import StepField
 
 T = TypeVar("T")
 _LINE = 64
-# Which count of the context says how many rows a value has.
+# The field of the context that holds the number of a value's rows.
 COUNTED = {Per.TOKEN: StepField.TOKENS, Per.LOGITS: StepField.LOGITS_ROWS}
 
 
 @dataclass(eq=False)
 class _Buffer:
-    """Memory, and when (in phases so far) it was last written and read."""
+    """Memory, and the number of phases after which it was last written and read."""
 
     memory: NDArray[np.uint8]
     written: int = -1
@@ -38,17 +38,19 @@ class _Buffer:
 
 @dataclass
 class Lowering:
-    """Collects the calls of ops, in order.
+    """A collector of the calls of ops, in order.
 
-    Memory of values that nobody reads any more is used again. A barrier stands only where a call needs what another one
-    since the last barrier has made, or would overwrite what it reads.
+    Memory is reused when no remaining op reads its value. A barrier is added only where a call depends on a call since
+    the last barrier: it reads that call's result, or overwrites memory that the call reads or writes.
 
     Attributes:
-        capacity: the largest number of rows, by what they are counted in.
-        types: of all values. constants, weights: what ops name, and its packed format.
-        layers: per cache layer its pages.
-        buffers: where every value was put.
-        bound: values for which every run gives the memory, in contiguous rows.
+        capacity: maximum number of rows, by the field of the context that counts them.
+        types: types of all values.
+        constants: arrays that ops refer to by name.
+        weights: packed weights.
+        layers: pages or states of each cache layer.
+        bound: values that are bound to contiguous rows at each run.
+        buffers: rows of every value.
     """
 
     capacity: Mapping[StepField, int]
@@ -64,20 +66,20 @@ class Lowering:
     _left: Counter[str] = field(default_factory=Counter)
 
     def expect(self, names: Iterable[str]) -> None:
-        """These values will be read: one more time each."""
+        """Announce one more read of each of these values."""
         self._left.update(names)
 
     def finish(self) -> Program:
-        """The program; its operators are compiled."""
+        """Return the program, with its operators compiled."""
         return program_of(self._phases, LIBRARY.take_expected())
 
     def rows(self, name: str) -> Rows:
-        """Where a value is."""
+        """Return the rows of a value."""
         rows: Rows = self._values[name][0]
         return rows
 
     def make(self, name: str) -> Rows:
-        """Memory for a value; its rows begin on a cache line, but for those of bound values."""
+        """Allocate memory for a value. Its rows start on a cache line, unless the value is bound."""
         type_ = self.types[name]
         counted = COUNTED[type_.per]
         if name in self.bound:
@@ -91,15 +93,15 @@ class Lowering:
         return rows
 
     def elsewhere(self, name: str) -> None:
-        """A value that lies in memory of the step's: calls that make and read it wait for each other."""
+        """Declare a value that is stored in the step's memory, so that calls that write and read it are ordered."""
         self._bind(name, None, _Buffer(np.empty(0, np.uint8)))
 
     def alias(self, name: str, source: str, rows: Rows) -> None:
-        """A value that lies in another one's memory, such as a part of each row."""
+        """Declare a value in the memory of another value, such as a range of columns."""
         self._bind(name, rows, self._values[source][1])
 
     def memory(self, size: int) -> tuple[NDArray[np.uint8], Hashable]:
-        """Memory for something else than rows, which lives until `release`, and its key among the values."""
+        """Allocate memory that holds no rows, until `release`. Returns the memory and its key among the values."""
         buffer, key = self._buffer(size), object()
         self._bind(key, buffer.memory, buffer)
         return buffer.memory, key
@@ -107,10 +109,13 @@ class Lowering:
     def derived(
         self, source: str, format: Hashable, size: int, make: Callable[[NDArray[np.uint8]], tuple[T, Call]]
     ) -> tuple[T, Hashable]:
-        """Something computed from a value once, and its key among the values. It lives as long as the value does.
+        """Compute something from a value once. Returns the result, which lives as long as the value, and its key.
 
         Args:
-            make: from the memory for it, of `size` bytes, to what it is there, and the call that computes it.
+            source: name of the value.
+            format: key that distinguishes results that are derived from the same value.
+            size: bytes of memory that `make` needs.
+            make: function that takes this memory, and returns the result and the call that computes it.
         """
         key = (source, format)
         if key not in self._values:
@@ -122,7 +127,7 @@ class Lowering:
         return found, key
 
     def run(self, phases: Phases, reads: Sequence[Hashable], writes: Sequence[Hashable]) -> None:
-        """Add calls that read and write these values (names, or (name, key) of what is derived from one)."""
+        """Add calls that read and write these values: names, or keys (name, format) of derived results."""
         sources, targets = self._buffers(reads), self._buffers(writes)
         now = len(self._phases)
         if any(b.written == now for b in sources) or any(now in (b.written, b.read) for b in targets):
@@ -145,7 +150,7 @@ class Lowering:
         buffer.users += 1
 
     def _buffer(self, size: int) -> _Buffer:
-        """Free memory that fits, rather such as no call since the last barrier has used; else new memory."""
+        """Return free memory of a suitable size, preferably unused since the last barrier, or else new memory."""
         fitting = [b for b in self._free if size <= b.memory.size <= 2 * size + 4096]
         if not fitting:
             return _Buffer(huge_array((size,), np.uint8))
@@ -154,7 +159,7 @@ class Lowering:
         return best
 
     def done(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """An op with these inputs and outputs has been lowered: what nobody else reads gives its memory back."""
+        """Finish an op with these inputs and outputs. Memory of values that no remaining op reads becomes free."""
         self._left.subtract(inputs)
         for name in (*inputs, *outputs):
             if not self._left[name]:
@@ -162,7 +167,7 @@ class Lowering:
                     self.release(key)
 
     def release(self, key: Hashable) -> None:
-        """What is in such memory is not needed after the calls so far."""
+        """Release the memory of a value that later calls do not use."""
         _, buffer = self._values.pop(key)
         buffer.users -= 1
         if buffer.users == 0 and buffer.memory.size:

@@ -1,11 +1,11 @@
-"""Atomic words, and waiting for one to change: the only place that knows the operating system.
+"""Atomic words, and waiting for a word to change. Only this module depends on the operating system.
 
-Threads spin first, because the other threads usually arrive within a microsecond, and the next run within a
-millisecond: to wake a thread takes a tenth of that, which small runs (a session's nodes) would pay every time. Not
-where threads of one run share a core: whoever spins there keeps away the one it waits for. Then Linux puts them to
-sleep on the word itself (futex) and whoever changes it wakes them. Yielding instead would be harmful: with every core
-busy it cost four fifths of the speed where the futex cost half. Other systems have no such call that plain code can
-make: there a waiting thread sleeps for some microseconds at a time.
+Threads spin first, because the other threads usually arrive within a microsecond, and the next run starts within a
+millisecond. Waking a thread takes a tenth of a millisecond, which would slow down every small run (a session's nodes).
+Threads do not spin if two threads of a run share a core, because a spinning thread delays the thread that it waits for.
+After spinning, threads on Linux sleep on the word itself (futex) until a thread changes it and wakes them. Yielding
+instead is harmful: with every core busy, it cost four fifths of the speed, whereas the futex cost half. Other systems
+have no such call that plain code can make, so a waiting thread sleeps for a few microseconds at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ..jit.dsl import inline, intrinsic
 from ..jit.emit import INT32, INT64, VOID, Emitter
 
-# About 0.15 ms at a barrier; between runs about 1 ms.
+# The number of spins at a barrier (about 0.15 ms), and the factor for waits between runs (about 1 ms).
 SPINS, START_PATIENCE = 3000, 7
 KNOWS_CORE = sys.platform.startswith("linux")
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
@@ -34,19 +34,19 @@ def _atomic(operation: str) -> Any:
     return change
 
 
-# Add to a word atomically, or write it, after everything written before it; they return what it was.
+# Add to a word, or write it, atomically and after all earlier writes. Both return the word's old value.
 fetch_add, exchange = _atomic("add"), _atomic("xchg")
 
 
 @intrinsic("int64", "int64", "int64", "int64")
 def replace(e: Emitter, address: Any, expected: Any, value: Any) -> Any:
-    """Write a word atomically if it is what is expected; returns what it was."""
+    """Write a word atomically if it has the expected value. Returns its old value."""
     return e.builder.extract_value(e.builder.cmpxchg(e.pointer(address), expected, value, "seq_cst", "seq_cst"), 0)
 
 
 @intrinsic("int64", "int64")
 def current(e: Emitter, address: Any) -> Any:
-    """Read a word atomically; what is read afterwards is at least as new."""
+    """Read a word atomically. Later reads see everything that was written before the word."""
     return e.builder.load_atomic(e.pointer(address), "acquire", 8, typ=INT64)
 
 
@@ -56,23 +56,23 @@ def _triple(e: Emitter) -> str:
 
 @intrinsic(None)
 def pause(e: Emitter) -> None:
-    """Tell the core that this is a waiting loop."""
+    """Signal to the core that this is a spin loop."""
     if _triple(e).startswith(("x86_64", "i")):
         e.call("llvm.x86.sse2.pause", VOID, [])
 
 
 @intrinsic("int64")
 def current_core(e: Emitter) -> Any:
-    """The core that this thread runs on right now; -1 where the system does not tell."""
+    """Return the core that this thread runs on now; -1 if the system does not report it."""
     if not KNOWS_CORE:
         return INT64(-1)
-    # No system call: Linux keeps the number in memory of the thread, or in a register.
+    # This is not a system call: Linux keeps the number in the thread's memory or in a register.
     return e.builder.sext(e.call("sched_getcpu", INT32, []), INT64)
 
 
 @intrinsic(None, "int64", "int64")
 def _sleep_while(e: Emitter, address: Any, value: Any) -> None:
-    """Sleep if the word still has this value, until it is woken (or, without a futex, for a moment)."""
+    """Sleep if the word still has this value, until a wake-up (or, without a futex, for a moment)."""
     if HAS_FUTEX:
         _futex(e, address, _FUTEX_WAIT_PRIVATE, value)
     else:
@@ -88,14 +88,14 @@ def _wake(e: Emitter, address: Any) -> None:
 
 
 def _futex(e: Emitter, address: Any, operation: int, value: Any) -> None:
-    """The system call; it looks at the low half of the word, which all our counters change."""
+    """Make the futex system call. It compares only the low half of the word, which every counter's change affects."""
     none = INT64(0)
     e.call("syscall", INT64, [INT64(_SYS_FUTEX), address, INT64(operation), value, none, none, none])
 
 
 @inline
 def wait_until(word: int, sleepers: int, target: int, spins: int) -> None:
-    """Until the word has reached a target; words only grow, so nobody can miss it."""
+    """Wait until a word has reached a target. Words only grow, so a thread cannot miss it."""
     tries = 0
     while current(word) < target:
         pause()
@@ -110,7 +110,7 @@ def wait_until(word: int, sleepers: int, target: int, spins: int) -> None:
 
 @inline
 def wake_waiting(word: int, sleepers: int) -> None:
-    """After the word has grown: wake those that sleep on it."""
-    # An atomic read that cannot happen before the word grew: a sleeper counts itself first and then looks at the word.
+    """Wake the threads that sleep on a word. Called after the word has grown."""
+    # This atomic read cannot move before the word's change. A sleeper first counts itself and then reads the word.
     if fetch_add(sleepers, 0) > 0:
         _wake(word)

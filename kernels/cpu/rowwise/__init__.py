@@ -1,6 +1,7 @@
-"""Native operators that work on every row alone: norms, element by element functions, gathers.
+"""Native operators that work on each row separately: norms, elementwise functions, gathers.
 
-Each module has a function that checks its arguments and returns a call. Operands are `Rows` (parts of wider rows will
-do) and float32 vectors; counts come from the step's context. A machine code operator exists per function and is
-compiled when a program first uses it. Knows nothing of operators' attributes, graphs, products or attention.
+Each module has functions that check their arguments and return a call. Operands are `Rows` (which may be parts of wider
+rows) and float32 vectors, and counts come from the step's context. Each function has a machine-code operator, which is
+compiled when a program first uses it. The package does not handle attributes of ONNX nodes, graphs, matmuls or
+attention.
 """

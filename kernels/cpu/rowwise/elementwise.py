@@ -1,7 +1,7 @@
-"""Functions of one or two numbers, element by element, with broadcasting; activations that gate another projection.
+"""Elementwise functions of one or two numbers, with broadcasting, and activations that gate another projection.
 
-Where an operand comes from is two steps, from a row to the next and from a column to the next, either of which may be
-zero: rows, a vector for all rows, a number per row and a single number are all the same to an operator.
+An operand has two steps in bytes: between rows, and between columns. Either step may be zero, so an operator handles
+rows, a vector for all rows, a number per row and a single number in the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..program.calls import PIECE, Call, Rows, check_rows, check_vector, piece_i
 
 
 class StridedOperand(Arguments, kw_only=False):
-    """Where an operand is: bytes from a row and from a column to the next."""
+    """An operand: an address, the bytes between rows, and the bytes between columns."""
 
     address: Address
     stride: int
@@ -32,7 +32,7 @@ class StridedOperand(Arguments, kw_only=False):
 
 
 class ElementwiseArguments(Arguments):
-    """Operands, the result, and the two numbers that every function takes."""
+    """Operands, the result, and the two parameters that every function takes."""
 
     a: StridedOperand
     b: StridedOperand
@@ -42,21 +42,21 @@ class ElementwiseArguments(Arguments):
     q: float
 
 
-# Rows; a float32 vector [width] or [1] for all rows.
+# Rows, or a float32 vector [width] or [1] for all rows.
 Operand = Rows | NDArray[np.float32]
 
 
 def unary(function: str, x: Rows, out: Rows, *parameters: float) -> Call:
-    """out = function(x), element by element: a key of UNARY and what it takes; out may be x itself."""
+    """Return a call that computes out = function(x). `function` is a key of UNARY; out may be x itself."""
     numbers = check_function(function, parameters)
     check_rows("x", x, out.counted, out.width)
     return _call(unary_op(function), _strided("x", x, out), _strided("x", x, out), out, numbers)
 
 
 def check_function(function: str, parameters: tuple[float, ...]) -> tuple[float, float]:
-    """The two parameters that every function takes, used or not."""
+    """Return the two parameters that every function takes, used or not. Raises ValueError for wrong parameters."""
     if function not in UNARY:
-        raise ValueError(f"no function of rows is named {function!r}; there are {', '.join(UNARY)}")
+        raise ValueError(f"{function!r} is not a function of rows; choose from {', '.join(UNARY)}")
     names = UNARY[function].parameters
     if len(parameters) != len(names):
         raise ValueError(f"{function} takes {len(names)} parameters {list(names)}, got {list(parameters)}")
@@ -65,20 +65,23 @@ def check_function(function: str, parameters: tuple[float, ...]) -> tuple[float,
 
 
 def binary(function: str, a: Operand, b: Operand, out: Rows) -> Call:
-    """out = function(a, b), element by element.
+    """Return a call that computes out = function(a, b), element by element.
 
     Args:
         function: a key of BINARY; "power" is slow.
         a, b: rows as wide as out, or of width 1 (a number per row); or a float32 vector [width] or [1].
-        out: rows; may be an operand as wide as itself, but not one of width 1 unless out has width 1 too.
+        out: rows; may be an operand of the same width. Rows of width 1 may be out only if out also has width 1.
     """
     if function not in BINARY:
-        raise ValueError(f"no function of two operands is named {function!r}; there are {', '.join(BINARY)}")
+        raise ValueError(f"{function!r} is not a function of two operands; choose from {', '.join(BINARY)}")
     return _call(binary_op(function), _strided("a", a, out), _strided("b", b, out), out, (0.0, 0.0))
 
 
 def gate(activation: str, gate: Rows, up: Rows, out: Rows, *parameters: float) -> Call:
-    """out = activation(gate) * up (SwiGLU, GEGLU: Shazeer 2020): a key of UNARY and what it takes; out may be one."""
+    """Return a call that computes out = activation(gate) * up (SwiGLU, GEGLU: Shazeer 2020).
+
+    `activation` is a key of UNARY. out may be gate or up itself.
+    """
     numbers = check_function(activation, parameters)
     for name, rows in (("gate", gate), ("up", up)):
         check_rows(name, rows, out.counted, out.width)
@@ -102,27 +105,27 @@ def _call(op: NativeOp, a: StridedOperand, b: StridedOperand, out: Rows, numbers
 
 @once
 def unary_op(name: str) -> NativeOp:
-    """The operator of a function of UNARY: its second operand does not matter."""
+    """Return the operator of a function of UNARY. The operator ignores its second operand."""
     function = UNARY[name].function
     return _op(f"unary_{name}", lambda a, b, p, q: function(a, p, q))
 
 
 @once
 def binary_op(name: str) -> NativeOp:
-    """The operator of a function of BINARY."""
+    """Return the operator of a function of BINARY."""
     function = BINARY[name]
     return _op(f"binary_{name}", lambda a, b, p, q: function(a, b))
 
 
 @once
 def gate_op(name: str) -> NativeOp:
-    """The operator of an activation of UNARY that gates another operand."""
+    """Return the operator that multiplies an activation of UNARY by a second operand."""
     activation = UNARY[name].function
     return _op(f"gate_{name}", lambda a, b, p, q: activation(a, p, q) * b)
 
 
 def _op(name: str, function: Callable[..., Any]) -> NativeOp:
-    """out = function(a, b, p, q); items are pieces of rows."""
+    """Return the operator that computes out = function(a, b, p, q). Items are pieces of rows."""
     combine = inline(function)
 
     def op(arguments: ElementwiseArguments, context: int, begin: int, end: int, scratch: int) -> int:

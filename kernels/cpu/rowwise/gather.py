@@ -1,6 +1,6 @@
-"""Rows chosen by indices of the step: an embedding's rows by tokens or positions, the rows whose logits are wanted.
+"""Selection of rows by indices of the step: embeddings of tokens or positions, and the rows of the logits.
 
-And columns chosen by a constant.
+Columns can be selected by a constant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..program.step_table import ErrorCode, StepField
 
 
 class GatherArguments(Arguments):
-    """A table of `table_rows` times context[table_counted] rows; `indices`: the context's field that points to them."""
+    """A table of `table_rows` * context[table_counted] rows. `indices`: context field with the indices' address."""
 
     table: Address
     table_stride: int
@@ -35,7 +35,7 @@ class GatherArguments(Arguments):
 
 
 _OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
-# Element type of a table -> LANES of its numbers at an address, one, and its bytes.
+# Element type of a table -> functions that load LANES numbers and one number, and the bytes of a number.
 ELEMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "bfloat16": (memory.load_bfloat16, memory.read_bfloat16, 2),
     "float16": (memory.load_half, memory.read_half, 2),
@@ -44,11 +44,13 @@ ELEMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
 
 
 def embedding(table: NDArray[Any], out: Rows, indices: StepField = StepField.TOKEN_IDS) -> Call:
-    """out[i] = table[indices[i]] as float32; a run with an index outside the table fails (INDEX_OUTSIDE_TABLE).
+    """Return a call that computes out[i] = table[indices[i]] as float32.
+
+    A run with an index outside the table fails (INDEX_OUTSIDE_TABLE).
 
     Args:
-        table: float32, float16 or bfloat16 [V, F], transposed ones included; it may be a memory-mapped file, of which
-            only the rows asked for are touched.
+        table: float32, float16 or bfloat16 [V, F], which may be transposed. It may be a memory-mapped file, and only
+            the requested rows are read.
         out: rows [TOKENS, F].
         indices: TOKEN_IDS or POSITIONS.
     """
@@ -58,16 +60,19 @@ def embedding(table: NDArray[Any], out: Rows, indices: StepField = StepField.TOK
             f"the table is {table.dtype} {list(table.shape)}, expected float32, float16 or bfloat16 [rows, width]"
         )
     check_rows("out", out, StepField.TOKENS, table.shape[1])
-    # The number of rows is written here, so it is context[ONE] times that.
+    # This table has a fixed number of rows, so this number is multiplied by context[ONE].
     strides = table.strides[0], table.strides[1]
     return _call(name, table.ctypes.data, strides, table.shape[0], StepField.ONE, table, out, indices)
 
 
 def logits_rows(x: Rows, out: Rows) -> Call:
-    """out[i] = x[wanted_rows[i]]; a run that wants a row which the step has not fails (INDEX_OUTSIDE_TABLE).
+    """Return a call that computes out[i] = x[logits_indices[i]].
+
+    A run with an index that is not a row of the step fails (INDEX_OUTSIDE_TABLE).
 
     Args:
-        x: rows [TOKENS, F]. out: rows [LOGITS_ROWS, F], not x.
+        x: rows [TOKENS, F].
+        out: rows [LOGITS_ROWS, F], other than x.
     """
     check_rows("x", x, StepField.TOKENS, out.width)
     check_rows("out", out, StepField.LOGITS_ROWS, x.width)
@@ -87,7 +92,7 @@ def _call(
 
 @once
 def gather_op(element: str, contiguous: bool) -> NativeOp:
-    """The operator for tables of an element type, with contiguous rows or not; items are rows of the output."""
+    """Return the operator for tables of an element type, with or without contiguous rows. Items are output rows."""
     load, read, itemsize = ELEMENTS[element]
 
     @inline
@@ -115,7 +120,11 @@ def gather_op(element: str, contiguous: bool) -> NativeOp:
 
 
 class ReorderArguments(Arguments):
-    """`order`: int64 [width of out], columns of x."""
+    """Rows, and the columns of x to select.
+
+    Attributes:
+        order: int64 [width of out], columns of x.
+    """
 
     x: Rows
     out: Rows
@@ -124,21 +133,25 @@ class ReorderArguments(Arguments):
 
 
 def reordered(x: Rows, order: NDArray[Any], out: Rows) -> Call:
-    """out[:, i] = x[:, order[i]].
+    """Return a call that computes out[:, i] = x[:, order[i]].
 
     Args:
-        x, out: rows of one kind; not the same. order: int64 [width of out], each from 0 to the width of x - 1.
+        x, out: different rows with the same count.
+        order: int64 [width of out], each from 0 to the width of x - 1.
     """
     columns = np.ascontiguousarray(order, np.int64)
     if columns.shape != (out.width,) or columns.min() < 0 or columns.max() >= x.width or x.counted != out.counted:
-        raise ValueError(f"order is {list(columns.shape)} of [{columns.min()}, {columns.max()}] for {x.width} columns")
+        raise ValueError(
+            f"order is {list(columns.shape)} with values from {columns.min()} to {columns.max()}, expected a column of "
+            f"x, which has {x.width}, for each column of out"
+        )
     arguments = ReorderArguments(x=x, out=out, order=columns.ctypes.data, held=(columns, x.held))
     return Call(_reorder, arguments, group_items(out))
 
 
 @native_op(ReorderArguments)
 def _reorder(arguments: ReorderArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items [begin, end): rows."""
+    """Copy selected columns. Items are rows."""
     for item in range(begin, end):
         source, target = row_at(arguments.x, item), row_at(arguments.out, item)
         for column in range(arguments.out.width):

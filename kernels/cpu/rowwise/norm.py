@@ -1,6 +1,6 @@
-"""RMS norm (Zhang & Sennrich 2019) and layer norm (Ba et al. 2016) of rows or of groups of them, alone or of a sum.
+"""RMS norm (Zhang & Sennrich 2019) and layer norm (Ba et al. 2016) of rows or groups of columns, with an optional sum.
 
-Numbers are float32, added up lane by lane; the variance is computed from deviations, in a second pass.
+Numbers are float32, added up lane by lane. The variance is computed from deviations, in a second pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from ..program.calls import NO_ROWS, Call, Rows, check_rows, check_vector, group
 
 
 class NormArguments(Arguments):
-    """Rows and vectors, 0 = absent; `vector_step`: bytes from a group's part of weight and shift to the next."""
+    """Rows and vectors; an address of 0 means absent.
+
+    Attributes:
+        vector_step: bytes between the parts of weight and shift for consecutive groups.
+    """
 
     x: Rows
     skip: Rows
@@ -43,22 +47,26 @@ def norm(
     x: Rows, weight: Scales, epsilon: float, out: Rows | None, *, centred: bool = False, bias: Scales | None = None,
     groups: int = 1, skip: Rows | None = None, input_bias: Scales | None = None, total: Rows | None = None,
 ) -> Call:  # fmt: skip
-    """out = s / sqrt(mean(s ** 2) + epsilon) * weight + bias, where s = x + skip + input_bias.
+    """Return a call that computes out = s / sqrt(mean(s ** 2) + epsilon) * weight + bias, s = x + skip + input_bias.
+
+    Each of out and total may be x or skip, but out and total must differ.
 
     Args:
-        x: rows [T, F]. skip, input_bias: [T, F] and float32 [F], or None.
+        x: rows [T, F].
+        skip: rows [T, F], or None.
+        input_bias: float32 [F], or None.
         weight, bias: float32 [F / groups], the same for every group, or [F].
-        out: [T, F], or None if only the sum is wanted. total: [T, F] that gets s, or None.
-        centred: the mean is taken away first: layer norm.
-        groups: equal parts of a row (the heads of q or k), each normalised alone.
-        Any of out and total may be x or skip, but not both the same.
+        out: rows [T, F], or None if only the sum is needed.
+        total: rows [T, F] that receive s, or None.
+        centred: True for layer norm, which first subtracts the mean.
+        groups: number of equal parts of a row (such as the heads of q or k), each of which is normalised separately.
     """
     if out is None and total is None:
-        raise ValueError("neither the normalised rows nor the sum are wanted: out and total are None")
+        raise ValueError("out and total are both None: there is nothing to compute")
     if total is not None and out is not None and total.address == out.address:
         raise ValueError("out and total are the same rows")
     if groups < 1 or x.width < groups or x.width % groups:
-        raise ValueError(f"x is [{x.counted.name}, {x.width}], which has no {groups} equal groups")
+        raise ValueError(f"x is [{x.counted.name}, {x.width}], which cannot be divided into {groups} equal groups")
     size = x.width // groups
     check_vector("weight", weight, (size, x.width))
     if bias is not None:
@@ -98,7 +106,7 @@ def _mean(x: int, size: int) -> Any:
 
 @inline
 def _variance(x: int, size: int, mean: float) -> Any:
-    """The mean square of the deviations from a mean."""
+    """Return the mean square of the deviations from a mean."""
     total = splat_float32(0.0)
     for first in range(0, size, LANES):
         left = size - first
@@ -119,7 +127,7 @@ def _write(x: int, size: int, mean: float, inverse: float, weight: int, shift: i
 
 @once
 def norm_op(centred: bool, summed: bool) -> NativeOp:
-    """The operator; items are groups of rows. Only that of sums can add and write the sum."""
+    """Return the operator. Items are the groups of each row. With `summed`, it also adds inputs and writes the sum."""
 
     def op(arguments: NormArguments, context: int, begin: int, end: int, scratch: int) -> int:
         groups, size = arguments.groups, arguments.size
@@ -137,7 +145,7 @@ def norm_op(centred: bool, summed: bool) -> NativeOp:
                     skip = row_at(arguments.skip, row) + offset
                 if bias != _NOWHERE:
                     bias += offset
-                # Without memory of its own the sum goes where the result will be.
+                # Without separate memory, the sum is written to the memory of the result.
                 total = out if total == _NOWHERE else row_at(arguments.total, row) + offset
                 _add(x, skip, bias, size, total)
                 x = total

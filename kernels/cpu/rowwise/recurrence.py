@@ -1,4 +1,4 @@
-"""Recurrent layers: one item is a piece of a sequence's state, which all rows of the sequence change in order."""
+"""Recurrent layers. An item is a piece of a sequence's state, which all rows of the sequence update in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..program.step_table import ErrorCode, StepField
 
 
 class RecurrenceArguments(Arguments):
-    """Rows, and the states: `stride` bytes from a slot to the next."""
+    """Rows, and the states, which are `stride` bytes apart."""
 
     x: Rows
     decay: Rows
@@ -25,7 +25,7 @@ class RecurrenceArguments(Arguments):
 
 
 def linear_recurrence(x: Rows, decay: Rows, out: Rows, layer: StateLayer) -> Call:
-    """See ir.LinearRecurrence."""
+    """Return the call of an `ir.LinearRecurrence`."""
     for name, rows in (("x", x), ("decay", decay), ("out", out)):
         check_rows(name, rows, StepField.TOKENS, layer.size)
     pieces = pieces_of(layer.size)
@@ -38,7 +38,7 @@ def linear_recurrence(x: Rows, decay: Rows, out: Rows, layer: StateLayer) -> Cal
 
 @native_op(RecurrenceArguments)
 def linear_recurrence_op(arguments: RecurrenceArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """The state stays in a register from row to row."""
+    """Update states and write rows. A piece of a state stays in a register from row to row."""
     starts = read_int64(context + 8 * StepField.SEQUENCE_STARTS)
     reads = read_int64(context + 8 * StepField.STATE_READS)
     writes = read_int64(context + 8 * StepField.STATE_WRITES)

@@ -1,6 +1,7 @@
-"""What the sampling kernels are made of: a row of logits, passes over it, and steps that leave fewer tokens in play.
+"""The parts of the sampling kernels: a row of logits, passes over the row, and steps that remove tokens from play.
 
-Knows arrays, steps and numbers that steer them (`kernels.sampling`); nothing of options, requests or text. `row` says
-how a row is represented, `passes` reads whole rows, `selection` keeps the best of an order; `truncation` and
-`repetition` hold the steps, `draw` the end and the random numbers. No row depends on another.
+The package depends on arrays, and on steps and their parameters (`kernels.sampling`); it is independent of options,
+requests and text. `row` defines the representation of a row, `passes` read whole rows, and `selection` keeps the first
+tokens of an order. `truncation` and `repetition` contain the steps, and `draw` the final draw and the random numbers.
+Rows are independent of one another.
 """

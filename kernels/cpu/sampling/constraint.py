@@ -1,4 +1,4 @@
-"""Masks with a bit per token, such as grammars make: only tokens whose bit is set stay in play."""
+"""Token masks with one bit per token, for example from grammars. Only tokens whose bit is set stay in play."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from ..jit.vector import LANES, load, splat_float32, store
 from .row import COUNT, MASKED, MAXIMUM, OPEN, OWNED, SCANNED, STATUS, TOKENS, VALUES, Row, current
 from .selection import LONGEST_LIST
 
-# Bits of a word: those of two vectors.
+# Number of bits in a word. A word covers two vectors.
 WORD = 32
 
 
 @intrinsic("int64", "int64")
 def _ones(e: Emitter, word: Any) -> Any:
-    """How many bits are set."""
+    """Return the number of bits that are set."""
     return e.call("llvm.ctpop.i64", word.type, [word])
 
 
 @intrinsic("int64", "int64")
 def _first_one(e: Emitter, word: Any) -> Any:
-    """The number of the lowest bit that is set."""
+    """Return the index of the lowest bit that is set."""
     return e.call("llvm.cttz.i64", word.type, [word, ir.IntType(1)(0)])
 
 
 @intrinsic(FLOATS, "int64", FLOATS, FLOATS)
 def _where_bits(e: Emitter, bits: Any, value: Any, other: Any) -> Any:
-    """`value` in the lanes whose bit (the lowest LANES) is set, elsewhere `other`."""
+    """Return `value` in the lanes whose bit (of the lowest LANES bits) is set, and `other` in the other lanes."""
     lanes = e.builder.bitcast(e.builder.trunc(bits, INT16), ir.VectorType(ir.IntType(1), LANES))
     return e.builder.select(lanes, value, other)
 
 
 @helper
 def constrain(row: Row, words: Any) -> None:
-    """Keep the tokens of an open row whose bit is set; few of them become candidates at once.
+    """Keep the tokens of an open row whose bit is set. If there are few, they become candidates immediately.
 
     Args:
-        words: uint32 [mask words]; bits behind the last token do not count.
+        words: uint32 [mask words]; bits after the last token are ignored.
     """
     count = 0
     for i in range(words.shape[0]):
@@ -56,7 +56,7 @@ def constrain(row: Row, words: Any) -> None:
 
 @helper
 def _list(row: Row, words: Any) -> None:
-    """Make candidates of the tokens whose bit is set, and see whether the row can be sampled."""
+    """Make candidates of the tokens whose bit is set, and check whether the row can be sampled."""
     logits, size = current(row), row.given.shape[0]
     count, highest, has_nan = 0, MASKED, False
     for i in range(words.shape[0]):
@@ -85,7 +85,7 @@ def _list(row: Row, words: Any) -> None:
 
 @helper
 def _mask(row: Row, words: Any) -> None:
-    """Copy the logits, minus infinity in place of those whose bit is not set."""
+    """Copy the logits, with minus infinity for tokens whose bit is not set."""
     logits, own, size = current(row), row.own, row.given.shape[0]
     masked = splat_float32(MASKED)
     whole = size // WORD

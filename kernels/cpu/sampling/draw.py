@@ -1,7 +1,7 @@
-"""The last step: one token of those in play, by inverse-transform sampling in the order of their ids.
+"""The last step: draw one of the tokens in play, by inverse-transform sampling in the order of their ids.
 
-Random numbers come from Philox4x64-10, a counter-based generator (Salmon et al. 2011): a number for each (seed, row,
-position), in any order, those of `numpy.random.Philox(key=[seed, row], counter=[position, 0, 0, 0])`.
+Random numbers come from Philox4x64-10, a counter-based generator (Salmon et al. 2011). Each (seed, row, position) has a
+fixed number, whatever the order: that of `numpy.random.Philox(key=[seed, row], counter=[position, 0, 0, 0])`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ZERO, _ONE, _SPARE_BITS = np.uint64(0), np.uint64(1), np.uint64(11)
 
 @helper
 def most_likely(row: Row) -> Any:
-    """The token with the largest logit, among equals the lowest id; candidates are in order of their ids."""
+    """Return the token with the largest logit (among equals, the lowest id). Candidates are in order of their ids."""
     if not row.flags[OPEN]:
         return _most_likely_candidate(row)
     scan(row)
@@ -54,10 +54,10 @@ def _most_likely_candidate(row: Row) -> Any:
 
 @helper
 def draw(row: Row, uniform: float) -> Any:
-    """A token, and its probability among those in play.
+    """Return a token, and its probability among the tokens in play.
 
     Args:
-        uniform: in [0, 1): the token at which the probabilities, added up, exceed it.
+        uniform: number in [0, 1). The result is the token at which the cumulative probability exceeds this number.
     """
     return _draw_open(row, uniform) if row.flags[OPEN] else _draw_candidate(row, uniform)
 
@@ -112,8 +112,8 @@ def _draw_in_block(row: Row, block: int, target: float, total: float) -> Any:
 
 @helper
 def uniforms(seed: Any, row: Any, position: Any) -> Any:
-    """Two independent numbers in [0, 1); the arguments are uint64."""
-    # NumPy's generator counts before it draws.
+    """Return two independent numbers in [0, 1). The arguments are uint64."""
+    # NumPy's generator increments the counter before it draws.
     a, b, c, d = position + _ONE, _ZERO, _ZERO, _ZERO
     key_0, key_1 = seed, row
     for round_ in range(_ROUNDS):
@@ -127,7 +127,7 @@ def uniforms(seed: Any, row: Any, position: Any) -> Any:
 
 @helper
 def _high_product(x: Any, y: Any) -> Any:
-    """The upper 64 of the 128 bits of x * y."""
+    """Return the upper 64 of the 128 bits of x * y."""
     x_low, x_high, y_low, y_high = x & _LOW_HALF, x >> _HALF, y & _LOW_HALF, y >> _HALF
     middle = x_high * y_low + ((x_low * y_low) >> _HALF)
     other = x_low * y_high + (middle & _LOW_HALF)

@@ -1,4 +1,4 @@
-"""Log-probabilities: the normalizer of a row in float64, and its largest logits."""
+"""Log-probabilities: the log-normaliser of a row in float64, and its largest logits."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _BIAS, _MANTISSA_BITS = np.int64(1023), np.int64(52)
 
 @contracted
 def _exp(x: float) -> Any:
-    """e ** x within 3e-16 of it, for -700 <= x <= 0; simple enough for the compiler to do several at a time."""
+    """Return e ** x within 3e-16 for -700 <= x <= 0, in a form that the compiler can vectorise."""
     k = math.floor(x * _LOG2_E + 0.5)
     r = (x - k * _LN2_HIGH) - k * _LN2_LOW
-    # The exponential series up to r ** 13 / 13!: with |r| <= ln 2 / 2 the rest is below 1e-17.
+    # The exponential series up to r ** 13 / 13!: with |r| <= ln 2 / 2 the remainder is below 1e-17.
     p = r * (1 / 6227020800) + 1 / 479001600
     p = (p * r + 1 / 39916800) * r + 1 / 3628800
     p = (p * r + 1 / 362880) * r + 1 / 40320
@@ -44,7 +44,7 @@ def _exp(x: float) -> Any:
 
 @helper
 def _log_normalizer(row: Row, weights: Any) -> Any:
-    """log(sum(exp(logits))) of an open row; weights: float64 [_CHUNK], room to work."""
+    """Return log(sum(exp(logits))) of an open row. `weights` is scratch memory, float64 [_CHUNK]."""
     size, highest = row.given.shape[0], row.state[MAXIMUM]
     total = 0.0
     for first in range(0, size, _CHUNK):
@@ -65,7 +65,7 @@ def _log_normalizer(row: Row, weights: Any) -> Any:
 
 @helper
 def _write_largest(row: Row, out: Any) -> None:
-    """Ids of the largest logits, as many as `out` holds."""
+    """Fill `out` with the ids of the largest logits."""
     top_k(row, out.shape[0])
     if row.flags[OPEN]:
         close(row, -math.inf)
@@ -78,7 +78,7 @@ def _write_largest(row: Row, out: Any) -> None:
 
 
 class NormalizerArguments(Arguments):
-    """`count` of `logits` rows by their numbers, the memory to work in, and where the results go; `top` tokens each."""
+    """`count` row indices of `logits`, the memory to work in, the destination of results, and `top` tokens per row."""
 
     logits: Address
     rows: Address
@@ -91,7 +91,7 @@ class NormalizerArguments(Arguments):
 
 @native_op(NormalizerArguments)
 def normalize_slots(arguments: NormalizerArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Slots [begin, end): the normalizers of their rows (NaN if the row has none), and their likeliest tokens."""
+    """Compute the log-normalisers (NaN if there is none) and likeliest tokens of the rows of slots [begin, end)."""
     weights = _chunk()
     count, slots, top = arguments.count, arguments.workspace.slots, arguments.top
     rows, normalizers = _integers(arguments.rows, count), _doubles(arguments.normalizers, count)

@@ -1,4 +1,4 @@
-"""Passes over all logits of an open row, in whole vectors, and in blocks whose maxima spare later passes most of it."""
+"""Passes over all logits of an open row, in vectors and blocks. Block maxima let later passes skip most of the row."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from .row import (
     writable,
 )
 
-# Weights below e to this (1.6e-38) are left out: what follows are denormal numbers, which take processors a hundred
-# times as long, and masked tokens.
+# Weights below e to the power of this number (1.6e-38) are left out. They belong to masked tokens, or are denormal
+# numbers, which take processors a hundred times as long.
 _LOWEST_EXPONENT = -87.0
-# Dividing by a smaller temperature separates no two float32 logits that this one would not.
+# A temperature of 1 / this number already separates all float32 logits that a smaller temperature would separate.
 _LARGEST_SCALE = 1e30
 NO_CENTRE = np.float32(np.nan)
 _LOWEST_FLOAT = np.float32(-3.4028235e38)
@@ -45,19 +45,19 @@ _SMALLEST_FLOAT = np.float32(1e-45)
 
 @intrinsic(FLOATS, FLOATS, FLOATS, FLOATS, FLOATS)
 def choose(e: Emitter, key: Any, bound: Any, value: Any, other: Any) -> Any:
-    """value where key >= bound, elsewhere other: float32 vectors, lane by lane."""
+    """Return value where key >= bound, else other: float32 vectors, lane by lane."""
     return e.builder.select(e.builder.fcmp_ordered(">=", key, bound), value, other)
 
 
 @helper
 def num_blocks(row: Row) -> Any:
-    """Blocks of the row, a last incomplete one included."""
+    """Return the number of blocks of the row, including an incomplete last block."""
     return -(-row.given.shape[0] // BLOCK)
 
 
 @helper
 def scan(row: Row) -> None:
-    """Find the maxima of the blocks and of the row, and whether the row can be sampled at all."""
+    """Find the maxima of the blocks and of the row, and check whether the row can be sampled at all."""
     if row.flags[SCANNED]:
         return
     logits, size = current(row), row.given.shape[0]
@@ -78,7 +78,7 @@ def scan(row: Row) -> None:
         highest = max(highest, peak)
     row.state[MAXIMUM] = highest
     row.flags[SCANNED], row.state[SUMMED_AT] = 1, NOWHERE
-    # No NaN leaves a sum again, but infinities of both signs make one too.
+    # A NaN never disappears from a sum, but infinities of both signs also produce one.
     has_nan = False
     for token in range(0 if math.isnan(reduce_add(sums)) else whole * BLOCK, size):
         has_nan = has_nan or math.isnan(logits[token])
@@ -92,7 +92,7 @@ def scan(row: Row) -> None:
 
 @helper
 def total_weight(row: Row) -> Any:
-    """Sum w over all tokens, where w = e ** d and d = (logit - maximum) / temperature.
+    """Return the sum of w over all tokens, where w = e ** d and d = (logit - maximum) / temperature.
 
     Weights are float32, added up block by block (SUMS) and then in float64.
     """
@@ -101,11 +101,11 @@ def total_weight(row: Row) -> Any:
 
 @helper
 def weight_and_moment(row: Row) -> Any:
-    """Sum w, and sum w * d, of `total_weight`."""
+    """Return the sum of w and the sum of w * d, where w and d are defined as in `total_weight`."""
     return _weights(row, True)
 
 
-@inline  # so that each of the two is compiled for itself
+@inline  # so that each of the two variants is compiled separately
 def _weights(row: Row, with_moment: bool) -> Any:
     scan(row)
     if row.state[SUMMED_AT] == row.state[TEMPERATURE] and not with_moment:
@@ -146,7 +146,7 @@ def _weights(row: Row, with_moment: bool) -> Any:
 
 @helper
 def standard_deviation(row: Row) -> Any:
-    """Of all logits that are not masked (over their number, not one less)."""
+    """Return the standard deviation of all logits that are not masked (divided by their number, not by one less)."""
     scan(row)
     distances, count = _sum(row, np.float32(row.state[MAXIMUM]), False)
     mean = np.float32(row.state[MAXIMUM] + distances / count)
@@ -155,7 +155,7 @@ def standard_deviation(row: Row) -> Any:
 
 @helper
 def _sum(row: Row, centre: Any, squared: bool) -> Any:
-    """Sum of (logit - centre), or of its squares, over the tokens that are not masked, and their number."""
+    """Return the sum of (logit - centre), or of its square, over the unmasked tokens, and their number."""
     logits, size = current(row), row.given.shape[0]
     whole = size // BLOCK
     zero, one, lowest = splat_float32(0.0), splat_float32(1.0), splat_float32(_LOWEST_FLOAT)
@@ -179,19 +179,19 @@ def _sum(row: Row, centre: Any, squared: bool) -> Any:
 
 @helper
 def key_of(logit: Any, centre: Any) -> Any:
-    """A token's position in an order: its logit (NO_CENTRE), or minus the distance of its logit from a centre."""
+    """Return a token's key in an order: its logit (NO_CENTRE), or minus the distance of its logit from a centre."""
     return logit if math.isnan(centre) else -abs(logit - centre)
 
 
 @helper
 def measure(row: Row, centre: Any, floor: float) -> Any:
-    """Weight (as in `total_weight`) and number of the tokens with key_of(logit, centre) >= floor; all float32."""
+    """Return the weight (see `total_weight`) and number of tokens with key_of(logit, centre) >= floor, in float32."""
     scan(row)
     logits, size = current(row), row.given.shape[0]
     highest, temperature = np.float32(row.state[MAXIMUM]), row.state[TEMPERATURE]
     scale = np.float32(min(1.0 / temperature, _LARGEST_SCALE))
     by_distance = not math.isnan(centre)
-    least = max(np.float32(floor), _LOWEST_FLOAT)  # so that masked tokens do not count
+    least = max(np.float32(floor), _LOWEST_FLOAT)  # so that masked tokens are not counted
     bound, zero, one = splat_float32(least), splat_float32(0.0), splat_float32(1.0)
     lowest_maximum = centre + least if by_distance else least
     total, counts = 0.0, zero
@@ -235,14 +235,14 @@ def gather(row: Row, floor: float) -> None:
 
 @helper
 def close(row: Row, floor: float) -> None:
-    """Only tokens with at least this logit stay in play, as candidates."""
+    """Keep only tokens with at least this logit in play, as candidates."""
     gather(row, floor)
     row.flags[OPEN] = 0
 
 
 @helper
 def next_above(x: Any) -> Any:
-    """The next larger float32; infinity and NaN stay."""
+    """Return the next larger float32. Infinity and NaN are returned unchanged."""
     if x == 0:
         return _SMALLEST_FLOAT
     if not x < np.inf:
@@ -253,7 +253,7 @@ def next_above(x: Any) -> Any:
 
 @helper
 def mask(row: Row, centre: Any, floor: Any, last: int) -> None:
-    """Only tokens with a larger key than `floor` (float32) stay in play, and those of this key up to the id `last`."""
+    """Mask all tokens except those with a key larger than `floor` (float32), or equal to it and an id up to `last`."""
     logits, size = writable(row), row.given.shape[0]
     by_distance = not math.isnan(centre)
     masked, bound = splat_float32(MASKED), splat_float32(floor)
@@ -275,5 +275,5 @@ def mask(row: Row, centre: Any, floor: Any, last: int) -> None:
 
 @helper
 def below(value: float) -> Any:
-    """A little less than value: a floor that rounding cannot lift above what is asked for."""
+    """Return a number slightly below value: a floor that rounding cannot lift above the requested value."""
     return value - 1e-5 * (1.0 + abs(value))

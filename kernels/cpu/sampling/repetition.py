@@ -1,6 +1,6 @@
-"""Steps that look at the history: penalties, DRY, and n-grams that may not occur twice.
+"""Steps that read the history: penalties, DRY, and n-grams that must not repeat.
 
-They touch only tokens that occurred: the history first marks them, the marks are then read token by token and cleared.
+The steps change only tokens that occurred. These are first marked, then the marks are read token by token and cleared.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from ..jit.dsl import helper
 from .row import COUNT, MARKS, MASKED, OPEN, TEMPERATURE, TOKENS, VALUES, Row, writable
 
-# No penalty is larger, so that it stays a number.
+# The maximum penalty, so that logits remain finite.
 _LARGEST_PENALTY = 1e38
 
 
 def _changer(changed: Any) -> Any:
-    """A helper that changes the logits of marked tokens of a history, `changed` says to what, and takes the marks away.
+    """Return a helper that applies `changed` to the logits of marked tokens of a history, and clears the marks.
 
-    Its last argument are the numbers that `changed` gets beside the logit and the mark.
+    The helper's last argument holds the numbers that `changed` receives in addition to the logit and the mark.
     """
 
     @helper
@@ -64,13 +64,13 @@ _penalise, _subtract = _changer(_penalised), _changer(_less_repeated)
 
 @helper
 def penalties(row: Row, tokens: Any, first_output: int, repetition: float, presence: float, frequency: float) -> None:
-    """The repetition penalty over all tokens (Keskar et al. 2019), presence and frequency penalties over the output.
+    """Apply the repetition penalty (Keskar et al. 2019) to all tokens, and the other penalties to the output.
 
-    A logit is divided by the repetition penalty if positive, otherwise multiplied (as the authors' code does); then
-    presence, and frequency times the number of occurrences, are subtracted (as the OpenAI API documents them).
+    A logit is divided by the repetition penalty if positive, otherwise multiplied (as in the authors' code). Then
+    presence, and frequency times the number of occurrences, are subtracted (as documented for the OpenAI API).
 
     Args:
-        tokens: int32 [L], the part of the history that counts.
+        tokens: int32 [L], the part of the history that is considered.
         first_output: index in `tokens` of the first token that was generated.
     """
     # A mark is one more than the number of occurrences in the output.
@@ -81,23 +81,23 @@ def penalties(row: Row, tokens: Any, first_output: int, repetition: float, prese
             marks[token] = 1
         if i >= first_output:
             marks[token] += 1
-    # The logits were divided by the temperature in name only, so what is subtracted is multiplied by it.
+    # The temperature is only recorded, not applied to the logits, so the penalties are multiplied by it.
     temperature = row.state[TEMPERATURE]
     _penalise(row, tokens, (repetition, presence * temperature, frequency * temperature))
 
 
 @helper
 def dry(row: Row, tokens: Any, limit: int, multiplier: float, base: float, allowed_length: int, same: Any) -> None:
-    """Penalise tokens that would continue a repetition, more for longer ones: "Don't repeat yourself".
+    """Penalise tokens that would continue a repetition, and longer repetitions more: "Don't repeat yourself".
 
-    If the last m tokens occurred before, the token that followed them there loses multiplier * base ** (m -
-    allowed_length), for the largest such m, if m is at least allowed_length. Published by p-e-w as
+    If the last m tokens occurred before, multiplier * base ** (m - allowed_length) is subtracted from the logit of the
+    token that followed them there, for the largest such m, if m is at least allowed_length. Published by p-e-w as
     text-generation-webui pull request 5677 (2024).
 
     Args:
-        tokens: int32 [L], the part of the history that counts.
-        limit: how many tokens at its end may be part of a repetition: those behind the last sequence breaker.
-        same: int32 [>= L], room to work.
+        tokens: int32 [L], the part of the history that is considered.
+        limit: number of tokens at the end that may be part of a repetition: those after the last sequence breaker.
+        same: int32 [>= L], scratch memory.
     """
     if limit < allowed_length:
         return
@@ -107,10 +107,10 @@ def dry(row: Row, tokens: Any, limit: int, multiplier: float, base: float, allow
 
 @helper
 def _mark_continuations(marks: Any, tokens: Any, limit: int, allowed_length: int, same: Any) -> None:
-    """Mark each token with the length of the longest repetition it would continue.
+    """Mark each token with the length of the longest repetition that it would continue.
 
-    same[i] is how many tokens agree, going back from the end and from i tokens before the end: the Z-algorithm on the
-    reversed history, linear in its length.
+    same[i] is the number of equal tokens when the history is compared backwards from its end and from i tokens before
+    its end. The numbers are computed by the Z-algorithm on the reversed history, in linear time.
     """
     size = tokens.shape[0]
     begin = end = 0
@@ -128,7 +128,7 @@ def _mark_continuations(marks: Any, tokens: Any, limit: int, allowed_length: int
 
 @helper
 def forbid_repeated_ngrams(row: Row, tokens: Any, size: int) -> None:
-    """Mask tokens that would complete an n-gram of this size that occurred before (Paulus et al. 2017); 0 = none."""
+    """Mask tokens that would complete an n-gram of this size that occurred before (Paulus et al. 2017); 0 = off."""
     if size == 0:
         return
     length = tokens.shape[0]
@@ -144,7 +144,7 @@ def forbid_repeated_ngrams(row: Row, tokens: Any, size: int) -> None:
 
 @helper
 def edit(row: Row, ids: Any, values: Any) -> None:
-    """Add a value to each of these tokens' logits; minus infinity masks."""
+    """Add a value to the logit of each of these tokens. Minus infinity masks the token."""
     if ids.shape[0] == 0:
         return
     logits = writable(row)

@@ -1,10 +1,11 @@
-"""One row of logits on its way to a token.
+"""One row of logits while a token is sampled from it.
 
-A row is **open** at first: the logits themselves say which tokens are in play (masked ones are -inf). A step that
-leaves few of them **closes** it: the few become a list of candidates in order of their ids, and later steps look at
-nothing else. Whoever changes logits of an open row first takes a copy (`writable`), so the caller's never change.
+At first a row is **open**: the logits themselves determine which tokens are in play (masked tokens are -inf). A step
+that leaves few tokens **closes** the row: the tokens become a list of candidates in order of their ids, and later steps
+read only this list. A step that changes logits of an open row copies them first (`writable`), so the caller's logits
+never change.
 
-Order among tokens, wherever one is needed: the larger logit first, among equals the lower id.
+In every order of tokens, larger logits come first, and among equal logits, lower ids come first.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from ..jit.vector import LANES
 _floats, _float_rows = array_at("float32", 1), array_at("float32", 2)
 _doubles, _double_rows = array_at("float64", 1), array_at("float64", 2)
 _integers, _integer_rows = array_at("int64", 1), array_at("int32", 2)
-# Tokens whose largest logit is known.
+# Tokens per block. The largest logit of each block is stored.
 BLOCK = 2 * LANES
 
 
 class Row(NamedTuple):
-    """The arrays that belong to a row while it is worked on.
+    """The arrays that belong to a row while it is processed.
 
     Attributes:
         given: float32 [V], the caller's logits; read only.
-        own: float32 [V], the copy, where flags[OWNED].
-        blocks: float32 [2, blocks]: largest logit (MAXIMA) and sum of the weights (SUMS) of each block of tokens.
-        numbers: float64 [3, V], of each candidate: logit (VALUES), weight (WEIGHTS: e to the distance from the
-            maximum over the temperature), and another order (KEYS).
-        ids: int32 [3, V]: token of each candidate (TOKENS), room for sorting (ORDER), and, per token and zero between
-            uses, what the history says of it (MARKS).
-        state: float64 [4]: the largest logit in play (MAXIMUM), what logits were divided by so far (TEMPERATURE);
-            `total_weight` (TOTAL), and the temperature it was found at (SUMMED_AT, or NOWHERE).
+        own: float32 [V], the copy of the logits, if flags[OWNED].
+        blocks: float32 [2, blocks]: largest logit (MAXIMA) and sum of weights (SUMS) of each block of tokens.
+        numbers: float64 [3, V], of each candidate: logit (VALUES), weight (WEIGHTS: e to the power of the distance from
+            the maximum over the temperature), and the key of another order (KEYS).
+        ids: int32 [3, V]: token of each candidate (TOKENS), scratch memory for sorting (ORDER), and marks of the
+            history per token, which are zero between uses (MARKS).
+        state: float64 [4]: largest logit in play (MAXIMUM), product of the temperatures applied so far (TEMPERATURE),
+            `total_weight` (TOTAL), and the temperature at which it was computed (SUMMED_AT, or NOWHERE).
         flags: int64 [5], see OPEN to STATUS.
     """
 
@@ -55,16 +56,16 @@ VALUES, WEIGHTS, KEYS = 0, 1, 2
 TOKENS, ORDER, MARKS = 0, 1, 2
 MAXIMUM, TEMPERATURE, TOTAL, SUMMED_AT = 0, 1, 2, 3
 NOWHERE = -1.0
-# Is the row open? Is `own` in use? Are maxima up to date? How many candidates are there? What went wrong?
+# True if the row is open; if `own` is in use; if maxima are up to date; the number of candidates; the status.
 OPEN, OWNED, SCANNED, COUNT, STATUS = 0, 1, 2, 3, 4
-# Rows of blocks, of numbers and of ids; states and flags.
+# Numbers of rows of `blocks`, `numbers` and `ids`, and sizes of `state` and `flags`.
 _BLOCKS, _NUMBERS, _IDS, _STATES, _FLAGS = 2, 3, 3, 4, 5
 MASKED = np.float32(-np.inf)
 
 
 @helper
 def reset(row: Row) -> None:
-    """Begin with untouched logits, all of them in play."""
+    """Start with the caller's logits, with all tokens in play."""
     row.flags[OPEN] = 1
     row.flags[OWNED] = row.flags[SCANNED] = row.flags[COUNT] = row.flags[STATUS] = 0
     row.state[TEMPERATURE] = 1.0
@@ -72,13 +73,13 @@ def reset(row: Row) -> None:
 
 @helper
 def current(row: Row) -> Any:
-    """The logits of an open row, float32 [V]."""
+    """Return the logits of an open row, float32 [V]."""
     return row.own if row.flags[OWNED] else row.given
 
 
 @helper
 def writable(row: Row) -> Any:
-    """The logits of an open row, to be changed: a copy, of which nothing is known any more."""
+    """Return the logits of an open row for changes: a copy, whose maxima must be computed again."""
     if not row.flags[OWNED]:
         for token in range(row.given.shape[0]):
             row.own[token] = row.given[token]
@@ -88,8 +89,9 @@ def writable(row: Row) -> Any:
 
 
 class Workspace(Arguments):
-    """Memory for `slots` slots; a slot works on one row of `vocab_size` logits after another. Arrays are [slots, ...],
-    see `Row`; pages are touched only when needed.
+    """Memory for `slots` slots. A slot processes one row of `vocab_size` logits after another.
+
+    Arrays are [slots, ...], see `Row`. Pages of memory are touched only when they are needed.
     """
 
     slots: int
@@ -104,7 +106,7 @@ class Workspace(Arguments):
 
     @classmethod
     def allocate(cls, slots: int, vocab_size: int) -> Workspace:
-        """Memory for rows of vocab_size logits."""
+        """Return the memory for rows of vocab_size logits."""
         blocks = -(-vocab_size // BLOCK)
         return cls(
             slots=slots,
@@ -121,7 +123,7 @@ class Workspace(Arguments):
 
 @inline
 def row_in_slot(slots: Workspace, slot: int, given: int) -> Any:
-    """A row whose logits lie at an address, in a slot."""
+    """Return a row in a slot, with logits at an address."""
     size, blocks = slots.vocab_size, slots.blocks_per_row
     return Row(
         _floats(given, size),

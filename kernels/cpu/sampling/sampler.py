@@ -1,4 +1,4 @@
-"""The CPU's sampler: operators that take rows through their steps, and what runs them."""
+"""The CPU's sampler: operators that apply the sampling steps to rows, and the class that runs them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from .truncation import min_p, mirostat, top_k, top_n_sigma, top_p, typical_p, x
 
 _integers, _doubles, _floats = array_at("int64", 1), array_at("float64", 1), array_at("float32", 1)
 _ids, _counters, _words = array_at("int32", 1), array_at("uint64", 1), array_at("uint32", 1)
-# Per logit, on one thread.
+# Costs per logit, on one thread.
 _NANOSECONDS_TO_SAMPLE, _NANOSECONDS_TO_SUM = 0.5, 2.0
-# Rows of so few logits become a list of candidates at once, exact to float64.
+# Rows of up to this number of logits become a list of candidates immediately, which is exact to float64.
 _SHORT_ROW = 1024
 
 
 @helper
 def _last(tokens: Any, count: float) -> Any:
-    """The last `count` tokens, which may be infinite."""
+    """Return the last `count` tokens; `count` may be infinite."""
     return tokens[int(max(0.0, tokens.shape[0] - count)) :]
 
 
 @helper
 def _apply_rare(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float, same: Any) -> None:
-    """A step that few ask for."""
+    """Apply a step that is rarely used."""
     if step == Step.DRY:
         window = _last(tokens, settings[Setting.DRY_LAST_N])
         allowed = int(settings[Setting.DRY_ALLOWED_LENGTH])
@@ -63,8 +63,8 @@ def _apply_rare(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin
 
 @helper
 def _look(row: Row, settings: Any) -> None:
-    """See whether the row can be sampled."""
-    if not row.flags[OPEN]:  # a mask left few tokens, and found out
+    """Check whether the row can be sampled."""
+    if not row.flags[OPEN]:  # `constrain` has already checked a row with few tokens
         return
     scan(row)
     if row.flags[STATUS] == FINE and row.given.shape[0] <= _SHORT_ROW and settings[Setting.TEMPERATURE] != 0:
@@ -73,7 +73,7 @@ def _look(row: Row, settings: Any) -> None:
 
 @helper
 def _write_distribution(row: Row, out: Any, certain: int) -> None:
-    """Probabilities of all tokens, float64 [V]; `certain` is a token that has them all, or -1."""
+    """Write the probabilities of all tokens, float64 [V]. `certain` is a token with probability 1, or -1."""
     for token in range(out.shape[0]):
         out[token] = 0.0
     if certain >= 0:
@@ -90,11 +90,11 @@ def _write_distribution(row: Row, out: Any, certain: int) -> None:
 
 
 class SamplingArguments(Arguments):
-    """`count` rows to sample (see `SamplingBatch`), the memory to work in, and where the results go.
+    """`count` rows to sample (see `SamplingBatch`), the memory to work in, and the destination of results.
 
-    `taken`: rows that somebody has begun. `outcomes`: of each row its token and its status, int64, and the token's
-    probability, float64. `distributions`: 0, or float64 [count, vocab_size]. `same`: room of `same_length` int32 per
-    slot for DRY.
+    `taken` counts the rows that slots have started. `outcomes` holds each row's token and status, int64, and the
+    token's probability, float64. `distributions` is 0, or float64 [count, vocab_size]. `same` is scratch memory for
+    DRY, with `same_length` int32 per slot.
     """
 
     logits: Address
@@ -115,17 +115,17 @@ class SamplingArguments(Arguments):
     same_length: int
 
 
-# Where the parts of a row and of an outcome begin.
+# Offsets of the parts of a row and of an outcome.
 _ROW_BYTES, _OUTCOME_BYTES, _PROBABILITY = ROW.itemsize, 24, 16
 _OFFSETS = {name: offset for name, (_, offset, *_) in (ROW.fields or {}).items()}
 _STEPS, _SETTINGS, _COUNTER, _SPAN = (_OFFSETS[name] for name in ("steps", "settings", "counter", "span"))
 
 
 def _sampler(name: str, rare: bool) -> NativeOp:
-    """An operator that takes rows through their steps; items are slots.
+    """Return an operator that applies the sampling steps to rows. Items are slots.
 
     Args:
-        rare: whether it knows what few ask for: rare steps, n-grams that may not repeat, distributions.
+        rare: True to support rarely used features: rare steps, n-grams that must not repeat, distributions.
     """
 
     @helper
@@ -189,7 +189,7 @@ def _sampler(name: str, rare: bool) -> NativeOp:
             _write_distribution(row, out, chosen if is_greedy else -1)
 
     def sample(arguments: SamplingArguments, context: int, begin: int, end: int, scratch: int) -> int:
-        # Some rows take twice as long as others: a slot takes the next one when it is done.
+        # Some rows take twice as long as others, so a slot takes the next row when it has finished a row.
         for slot in range(begin, end):
             i = fetch_add(arguments.taken, 1)
             while i < arguments.count:
@@ -200,13 +200,13 @@ def _sampler(name: str, rare: bool) -> NativeOp:
     return native_op(SamplingArguments, name=name)(sample)
 
 
-# Most requests ask for common steps only: few kernels to compile. The other operator knows all.
+# Most requests use only common steps, for which few kernels must be compiled. The other operator supports all steps.
 sample_slots = _sampler("sample_slots", False)
 sample_slots_by_any_steps = _sampler("sample_slots_by_any_steps", True)
 
 
 def _longest(batch: SamplingBatch) -> int:
-    """Tokens of the longest history, where a row takes DRY; 0 where none does."""
+    """Return the length of the longest history if any row uses DRY, else 0."""
     if not (batch.rows["steps"] == Step.DRY).any():
         return 0
     spans = batch.rows["span"]
@@ -214,7 +214,7 @@ def _longest(batch: SamplingBatch) -> int:
 
 
 def _given(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Asking an array for its address takes longer than asking whether it is empty."""
+    """Return None for an empty array: getting an array's address takes longer than checking whether it is empty."""
     return array if len(array) else None
 
 
@@ -225,7 +225,7 @@ class CpuSampler:
 
     def __init__(self, threads: Threads, vocab_size: int) -> None:
         self._threads = threads
-        # More slots than threads, so that a core that something else slows down gets fewer of them.
+        # More slots than threads, so that a core that is slowed down by other work gets fewer slots.
         self._workspace = Workspace.allocate(2 * threads.count, vocab_size)
         self._programs: dict[NativeOp, NodeProgram] = {}
 
@@ -242,7 +242,7 @@ class CpuSampler:
         self._run(
             sample_slots if batch.plain and distributions is None else sample_slots_by_any_steps,
             _NANOSECONDS_TO_SAMPLE * count * size,
-            rows=batch.rows.ctypes.data,  # an array of records is slow to ask for its address in the usual way
+            rows=batch.rows.ctypes.data,  # the usual way to get an address is slow for an array of records
             logits=logits,
             count=count,
             taken=np.zeros(1, np.int64),
@@ -282,7 +282,7 @@ class CpuSampler:
         return normalizers, tokens
 
     def _run(self, op: NativeOp, nanoseconds: float, **given: Any) -> None:
-        """Run an operator over all slots; what it is given besides the workspace is bound."""
+        """Run an operator over all slots. All arguments except the workspace are bound."""
         program = self._programs.get(op)
         if program is None:
             assert op.arguments is not None

@@ -1,4 +1,4 @@
-"""Keeping the first tokens of an order, as many as reach a weight: selection without sorting."""
+"""Selection, without sorting, of the first tokens of an order that together reach a weight."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..jit.memory import stack_array
 from .passes import NO_CENTRE, below, close, key_of, mask, measure
 from .row import COUNT, KEYS, MASKED, MAXIMUM, ORDER, TEMPERATURE, TOKENS, VALUES, WEIGHTS, Row, current
 
-# More candidates than this are left in the row.
+# Maximum length of a list of candidates. A row with more candidates stays open.
 LONGEST_LIST = 2048
-# Distances from the top, in units of temperature, at which the search for enough weight begins and ends.
+# Distances from the top, in units of temperature, at which the search for enough weight starts and ends.
 _FIRST_DISTANCE, _LAST_DISTANCE = 4.0, 100.0
-# So few are sorted.
+# Maximum number of entries that are sorted.
 _SMALL = 32
 _nine = stack_array("float64", 9)
 
 
 @helper
 def weigh(row: Row) -> Any:
-    """Weights of the candidates relative to the largest; returns their sum."""
+    """Compute the weights of the candidates relative to the largest weight, and return their sum."""
     values, weights, count = row.numbers[VALUES], row.numbers[WEIGHTS], row.flags[COUNT]
     highest = -math.inf
     for i in range(count):
@@ -38,7 +38,7 @@ def weigh(row: Row) -> Any:
 
 @helper
 def keep_at_least(row: Row, numbers: Any, least: float) -> None:
-    """Keep the candidates whose number is at least `least`."""
+    """Keep the candidates whose entry in `numbers` is at least `least`."""
     values, tokens = row.numbers[VALUES], row.ids[TOKENS]
     kept = 0
     for i in range(row.flags[COUNT]):
@@ -50,7 +50,7 @@ def keep_at_least(row: Row, numbers: Any, least: float) -> None:
 
 @helper
 def keep_first(row: Row, keys: Any, target: float) -> None:
-    """Keep the fewest candidates whose weights reach `target`: larger keys first, among equals the lower id."""
+    """Keep the fewest candidates whose weights reach `target`: larger keys first, and among equals, lower ids first."""
     if row.flags[COUNT] == 0:
         return
     last = find_last(keys, row.numbers[WEIGHTS], row.ids[ORDER], row.flags[COUNT], target)
@@ -66,22 +66,22 @@ def keep_first(row: Row, keys: Any, target: float) -> None:
 
 @helper
 def narrow(row: Row, centre: Any, by_number: bool, target: float) -> Any:
-    """Reduce an open row to the first tokens by `key_of(logit, centre)`, as many as reach `target`.
+    """Reduce an open row to the first tokens, in order of `key_of(logit, centre)`, that reach `target`.
 
-    Either the row becomes a short list that has all of them (and more: the caller applies the exact rule), or, if they
-    are too many for one, all others are masked.
+    Either the row becomes a short list that contains all of these tokens (and more: the caller applies the exact rule),
+    or, if there are too many for a list, all other tokens are masked.
 
     Args:
-        by_number: whether the number of tokens has to reach `target`, or their weight.
+        by_number: True if the number of tokens must reach `target`, False if their weight must.
 
     Returns:
-        Whether the row was closed.
+        True if the row was closed.
     """
     low, high, count, above, reached = _enclose(row, centre, by_number, target)
     if count <= LONGEST_LIST:
         close(row, below(low if math.isnan(centre) else centre + low))
         return True
-    if reached:  # otherwise all tokens together fall short, and all stay
+    if reached:  # otherwise all tokens together miss the target, and all tokens are kept
         _gather_between(row, centre, by_number, low, high)
         last = find_last(row.numbers[KEYS], row.numbers[WEIGHTS], row.ids[ORDER], row.flags[COUNT], target - above)
         mask(row, centre, np.float32(row.numbers[KEYS, last]), np.int64(row.ids[TOKENS, last]))
@@ -90,11 +90,11 @@ def narrow(row: Row, centre: Any, by_number: bool, target: float) -> Any:
 
 @helper
 def _enclose(row: Row, centre: Any, by_number: bool, target: float) -> Any:
-    """Two floors that enclose the last token wanted, tried from the top down, then closer and closer.
+    """Find two floors that enclose the last token to keep: first from the top down, then closer and closer.
 
     Returns:
-        The lower floor, the higher one; how many tokens reach the lower, what the tokens that reach the higher have of
-        the target, and whether those that reach the lower have all of it.
+        The lower and the higher floor; the number of tokens that reach the lower floor; the share of the target of the
+        tokens that reach the higher floor; and True if the tokens that reach the lower floor reach the target.
     """
     top = row.state[MAXIMUM] if math.isnan(centre) else 0.0
     high, above, num_above = math.inf, 0.0, 0
@@ -123,7 +123,7 @@ def _enclose(row: Row, centre: Any, by_number: bool, target: float) -> Any:
 
 @helper
 def _found(row: Row, centre: Any, by_number: bool, floor: float) -> Any:
-    """What the tokens that reach a floor have of a target, and their number."""
+    """Return the amount that tokens that reach a floor contribute to a target, and the number of these tokens."""
     weight, count = measure(row, centre, floor)
     return np.float64(count) if by_number else weight, count
 
@@ -146,10 +146,10 @@ def _gather_between(row: Row, centre: Any, by_number: bool, low: float, high: fl
 
 @helper
 def keep_above(row: Row, floor: float) -> Any:
-    """Reduce an open row to tokens whose logit is at least `floor` (a short list may have a few more).
+    """Reduce an open row to tokens whose logit is at least `floor` (a short list may contain a few more).
 
     Returns:
-        Whether the row was closed.
+        True if the row was closed.
     """
     low = below(floor)
     if measure(row, NO_CENTRE, low)[1] <= LONGEST_LIST:
@@ -161,14 +161,14 @@ def keep_above(row: Row, floor: float) -> Any:
 
 @helper
 def find_last(keys: Any, weights: Any, order: Any, count: int, target: float) -> Any:
-    """Position of the last entry of the shortest beginning of an order whose weight reaches `target`.
+    """Return the position of the last entry of the shortest prefix of an order whose weight reaches `target`.
 
-    Quickselect (Hoare 1961) by weight: only the side that holds the answer is looked at again.
+    Quickselect (Hoare 1961) by weight: only the side that contains the result is processed further.
 
     Args:
-        keys, weights: float64 [>= count]; larger keys come first, among equals the lower position.
+        keys, weights: float64 [>= count]; larger keys come first, and among equals, lower positions come first.
         order: int32 [>= count], overwritten.
-        target: where the weights do not reach it, the answer is the last entry of all.
+        target: weight to reach; if all weights together do not reach it, the result is the last entry.
     """
     for i in range(count):
         order[i] = i
@@ -195,7 +195,7 @@ def find_last(keys: Any, weights: Any, order: Any, count: int, target: float) ->
 
 @helper
 def _pivot(keys: Any, order: Any, low: int, high: int) -> Any:
-    """The median of nine: a fair pivot."""
+    """Return the median of nine keys as a balanced pivot."""
     sample = _nine()
     for i in range(9):
         key = keys[order[low + i * ((high - low) // 9)]]
@@ -209,7 +209,7 @@ def _pivot(keys: Any, order: Any, low: int, high: int) -> Any:
 
 @helper
 def _partition(keys: Any, order: Any, low: int, high: int, pivot: float) -> Any:
-    """Larger keys, equal ones, smaller ones (Dijkstra's flag); where the equal and the smaller begin."""
+    """Partition into larger, equal and smaller keys (Dijkstra's flag). Return where equal and smaller keys begin."""
     larger, here, smaller = low, low, high
     while here < smaller:
         moved = order[here]
@@ -237,7 +237,7 @@ def _sum(weights: Any, order: Any, low: int, high: int) -> Any:
 
 @helper
 def _last_equal(keys: Any, weights: Any, count: int, key: float, target: float) -> Any:
-    """Among entries of one key: the position at which their weights reach `target`, or the last."""
+    """Return the position, among the entries with this key, at which their weights reach `target`, or the last one."""
     total, last = 0.0, 0
     for i in range(count):
         if keys[i] == key:
@@ -250,7 +250,7 @@ def _last_equal(keys: Any, weights: Any, count: int, key: float, target: float) 
 
 @helper
 def sort(keys: Any, order: Any, low: int, high: int) -> None:
-    """Insertion sort: larger keys first, among equals the lower position."""
+    """Sort by insertion: larger keys first, and among equals, lower positions first."""
     for i in range(low + 1, high):
         moved = order[i]
         j = i

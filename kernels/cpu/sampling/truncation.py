@@ -1,8 +1,8 @@
-"""Steps that remove unlikely tokens: top-k, top-p, min-p, typical-p, top-n-sigma and Mirostat's truncation; and XTC,
-which removes the likely ones.
+"""Steps that remove unlikely tokens (top-k, top-p, min-p, typical-p, top-n-sigma and Mirostat's truncation), and XTC,
+which removes likely tokens.
 
-On an open row each first finds a floor below which nothing can be kept; if few tokens are above, the exact rule then
-looks at a short list, otherwise the floor itself (in float32 arithmetic) is the rule.
+On an open row, each step first finds a floor below which no token can be kept. If few tokens are above the floor, the
+exact rule is applied to a short list. Otherwise the floor itself (in float32 arithmetic) is the rule.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .passes import (
 from .row import COUNT, KEYS, MASKED, MAXIMA, MAXIMUM, OPEN, TEMPERATURE, TOKENS, VALUES, WEIGHTS, Row, writable
 from .selection import LONGEST_LIST, keep_above, keep_at_least, keep_first, narrow, weigh
 
-# Halvings of an interval of floats after which it cannot become smaller in any way that matters.
+# Number of halvings after which an interval of floats cannot shrink by a relevant amount.
 _MOST_HALVINGS = 40
 
 
 @helper
 def top_k(row: Row, k: int) -> None:
-    """The k most likely tokens (Fan et al. 2018)."""
+    """Keep the k likeliest tokens (Fan et al. 2018)."""
     if row.flags[OPEN]:
         scan(row)
         floor = _floor_of_top_k(row, k)
@@ -50,7 +50,7 @@ def top_k(row: Row, k: int) -> None:
 
 @helper
 def _floor_of_top_k(row: Row, k: int) -> Any:
-    """A floor that k block maxima reach, but not many more: then at least k tokens do."""
+    """Return a floor that at least k block maxima reach, but few more, so that at least k tokens reach the floor."""
     blocks = num_blocks(row)
     low, high = row.state[MAXIMUM], row.state[MAXIMUM]
     in_play = 0
@@ -78,7 +78,7 @@ def _floor_of_top_k(row: Row, k: int) -> Any:
 
 @helper
 def top_p(row: Row, p: float) -> None:
-    """The fewest tokens, most likely first, whose probability reaches p: the nucleus (Holtzman et al. 2019)."""
+    """Keep the fewest tokens, likeliest first, whose probability reaches p: the nucleus (Holtzman et al. 2019)."""
     if row.flags[OPEN]:
         target = p * total_weight(row)
         if not narrow(row, NO_CENTRE, False, target):
@@ -91,7 +91,7 @@ def top_p(row: Row, p: float) -> None:
 
 @helper
 def min_p(row: Row, p: float) -> None:
-    """Tokens at least p times as likely as the most likely one (Nguyen et al. 2024)."""
+    """Keep tokens that are at least p times as likely as the likeliest token (Nguyen et al. 2024)."""
     if row.flags[OPEN]:
         scan(row)
         if not keep_above(row, row.state[MAXIMUM] + math.log(p) * row.state[TEMPERATURE]):
@@ -102,10 +102,10 @@ def min_p(row: Row, p: float) -> None:
 
 @helper
 def typical_p(row: Row, p: float) -> None:
-    """The fewest tokens that reach p, those first whose surprise is closest to the entropy (Meister et al. 2022).
+    """Keep the fewest tokens that reach p, in order of |surprise - entropy| (Meister et al. 2022).
 
-    Surprise and entropy differ by the distance (over the temperature) of a logit from a centre: the mean of the logits,
-    weighted with their probabilities.
+    Surprise and entropy differ by the distance of a logit from a centre, divided by the temperature. The centre is the
+    mean of the logits, weighted by their probabilities.
     """
     if row.flags[OPEN]:
         total, moment = weight_and_moment(row)
@@ -125,7 +125,7 @@ def typical_p(row: Row, p: float) -> None:
 
 @helper
 def top_n_sigma(row: Row, n: float) -> None:
-    """Tokens whose logit is within n standard deviations (of the logits) of the largest (Tang et al. 2024)."""
+    """Keep tokens whose logit is within n standard deviations (of the logits) of the largest (Tang et al. 2024)."""
     if row.flags[OPEN]:
         deviation = standard_deviation(row)
         if not keep_above(row, row.state[MAXIMUM] - n * deviation):
@@ -148,7 +148,7 @@ def _deviation_of_candidates(row: Row) -> Any:
 
 @helper
 def mirostat(row: Row, limit: float) -> None:
-    """Tokens whose surprise is at most `limit` bits, or the most likely one (Mirostat 2.0: Basu et al. 2020)."""
+    """Keep tokens with a surprise of at most `limit` bits, or the likeliest token (Mirostat 2.0: Basu et al. 2020)."""
     total = total_weight(row) if row.flags[OPEN] else weigh(row)
     least = total * 2.0**-limit
     if least > 1.0:
@@ -163,7 +163,7 @@ def mirostat(row: Row, limit: float) -> None:
 
 @helper
 def xtc(row: Row, threshold: float) -> None:
-    """Of all tokens with at least this probability, only the least likely stays (among equals the highest id).
+    """Remove all tokens with at least this probability, except the least likely (among equals, the highest id).
 
     "Exclude top choices", published by p-e-w as text-generation-webui pull request 6335 (2024).
     """
@@ -187,7 +187,7 @@ def xtc(row: Row, threshold: float) -> None:
 
 @helper
 def _least_likely(row: Row, least: float) -> Any:
-    """The candidate with the smallest weight of those that reach `least`."""
+    """Return the candidate with the smallest weight among those that reach `least`."""
     found, smallest = -1, math.inf
     for i in range(row.flags[COUNT]):
         if least <= row.numbers[WEIGHTS, i] <= smallest:

@@ -1,1 +1,1 @@
-"""CUDA kernels as functions of arrays: what sessions call."""
+"""CUDA kernels as functions of arrays, for sessions."""

@@ -1,7 +1,7 @@
-"""A GPU that computes functions of arrays: loaded kernels, constants, and programs with their inputs and results.
+"""A GPU that computes functions of arrays, with loaded kernels, constants, and programs with their inputs and results.
 
-One transfer brings everything in that comes from the host, and one takes everything out that goes there; what stays is
-left in device memory.
+One transfer copies all inputs from the host, and another transfer copies all results that the host needs. Other results
+stay in device memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ Value = NDArray[Any] | DeviceTensor
 
 
 class ArrayDevice:
-    """What the programs of a session share.
+    """State that the programs of a session share.
 
     Attributes:
-        pool: their memory. lock: held while one of them is started, since launches keep their arguments.
+        driver: the GPU.
+        pool: the memory of the programs.
+        lock: held while a program is launched, because a launch stores its arguments.
+        functions: loaded kernels.
     """
 
     def __init__(self, driver: Driver, limit: int = 0) -> None:
@@ -38,22 +41,23 @@ class ArrayDevice:
         self._constants: dict[Block, DeviceTensor] = {}
 
     def load(self, kernels: Iterable[CudaKernel]) -> None:
-        """Compile kernels that are not there yet."""
+        """Compile the kernels that are not loaded yet."""
         missing = [kernel for kernel in kernels if kernel not in self.functions]
         self.functions.update(self.driver.load(missing))
 
     def constant(self, array: NDArray[Any]) -> tuple[Block, DeviceTensor]:
-        """A copy of a host's array: memory for launches to name, and what must be held as long as they are."""
+        """Copy a host array; return the block for launches, and a tensor that must be held while they use the block."""
         tensor = DeviceTensor(Region(self.driver, self.pool.take(array.nbytes), self.pool), 0, array.shape, array.dtype)
         tensor.write(array)
         return Block(array.nbytes), tensor
 
 
 class DeviceConstants:
-    """Constants in device memory, for as long as this is held.
+    """Constants in device memory, which live for as long as this object.
 
     Args:
-        more: constants that were there before.
+        device: the device.
+        more: earlier constants to include.
     """
 
     def __init__(self, device: ArrayDevice, more: DeviceConstants | None = None) -> None:
@@ -61,22 +65,23 @@ class DeviceConstants:
         self._held: dict[Block, DeviceTensor] = {}
 
     def __call__(self, array: NDArray[Any]) -> Block:
-        """Memory with a copy of an array."""
+        """Copy an array to device memory and return its block."""
         block, tensor = self._device.constant(np.ascontiguousarray(array))
         self._held[block] = tensor
         return block
 
     def addresses(self) -> dict[Block, int]:
-        """Where each of them lies."""
+        """Return the address of each constant."""
         more = {} if self._more is None else self._more.addresses()
         return more | {block: tensor.address for block, tensor in self._held.items()}
 
 
 class Status:
-    """Where kernels leave a number when they meet an index that is outside, and what the numbers mean.
+    """A number in device memory that kernels set if an index is out of range, and the meaning of each number.
 
     Args:
-        error: what is raised then, from words that name the node.
+        recorder: the recorder of the program.
+        error: function that creates the error from a text that names the node.
     """
 
     def __init__(self, recorder: Recorder, error: Callable[[str], Exception]) -> None:
@@ -85,17 +90,17 @@ class Status:
         self.array: Array | None = None
 
     def gathered(self, x: Array, indices: Array, axis: int, label: str) -> Array:
-        """`x` at `indices` of an axis; `label` says of whom an index outside is."""
+        """Gather `x` at `indices` of an axis; `label` names the node in the error for an index that is out of range."""
         status = self._ready(f"{label}: an index is outside 0 to {x.shape[x.axis(axis)] - 1}")
         return gathered(self._to, x, indices, axis, status, len(self.labels))
 
     def gathered_by_tuples(self, x: Array, indices: Array, batch_axes: int, label: str) -> Array:
-        """`x` where tuples of indices say."""
+        """Gather `x` at tuples of indices."""
         status = self._ready(f"{label}: an index is outside a value of shape {list(x.shape)}")
         return gathered_by_tuples(self._to, x, indices, batch_axes, status, len(self.labels))
 
     def raise_for(self, number: int) -> None:
-        """Raise an error if a kernel left a number."""
+        """Raise an error if a kernel set a number."""
         if number:
             raise self._error(self.labels[number - 1])
 
@@ -111,9 +116,13 @@ class ArrayProgram:
     """Launches for arrays of given shapes.
 
     Args:
-        inputs: what the recorder took for the arrays of a run, in order; None for what is not an array of this run.
-        results: what a run gives; those of the host that were known before are themselves.
-        on_host: which of the results are wanted on the host, the others stay.
+        device: the device.
+        recorder: the recorder with the launches.
+        constants: the constants that the launches read.
+        status: the status that kernels set.
+        inputs: the recorder's arrays for the inputs of a run, in order; None for an input that is not an array.
+        results: results of a run; host arrays that are already known are returned unchanged.
+        on_host: True for each result that is copied to the host; the other results stay on the device.
     """
 
     def __init__(
@@ -141,7 +150,7 @@ class ArrayProgram:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Offsets in the memory of inputs, and in that of results: what the host wants comes first."""
+        """Compute the buffer offsets of inputs and results. Results that the host needs come first."""
         self._staged, self._staged_bytes = {}, 0
         for index, array in enumerate(self._inputs):
             if array is not None:
@@ -158,12 +167,12 @@ class ArrayProgram:
         self._staging = np.zeros(self._staged_bytes, np.uint8)
 
     def run(self, values: Sequence[Value]) -> list[Value]:
-        """Results, in order.
+        """Run the program and return its results in order.
 
         Raises:
-            DeviceFull: there is not enough memory.
-            The error of `Status`: an index is outside. Where nothing goes to the host this shows later, when a result
-                is read or given to another program.
+            DeviceFull: if the device has too little memory.
+            Exception: the error of `Status`, if an index is out of range. If no result is copied to the host, the error
+                is raised later, when a result is read or passed to another program.
         """
         device = self._device
         with device.lock:
@@ -197,7 +206,7 @@ class ArrayProgram:
         return [found.get(index, value) for index, value in enumerate(self._results)]  # type: ignore[arg-type]
 
     def _bring(self, values: Sequence[Value], taken: list[Any], addresses: dict[Block, int]) -> None:
-        """Inputs into device memory, those of the host at once; others are read where they are."""
+        """Copy host inputs to device memory in one transfer; device inputs are read in place if they are aligned."""
         device, moves = self._device, []
         host = [index for index in self._staged if isinstance(values[index], np.ndarray)]
         apart = [
@@ -233,20 +242,20 @@ class ArrayProgram:
         for offset, raw in moves:
             self._staging[offset : offset + raw.size] = raw
         device.driver.write(memory[first:end], self._staging[first:end])
-        for index in apart:  # what lay between was written over
+        for index in apart:  # the transfer overwrote the memory between the host inputs
             value, offset = values[index], self._staged[index]
             assert isinstance(value, DeviceTensor)
             device.driver.copy(value.bytes, memory[offset : offset + value.nbytes])
 
 
 def taken_in(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """An array that a run brings."""
+    """Create the array for an input of a run."""
     size = int(np.prod(shape, dtype=np.int64))
     return Array(tuple(shape), dtype, dense_strides(shape), Block(size * dtype.itemsize))
 
 
 def _apart(recorder: Recorder, value: Array) -> Array:
-    """The array in memory of its own."""
+    """Return the array in separate memory, copied if necessary."""
     if (
         value.block.own
         and value.is_dense

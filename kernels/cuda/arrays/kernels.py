@@ -1,4 +1,4 @@
-"""The kernels of arrays that usual models need, to compile without a model."""
+"""The array kernels that common models need, for compilation without a model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .rows import (
     softmax_kernel,
 )
 
-# C++ types of floats, and how many of them are 16 bytes.
+# C++ types of floats, and the number of floats in 16 bytes.
 _FLOATS = {"float": 4, "half_bits": 8}
 _LAYOUTS = ("ALONG_K", "ALONG_LINES")
 
 
 def array_kernels() -> list[CudaKernel]:
-    """Every function of elements once, and all layouts of products, rows and windows."""
+    """Return the kernels of all elementwise functions, once each, and of all layouts of matmuls, rows and windows."""
     found = [kernel for scalar, width in _FLOATS.items() for kernel in _of_floats(scalar, width)]
     for scalar, width in (("int", 4), ("long long", 2)):
         found += [map_kernel(1, function, scalar, scalar, width) for function in ANY_FUNCTIONS.values()]

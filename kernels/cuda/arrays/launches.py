@@ -1,7 +1,8 @@
-"""Functions of arrays as launches of kernels: recorded once for given shapes, then started as often as one likes.
+"""Functions of arrays as kernel launches, which are recorded once for given shapes, then run any number of times.
 
-A `Recorder` takes functions one by one, and notes launches and who lives how long. It makes a `LaunchList`: launches
-with slots for addresses, and one layout of the memory between them, in which values take turns.
+A `Recorder` is called for one function after another, and records launches and the lifetimes of values. The recorder
+builds a `LaunchList`, which holds launches with slots for addresses, and one layout of the intermediate memory, in
+which values with disjoint lifetimes share memory.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ SCALARS = {
     "float32": "float", "float16": "half_bits", "int32": "int", "int64": "long long", "bool": "unsigned char",
     "uint8": "unsigned char",
 }  # fmt: skip
-"""C++ types of elements."""
+"""C++ types of elements, by dtype."""
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "int", 8: "long long"}
 _THREADS, _PACKS, _ALIGNED, _MOST = 256, 4, 256, 2**31 - 1
 BOOL = np.dtype(bool)
 
-# Functions of floats with parameters; of any numbers; of two floats; of two numbers of any type, and comparisons.
+# Functions of a float with parameters, of a number of any type, of two floats, and of two numbers of any type; and
+# comparisons.
 FLOAT_FUNCTIONS = {
     **{
         name: f"unary::{name}"
@@ -49,16 +51,19 @@ COMPARISONS = {name: f"whole::{name}" for name in "equal less less_equal greater
 
 
 class ArrayError(ValueError):
-    """Arrays whose shapes or types do not fit a function, or for which there is no kernel."""
+    """The shapes or types of arrays do not fit a function, or there is no kernel for them."""
 
 
 @dataclass(eq=False)
 class Block:
-    """Memory that several arrays may lie in, whose address a run says.
+    """Memory of one or more arrays, whose address is known only when a program runs.
 
     Attributes:
-        born, dies: the launches between which it is used; of memory that is not the program's own both are -1.
-        offset: of the program's own memory, in bytes from its beginning.
+        nbytes: size in bytes.
+        own: True for intermediate memory of the program.
+        born: index of the first launch that uses the block; -1 = none.
+        dies: index of the last launch that uses the block; -1 = none.
+        offset: offset in the program's intermediate memory, in bytes.
     """
 
     nbytes: int
@@ -70,7 +75,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Array:
-    """An array in device memory: strides and `first` count elements."""
+    """An array in device memory. `strides` and `first` count elements."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -80,35 +85,35 @@ class Array:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def scalar(self) -> str:
-        """The C++ type of its elements."""
+        """The C++ type of the elements."""
         return SCALARS[self.dtype.name]
 
     @property
     def is_dense(self) -> bool:
-        """Whether its elements lie one behind the other."""
+        """True if the elements are contiguous."""
         steps = zip(self.shape, self.strides, dense_strides(self.shape), strict=True)
         return self.size == 0 or all(size == 1 or stride == dense for size, stride, dense in steps)
 
     def axis(self, axis: int) -> int:
-        """An axis counted from the front."""
+        """Return the non-negative number of an axis."""
         if not -len(self.shape) <= axis < max(len(self.shape), 1):
             raise ArrayError(f"axis {axis} is outside an array of shape {list(self.shape)}")
         return axis % max(len(self.shape), 1)
 
     def transposed(self, order: Sequence[int]) -> Array:
-        """The same elements with other axes in front."""
+        """Return a view with permuted axes."""
         if sorted(order) != list(range(len(self.shape))):
-            raise ArrayError(f"axes {list(order)} are none of an array of shape {list(self.shape)}")
+            raise ArrayError(f"axes {list(order)} do not permute an array of shape {list(self.shape)}")
         shape, strides = (tuple(given[axis] for axis in order) for given in (self.shape, self.strides))
         return replace(self, shape=shape, strides=strides)
 
     def expanded(self, shape: Sequence[int]) -> Array:
-        """Broadcast to a shape."""
+        """Return a view broadcast to a shape."""
         added = len(shape) - len(self.shape)
         strides = [0] * added
         for size, stride, wanted in zip(self.shape, self.strides, shape[added:], strict=True):
@@ -118,7 +123,7 @@ class Array:
         return replace(self, shape=tuple(shape), strides=tuple(strides))
 
     def part(self, axis: int, start: int, step: int, count: int) -> Array:
-        """Every `step`-th element of an axis."""
+        """Return a view of `count` elements of an axis: every `step`-th element, starting at `start`."""
         shape, strides = list(self.shape), list(self.strides)
         first = self.first + start * strides[axis] * (count > 0)
         shape[axis], strides[axis] = count, strides[axis] * step
@@ -126,7 +131,7 @@ class Array:
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of elements that lie one behind the other."""
+    """Return the strides of a contiguous array."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -134,10 +139,10 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def joined(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-    """Sizes and strides, the innermost axis first, of as few axes as can be; at least one.
+    """Merge axes into as few axes as possible (at least one); return their sizes and strides, innermost first.
 
     Raises:
-        ArrayError: more than kernels go through.
+        ArrayError: if more axes remain than kernels support.
     """
     sizes: list[int] = []
     found: list[list[int]] = [[] for _ in strides]
@@ -151,12 +156,12 @@ def joined(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], li
         for own, kept in zip(strides, found, strict=True):
             kept.append(own[axis])
     if len(sizes) > AXES:
-        raise ArrayError(f"an array of {len(sizes)} axes: kernels go through at most {AXES}")
+        raise ArrayError(f"an array of {len(sizes)} axes: kernels support at most {AXES}")
     return sizes or [1], [kept or [0] for kept in found]
 
 
 def padded(numbers: Sequence[int], filler: int, count: int = AXES) -> list[int]:
-    """Numbers, filled up."""
+    """Pad a list of numbers to a length."""
     return [*numbers, *[filler] * (count - len(numbers))]
 
 
@@ -170,10 +175,12 @@ class _Start:
 
 @dataclass(eq=False)
 class LaunchList:
-    """What was recorded.
+    """Recorded launches.
 
     Attributes:
-        own_bytes: memory between the launches. kernels: all that it starts.
+        starts: the launches.
+        own: blocks of intermediate memory.
+        own_bytes: size of the intermediate memory.
     """
 
     starts: list[_Start]
@@ -183,16 +190,19 @@ class LaunchList:
 
     @property
     def kernels(self) -> set[CudaKernel]:
-        """Those that it starts."""
+        """The kernels of the launches."""
         return {start.kernel for start in self.starts}
 
     def run(
         self, driver: Driver, functions: Mapping[CudaKernel, Any], own: int, addresses: Mapping[Block, int]
     ) -> None:
-        """Start everything.
+        """Launch all recorded kernels.
 
         Args:
-            own: address of its own memory. addresses: of all other blocks.
+            driver: the GPU.
+            functions: loaded kernels.
+            own: address of the intermediate memory.
+            addresses: addresses of all other blocks.
         """
         now = {**addresses, **{block: own + block.offset for block in self.own}}
         moved = {block for block, address in now.items() if self._addresses.get(block) != address}
@@ -207,27 +217,27 @@ class LaunchList:
 
 
 class Recorder:
-    """Notes launches."""
+    """Records launches."""
 
     def __init__(self, constant: Callable[[NDArray[Any]], Block]) -> None:
-        """`constant` gives memory that holds an array for as long as programs live."""
+        """Create a recorder. `constant` copies an array into memory that lives as long as the programs."""
         self._starts: list[_Start] = []
         self._own: list[Block] = []
         self._constant = constant
 
     def new(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """Memory for a result."""
+        """Allocate intermediate memory for a result."""
         block = Block(math.prod(shape) * dtype.itemsize, own=True)
         self._own.append(block)
         return Array(tuple(shape), dtype, dense_strides(shape), block)
 
     def constant(self, array: NDArray[Any]) -> Array:
-        """A copy of a host's array."""
+        """Copy a host array."""
         block = self._constant(array)
         return Array(array.shape, array.dtype, dense_strides(array.shape), block)
 
     def start(self, kernel: CudaKernel, grid: Grid, **given: Any) -> None:
-        """Note a launch; arrays among its arguments stand for their addresses, None for none."""
+        """Record a launch. Array arguments stand for the arrays' addresses, and None stands for a null address."""
         addresses = []
         for name, value in given.items():
             if isinstance(value, Array):
@@ -240,16 +250,16 @@ class Recorder:
             self._starts.append(_Start(kernel, grid, bind(kernel, **given), tuple(addresses)))
 
     def keep(self, block: Block) -> None:
-        """A block of the program's own becomes one whose address the run says."""
+        """Turn a block of intermediate memory into a block whose address is passed to each run."""
         self._own.remove(block)
         block.own = False
 
     def uses(self, block: Block) -> bool:
-        """Whether a launch reads or writes it."""
+        """Return True if a launch reads or writes a block."""
         return block.dies >= 0
 
     def program(self) -> LaunchList:
-        """What was recorded, its own memory laid out: blocks that live at different times share it."""
+        """Return the recorded launches. Blocks of intermediate memory with disjoint lifetimes share memory."""
         placed: list[Block] = []
         total = 0
         for block in sorted(self._own, key=lambda one: -one.nbytes):
@@ -270,12 +280,12 @@ class Recorder:
         block.born = now if block.born < 0 else block.born
         block.dies = now
 
-    # Functions of elements
+    # Elementwise functions
 
     def map(
         self, function: str, inputs: Sequence[Array], out: Array, parameters: Sequence[float] = (), bits: bool = False
     ) -> Array:
-        """out = function(inputs), which are broadcast to its shape. `bits`: the type does not matter, only its size."""
+        """Record out = function(inputs), with broadcast inputs. `bits`: True if only the size of the type matters."""
         wide = [value.expanded(out.shape) for value in inputs]
         all_of_them = [*wide, out]
         sizes, strides = joined(out.shape, *(value.strides for value in all_of_them))
@@ -301,21 +311,21 @@ class Recorder:
         return out
 
     def copy(self, source: Array, target: Array) -> Array:
-        """Copy elements from one place to another of the same shape and type."""
+        """Record a copy of elements to an array of the same shape and type."""
         return self.map("whole::copy", [source], target, bits=True)
 
     def dense(self, x: Array) -> Array:
-        """The array, its elements one behind the other."""
+        """Return the array with contiguous elements, copied if necessary."""
         return x if x.is_dense else self.copy(x, self.new(x.shape, x.dtype))
 
     def reshaped(self, x: Array, shape: Sequence[int]) -> Array:
-        """The same elements in another shape; copied only where they do not lie one behind the other."""
+        """Return the array in another shape; it is copied only if its elements are not contiguous."""
         if math.prod(shape) != x.size:
             raise ArrayError(f"an array of shape {list(x.shape)} cannot become {list(shape)}")
         return replace(self.dense(x), shape=tuple(shape), strides=dense_strides(shape))
 
     def concatenated(self, parts: Sequence[Array], axis: int) -> Array:
-        """Arrays one behind the other along an axis."""
+        """Concatenate arrays along an axis."""
         axis, first = parts[0].axis(axis), parts[0]
         for part in parts:
             if len(part.shape) != len(first.shape) or any(
@@ -332,13 +342,13 @@ class Recorder:
 
 
 def map_kernel(inputs: int, function: str, scalar: str, result: str, width: int) -> CudaKernel:
-    """The kernel of a function of so many arrays."""
+    """Return the kernel of an elementwise function of `inputs` arrays."""
     text = f"map{inputs}<{function}, {scalar}, {result}, {width}>"
     return CudaKernel("arrays_map.cu", text, "MapArguments", _THREADS)
 
 
 def _pack(arrays: Collection[Array], sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
-    """Neighbours that a thread takes at once: 16 bytes of the widest type where everything begins at such offsets."""
+    """Return the number of elements per thread: 16 bytes of the widest type, or fewer until accesses are aligned."""
     width = min(16 // max(value.dtype.itemsize for value in arrays), 8)
     while width > 1:
         fits = sizes[0] % width == 0 and strides[-1][0] == 1

@@ -1,4 +1,4 @@
-"""Products of matrices and convolutions of arrays: which kernel, and how operands lie."""
+"""Matmuls and convolutions of arrays: the choice of the kernel, and the layout of operands."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..sources import CudaKernel
 from .launches import Array, ArrayError, Recorder, dense_strides, joined, padded
 
 _BATCH_AXES = 3
-# What a product may end with.
+# Functions that may be applied at the end of a matmul.
 FUNCTIONS = ("copy", "relu", "clip", "gelu", "gelu_tanh", "sigmoid", "tanh", "leaky_relu", "hard_sigmoid", "silu")
 FORMS = ("ALONG_K", "ALONG_LINES", "WINDOWS")
-# Below so many tiles of 128 not all multiprocessors would have one.
+# With fewer tiles of 128, some multiprocessors would have no tile.
 _FULL_GRID = 132
 
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows a product: function(alpha * product + beta * bias + addend); both broadcast to the result."""
+    """Operations after a matmul: function(alpha * product + beta * bias + addend). Bias and addend are broadcast."""
 
     bias: Array | None = None
     addend: Array | None = None
@@ -36,7 +36,7 @@ class Tail:
 
 
 def product_kernel(scalar: str, function: str, tile: int, a_layout: str, b_layout: str) -> CudaKernel:
-    """The kernel for floats or halves."""
+    """Return the kernel for float32 or float16."""
     name = "float_product" if scalar == "float" else "half_product"
     threads = 256 if scalar == "float" else 2 * tile
     text = f"{name}<unary::{function}, {tile}, {a_layout}, {b_layout}>"
@@ -44,14 +44,14 @@ def product_kernel(scalar: str, function: str, tile: int, a_layout: str, b_layou
 
 
 def product(to: Recorder, a: Array, b: Array, tail: Tail | None = None) -> Array:
-    """a @ b by NumPy's rules, then what follows.
+    """Record a @ b by NumPy's rules, followed by `tail`.
 
     Raises:
-        ArrayError: shapes do not fit.
+        ArrayError: if the shapes do not fit.
     """
     tail = tail or Tail()
     if not a.shape or not b.shape:
-        raise ArrayError("a product of a single number")
+        raise ArrayError("a matmul of a scalar")
     rows, columns = len(a.shape) > 1, len(b.shape) > 1
     a = a if rows else replace(a, shape=(1, *a.shape), strides=(0, *a.strides))
     b = b if columns else replace(b, shape=(*b.shape, 1), strides=(*b.strides, 0))
@@ -72,7 +72,7 @@ def product(to: Recorder, a: Array, b: Array, tail: Tail | None = None) -> Array
 def _launch(to: Recorder, a: Array, b: Array, out: Array, tail: Tail) -> None:
     bias = None if tail.bias is None else tail.bias.expanded(out.shape)
     addend = None if tail.addend is None else to.dense(tail.addend.expanded(out.shape))
-    if len(b.shape) == 2 and len(a.shape) > 2 and a.is_dense:  # one matrix for all: everything is rows
+    if len(b.shape) == 2 and len(a.shape) > 2 and a.is_dense:  # one matrix for the whole batch: all axes become rows
         count = math.prod(a.shape[:-1])
         if bias is None or not any(bias.strides[:-1]):
             bias = None if bias is None else replace(bias, shape=(count, out.shape[-1]), strides=(0, bias.strides[-1]))
@@ -113,13 +113,13 @@ def start_product(
     to: Recorder, out: Array, tail: Tail, a_layout: str, b_layout: str, matrices: int, *, rows: int, columns: int,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Launch the kernel that fits: large tiles where there are enough of them."""
+    """Launch the kernel that fits the matmul: with large tiles if there are enough large tiles."""
     if tail.function not in FUNCTIONS:
-        raise ArrayError(f"no product ends with the function {tail.function!r}")
+        raise ArrayError(f"no matmul ends with the function {tail.function!r}")
     tile = 128 if -(-rows // 128) * -(-columns // 128) * matrices >= _FULL_GRID else 64
     grid = (-(-columns // tile), -(-rows // tile), matrices)
     if max(grid[1:]) > MOST_IN_GRID:
-        raise ArrayError(f"a product of {matrices} matrices of {rows} rows is too large for one launch")
+        raise ArrayError(f"a matmul of {matrices} matrices of {rows} rows is too large for one launch")
     kernel = product_kernel(out.scalar, tail.function, tile, a_layout, b_layout)
     p = [*tail.parameters, 0.0, 0.0, 0.0][:3]
     to.start(
@@ -128,7 +128,7 @@ def start_product(
 
 
 def _with_neighbours(to: Recorder, x: Array) -> Array:
-    """The matrices, so that elements are neighbours along one of their two axes."""
+    """Return the matrices, copied if necessary, with adjacent elements along one of their two axes."""
     (rows, columns), (row, column) = x.shape[-2:], x.strides[-2:]
     if column == 1 or columns == 1:
         return replace(x, strides=(*x.strides[:-1], 1))
@@ -142,14 +142,14 @@ def _layout(k_stride: int, line_stride: int) -> str:
 
 
 def _packs(x: Array, stride: int, batch: Sequence[int]) -> int:
-    """Whether all lines begin at multiples of 16 bytes."""
+    """Return 1 if all lines start at multiples of 16 bytes, else 0."""
     width = 16 // x.dtype.itemsize
     return int(all(step % width == 0 for step in (x.first, stride, *batch)))
 
 
 @dataclass(frozen=True)
 class WindowShape:
-    """How a window moves over the two last axes of an image: sizes, steps, distances, rows and columns before."""
+    """A window over the last two axes of an image, with its size, stride, dilation, and leading padding."""
 
     size: tuple[int, int]
     step: tuple[int, int] = (1, 1)
@@ -159,7 +159,7 @@ class WindowShape:
 
 @cache
 def _taps(channels: int, height: int, width: int, window: WindowShape) -> NDArray[np.int32]:
-    """[k, 3]: of every weight of an output the distance from the window's corner, its row, its column."""
+    """Return int32 [k, 3]: for each weight of an output, its offset from the window's corner, its row and column."""
     c, y, x = np.meshgrid(np.arange(channels), *map(np.arange, window.size), indexing="ij")
     y, x = y * window.distance[0], x * window.distance[1]
     return np.stack([c * height * width + y * width + x, y, x], -1).reshape(-1, 3).astype(np.int32)
@@ -168,10 +168,12 @@ def _taps(channels: int, height: int, width: int, window: WindowShape) -> NDArra
 def convolution(
     to: Recorder, x: Array, weight: Array, window: WindowShape, positions: tuple[int, int], groups: int, tail: Tail
 ) -> Array:
-    """Images [n, channels, height, width] and weights [outputs, channels / groups, *window]; the bias is [outputs].
+    """Record a convolution of images [n, channels, height, width] with weights [outputs, channels / groups, *window].
+
+    The shape of the bias is [outputs].
 
     Raises:
-        ArrayError: shapes do not fit.
+        ArrayError: if the shapes do not fit.
     """
     x, weight = to.dense(x), to.dense(weight)
     (n, channels, height, width), (outputs, inputs) = x.shape, weight.shape[:2]
@@ -180,7 +182,7 @@ def convolution(
     out = to.new((n, outputs, *positions), x.dtype)
     addend = None if tail.addend is None else to.dense(tail.addend)
     if addend is not None and addend.shape != out.shape:
-        raise ArrayError(f"an addend of shape {list(addend.shape)} to results of shape {list(out.shape)}")
+        raise ArrayError(f"an addend of shape {list(addend.shape)} does not fit results of shape {list(out.shape)}")
     area, k, rows = math.prod(positions), inputs * math.prod(window.size), outputs // groups
     if not out.size:
         return out
@@ -202,7 +204,7 @@ def convolution(
 
 
 def channel_kernel(scalar: str, function: str) -> CudaKernel:
-    """The kernel of convolutions that keep channels apart."""
+    """Return the kernel of depthwise convolutions."""
     text = f"convolve_channels<{scalar}, unary::{function}>"
     return CudaKernel("arrays_window.cu", text, "WindowArguments", 256)
 
@@ -215,7 +217,7 @@ def _each_channel(to: Recorder, x: Array, weight: Array, out: Array, window: Win
 
 
 def start_windows(to: Recorder, kernel: CudaKernel, x: Array, out: Array, window: WindowShape, **given: Any) -> None:
-    """A thread for each position of each channel."""
+    """Launch a kernel with a thread for each position of each channel."""
     _, channels, height, width = x.shape
     if out.size > 2**31 - 1:
         raise ArrayError(f"a result of shape {list(out.shape)} is too large for one launch")
@@ -232,7 +234,7 @@ def start_windows(to: Recorder, kernel: CudaKernel, x: Array, out: Array, window
 
 
 def pool_kernel(scalar: str, kind: str) -> CudaKernel:
-    """The kernel of the largest, or the mean, of windows."""
+    """Return the kernel of max or mean pooling."""
     return CudaKernel("arrays_window.cu", f"pool<{scalar}, {kind}>", "WindowArguments", 256)
 
 
@@ -240,10 +242,16 @@ def pooled(
     to: Recorder, x: Array, kind: str, window: WindowShape, positions: tuple[int, int], ends: tuple[int, int],
     counts_padding: bool,
 ) -> Array:  # fmt: skip
-    """The largest ("Largest") or mean ("Mean") of every window of images [n, channels, height, width].
+    """Record max ("Largest") or mean ("Mean") pooling of images [n, channels, height, width].
 
     Args:
-        ends: rows and columns that padding adds behind. counts_padding: a mean counts padding's zeros.
+        to: the recorder.
+        x: the images.
+        kind: "Largest" or "Mean".
+        window: the window.
+        positions: number of rows and columns of the result.
+        ends: number of rows and columns of padding at the end.
+        counts_padding: True if a mean includes the zeros of padding.
     """
     x = to.dense(x)
     out = to.new((*x.shape[:2], *positions), x.dtype)

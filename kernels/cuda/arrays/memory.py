@@ -1,4 +1,4 @@
-"""Device memory of arrays: a pool that keeps what was given back, and tensors that outlive the run that made them."""
+"""Device memory of arrays: a pool that reuses released memory, and tensors that can outlive their run."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ _STATUS = np.dtype(np.int32)
 
 
 class DeviceFull(MemoryError):
-    """There is not so much memory on the device; the message says how much was wanted and how much there is."""
+    """The device has too little memory. The message gives the requested and the available size."""
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes that a pool hands out where so many are wanted: eight sizes from each power of two to the next."""
+    """Round a size up to a size that a pool allocates: there are eight sizes from each power of two to the next."""
     step = max(_ALIGNED, 1 << max(nbytes.bit_length() - 4, 0))
     return max(-(-nbytes // step) * step, _ALIGNED)
 
 
 def _zeros(driver: Driver, nbytes: int) -> Any:
-    """Zeroed memory. Raises DeviceFull: there is not so much."""
+    """Return zeroed memory. Raises DeviceFull if the device has too little."""
     try:
         return driver.zeros(nbytes)
     except MemoryError:
-        raise DeviceFull(f"{nbytes} bytes wanted, {driver.free_bytes()} free on {driver.name}") from None
+        raise DeviceFull(f"{nbytes} bytes requested, {driver.free_bytes()} free on {driver.name}") from None
 
 
 class Pool:
-    """Memory of one session.
+    """The device memory of one session.
 
-    Everything happens in the device's one stream, so memory may be given to another while kernels still read it.
+    All work runs in the device's single stream, so memory can be reused while kernels still read it.
 
     Args:
-        limit: bytes that it may hold; 0 = what the device has.
+        driver: the GPU.
+        limit: maximum bytes of the pool; 0 = all memory of the device.
     """
 
     def __init__(self, driver: Driver, limit: int = 0) -> None:
@@ -50,16 +51,16 @@ class Pool:
         self._free: dict[int, list[Any]] = {}
         self._held, self.allocations = 0, 0
         self._lock = threading.Lock()
-        # The collector gives memory back at any moment, in any thread, and what a thread holds others may wait for: so
-        # this waits for nothing.
+        # The garbage collector returns memory at any moment, in any thread, even in a thread that holds a lock that
+        # other threads wait for. Therefore returning memory never waits: it only appends to this list.
         self._given: deque[Any] = deque()
         self._forgotten: deque[int] = deque()
 
     def take(self, nbytes: int) -> Any:
-        """Memory that holds anything, uint8, of at least so many bytes.
+        """Return uninitialised memory, uint8, of at least `nbytes` bytes.
 
         Raises:
-            DeviceFull: there is not so much.
+            DeviceFull: if the device has too little free memory, or the limit would be exceeded.
         """
         size = rounded(nbytes)
         with self._lock:
@@ -73,7 +74,9 @@ class Pool:
             if self._limit and self._held + size > self._limit:
                 self._drop()
                 if self._held + size > self._limit:
-                    raise DeviceFull(f"{size} bytes wanted, {self._limit - self._held} left of {self._limit} allowed")
+                    raise DeviceFull(
+                        f"{size} bytes requested, {self._limit - self._held} left of {self._limit} allowed"
+                    )
             try:
                 memory = self.driver.zeros(size)
             except MemoryError:
@@ -84,11 +87,11 @@ class Pool:
             return memory
 
     def give(self, memory: Any) -> None:
-        """Take memory back."""
+        """Return memory to the pool, without waiting."""
         self._given.append(memory)
 
     def forget(self, memory: Any) -> None:
-        """Somebody else keeps it for good."""
+        """Stop counting memory that another owner keeps permanently."""
         self._forgotten.append(memory.nbytes)
 
     def _drop(self) -> None:
@@ -97,10 +100,13 @@ class Pool:
 
 
 class Region:
-    """Memory that goes back to its pool when nobody holds a tensor in it any more.
+    """Memory that returns to its pool when the last tensor in it is deleted.
 
     Attributes:
-        check: takes the int32 with which the memory begins, and raises if what lies there is wrong; None once it has.
+        driver: the GPU.
+        memory: the memory.
+        check: function that is called with the int32 at the start of the memory and raises an error if the number
+            reports one; None after the call.
     """
 
     def __init__(self, driver: Driver, memory: Any, pool: Pool | None = None) -> None:
@@ -110,12 +116,12 @@ class Region:
         self._back = None if pool is None else weakref.finalize(self, pool.give, memory)
 
     def verify(self) -> None:
-        """Raise if what lies there is wrong, which only the device knows until it is asked."""
+        """Raise the error of the kernels that wrote the memory, if any; the host detects the error only by reading."""
         if self.check is not None:
             self._checked(self.driver.download(self.memory[: _STATUS.itemsize]))
 
     def copy(self, first: int, end: int) -> NDArray[Any]:
-        """A copy of bytes on the host, after they were found right."""
+        """Copy bytes to the host, after checking that the kernels that wrote them succeeded."""
         start = first if self.check is None else 0
         raw = self.driver.download(self.memory[start:end])
         self._checked(raw)
@@ -127,17 +133,20 @@ class Region:
             self.check = None
 
     def lend(self) -> None:
-        """Someone outside may hold the memory longer than this object: it will not be used again."""
+        """Exclude the memory from reuse, because external code may hold the memory longer than this object exists."""
         if self._back is not None and self._back.detach() and self._pool is not None:
             self._pool.forget(self.memory)
         self._back = None
 
 
 class DeviceTensor:
-    """A dense array in device memory.
+    """A contiguous array in device memory.
 
     Attributes:
-        shape, dtype: as NumPy has them. region: what it lies in; first: byte at which it begins there.
+        region: the memory that contains it.
+        first: offset in the region, in bytes.
+        shape: shape, as in NumPy.
+        dtype: NumPy dtype.
     """
 
     def __init__(self, region: Region, first: int, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
@@ -146,45 +155,45 @@ class DeviceTensor:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
+        """The size of the elements in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The device address."""
         return self.region.driver.address(self.region.memory) + self.first
 
     @property
     def bytes(self) -> Any:
-        """Its bytes, as the device's array."""
+        """The tensor's memory as a byte array of the driver."""
         return self.region.memory[self.first : self.first + self.nbytes]
 
     def view(self) -> Any:
-        """It as the device's own array."""
+        """Return the tensor as the driver's own array."""
         return self.bytes.view(self.dtype).reshape(self.shape)
 
     def numpy(self) -> NDArray[Any]:
-        """A copy on the host."""
+        """Return a copy on the host."""
         return to_host([self])[0]
 
     def write(self, array: NDArray[Any]) -> None:
-        """Copy a host's array of the same shape and type into it."""
+        """Copy a host array of the same shape and type into this tensor."""
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if raw.size:
             self.region.driver.write(self.bytes, raw)
 
     def copy_from(self, other: DeviceTensor) -> None:
-        """Copy a tensor of the same size and device into it."""
+        """Copy a tensor of the same size on the same device into this tensor."""
         if self.nbytes:
             self.region.driver.copy(other.bytes, self.bytes)
 
@@ -198,10 +207,10 @@ class DeviceTensor:
 
 
 def upload(driver: Driver, array: NDArray[Any]) -> DeviceTensor:
-    """A copy of a host's array in memory of its own.
+    """Copy a host array into separate device memory.
 
     Raises:
-        DeviceFull: there is not so much.
+        DeviceFull: if the device has too little memory.
     """
     made = empty(driver, array.shape, array.dtype)
     made.write(array)
@@ -209,13 +218,13 @@ def upload(driver: Driver, array: NDArray[Any]) -> DeviceTensor:
 
 
 def empty(driver: Driver, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceTensor:
-    """Memory of its own for an array. Raises DeviceFull: there is not so much."""
+    """Allocate separate memory for an array. Raises DeviceFull if the device has too little."""
     nbytes = math.prod(shape) * dtype.itemsize
     return DeviceTensor(Region(driver, _zeros(driver, max(nbytes, 1))), 0, shape, dtype)
 
 
 def to_host(tensors: Sequence[DeviceTensor]) -> list[NDArray[Any]]:
-    """Copies on the host: one transfer for all that lie in the same memory, one behind the other."""
+    """Copy tensors to the host, with one transfer for all tensors that lie in the same memory."""
     spans: dict[int, tuple[Region, int, int]] = {}
     for one in tensors:
         region, first, end = spans.get(id(one.region), (one.region, one.first, one.first))

@@ -1,4 +1,4 @@
-"""Functions that need whole rows of arrays: reductions, softmax, normalisation, rows that indices choose."""
+"""Functions of whole rows of arrays: reductions, softmax, normalisation, and gathers by indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..sources import CudaKernel
 from .launches import Array, ArrayError, Recorder, dense_strides, joined, padded
 
 _THREADS, _GATHER_THREADS, _WARP = 128, 256, 32
-# Rows that are longer have all of a block.
+# Each row that is longer than this is computed by a whole block.
 _SHORT = 1024
 REDUCTIONS = {
     "sum": "Sum", "mean": "Average", "prod": "Product", "max": "Extreme<true>", "min": "Extreme<false>",
@@ -23,7 +23,7 @@ _BYTES = {1: "unsigned char", 2: "unsigned short", 4: "int", 8: "long long"}
 
 
 def softmax_kernel(scalar: str, whole_block: bool, logarithm: bool) -> CudaKernel:
-    """The kernel of softmax, or of its logarithm."""
+    """Return the kernel of softmax or log-softmax."""
     text = f"softmax<{scalar}, {_truth(whole_block)}, {_truth(logarithm)}>"
     return CudaKernel("arrays_rows.cu", text, "SoftmaxArguments", _THREADS)
 
@@ -32,7 +32,7 @@ def softmax(
     to: Recorder, x: Array, axis: int, *, logarithm: bool = False, scale: float = 1.0, addend: Array | None = None,
     nan_is_zero: bool = False,
 ) -> Array:  # fmt: skip
-    """softmax(scale * x + addend) over an axis, which is the last one where there is an addend."""
+    """Record softmax(scale * x + addend) over an axis, which must be the last axis if there is an addend."""
     x = to.dense(x)
     out = to.new(x.shape, x.dtype)
     if not x.size:
@@ -53,7 +53,7 @@ def softmax(
 
 
 def norm_rows_kernel(scalar: str, whole_block: bool, centred: bool) -> CudaKernel:
-    """The kernel of layer normalisation, or that by root mean squares."""
+    """Return the kernel of layer norm or RMS norm."""
     text = f"row_norm<{scalar}, {_truth(whole_block)}, {_truth(centred)}>"
     return CudaKernel("arrays_rows.cu", text, "RowNormArguments", _THREADS)
 
@@ -63,21 +63,33 @@ def normalised(
     centred: bool = True, channels: int = 0, skip: Array | None = None, input_bias: Array | None = None,
     wants_total: bool = False,
 ) -> tuple[Array, Array | None]:  # fmt: skip
-    """Rows of `width` numbers of x + skip + input_bias, each with mean 0 and variance 1, times weight, plus bias.
+    """Record the norm of rows of `width` numbers of x + skip + input_bias, times weight, plus bias.
+
+    If `centred`, the norm is a layer norm, which scales rows to mean 0 and variance 1; otherwise it is an RMS norm.
 
     Args:
-        channels: weight and bias have a number per channel, not per position; rows are channels in turn.
-        skip: of x's shape, or of that of its last axes.
+        to: the recorder.
+        x: the numbers.
+        width: number of numbers in a row.
+        weight: factors; None = 1.
+        bias: addends; None = 0.
+        epsilon: added to the variance.
+        centred: True for layer norm.
+        channels: if not 0, the number of channels: weight and bias have a number per channel instead of per position,
+            and successive rows belong to successive channels.
+        skip: an addend with the shape of x, or the shape of x's last axes.
+        input_bias: a further addend of x.
+        wants_total: True to return the sum that is normalised.
 
     Returns:
-        The result, and the sum that was normalised, where it is wanted.
+        The result, and, if `wants_total`, the sum that was normalised, else None.
     """
     x = to.dense(x)
     skip = None if skip is None else to.dense(skip)
     count = channels or width
     for given in (weight, bias, input_bias):
         if given is not None and given.size != count:
-            raise ArrayError(f"{given.size} factors for {count} numbers")
+            raise ArrayError(f"{given.size} factors do not fit {count} numbers")
     if skip is not None and (not skip.size or x.size % skip.size or skip.size % max(width, 1)):
         raise ArrayError(f"shapes {list(x.shape)} and {list(skip.shape)} cannot be added")
     out = to.new(x.shape, x.dtype)
@@ -94,13 +106,13 @@ def normalised(
 
 
 def reduce_kernel(scalar: str, kind: str, by_rows: bool) -> CudaKernel:
-    """The kernel of a reduction."""
+    """Return the kernel of a reduction."""
     name = "reduce_rows" if by_rows else "reduce_columns"
     return CudaKernel("arrays_rows.cu", f"{name}<{scalar}, {kind}>", "ReduceArguments", _THREADS)
 
 
 def reduced(to: Recorder, x: Array, kind: str, axes: Sequence[int], keep: bool) -> Array:
-    """The sum, mean, product, largest or smallest over axes."""
+    """Record the sum, mean, product, maximum or minimum over axes."""
     which = sorted({x.axis(axis) for axis in axes}) if x.shape else []
     kept = [axis for axis in range(len(x.shape)) if axis not in which]
     shape = tuple(x.shape[axis] for axis in kept)
@@ -125,7 +137,7 @@ def reduced(to: Recorder, x: Array, kind: str, axes: Sequence[int], keep: bool) 
 
 
 def _of_nothing(kind: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What a reduction over no numbers gives."""
+    """Return the result of a reduction over no numbers."""
     if kind in ("sum", "mean", "prod"):
         return np.asarray(kind == "prod", dtype)
     least, most = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -133,13 +145,13 @@ def _of_nothing(kind: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def gather_kernel(nbytes: int, width: int, index: str) -> CudaKernel:
-    """The kernel that copies rows by indices: elements of so many bytes, so many at once."""
+    """Return the kernel that copies rows by indices: elements of `nbytes` bytes, `width` at a time."""
     text = f"gather<{_BYTES[nbytes]}, {width}, {index}>"
     return CudaKernel("arrays_rows.cu", text, "GatherArguments", _GATHER_THREADS)
 
 
 def gathered(to: Recorder, x: Array, indices: Array, axis: int, status: Array, number: int) -> Array:
-    """What lies at indices of an axis. One that is outside leaves `number` in `status`."""
+    """Gather `x` at indices of an axis. An index out of range sets `status` to `number`."""
     x, indices, axis = to.dense(x), to.dense(indices), x.axis(axis)
     out = to.new((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
     if out.size:
@@ -155,7 +167,7 @@ def gathered(to: Recorder, x: Array, indices: Array, axis: int, status: Array, n
 
 
 def gather_tuples_kernel(nbytes: int, width: int, index: str) -> CudaKernel:
-    """The kernel that copies rows by tuples of indices."""
+    """Return the kernel that copies rows by tuples of indices."""
     text = f"gather_tuples<{_BYTES[nbytes]}, {width}, {index}>"
     return CudaKernel("arrays_rows.cu", text, "GatherTuplesArguments", _GATHER_THREADS)
 
@@ -163,7 +175,7 @@ def gather_tuples_kernel(nbytes: int, width: int, index: str) -> CudaKernel:
 def gathered_by_tuples(
     to: Recorder, x: Array, indices: Array, batch_axes: int, status: Array, number: int
 ) -> Array:  # fmt: skip
-    """What lies where each tuple of the last axis of `indices` says, behind batch axes that both have."""
+    """Gather `x` at the tuples in the last axis of `indices`, after the batch axes that both arrays have."""
     x, indices = to.dense(x), to.dense(indices)
     depth = indices.shape[-1] if indices.shape else 0
     end = batch_axes + depth
@@ -186,15 +198,15 @@ def gathered_by_tuples(
 
 
 def pad_kernel(nbytes: int) -> CudaKernel:
-    """The kernel that puts a number around an array."""
+    """Return the kernel that pads an array with a number."""
     return CudaKernel("arrays_rows.cu", f"pad<{_BYTES[nbytes]}>", "PadArguments", _GATHER_THREADS)
 
 
 def surrounded(to: Recorder, x: Array, before: Sequence[int], after: Sequence[int], filler: NDArray[Any]) -> Array:
-    """The array with so many positions before and after it along each axis, which hold `filler`; negative ones cut."""
+    """Pad each axis with `before` and `after` positions that hold `filler`; negative numbers crop."""
     shape = tuple(size + first + last for size, first, last in zip(x.shape, before, after, strict=True))
     if any(size < 0 for size in shape):
-        raise ArrayError(f"an array of shape {list(x.shape)} cannot lose {list(before)} and {list(after)}")
+        raise ArrayError(f"an array of shape {list(x.shape)} cannot be cropped by {list(before)} and {list(after)}")
     out = to.new(shape, x.dtype)
     if out.size:
         nbytes = x.dtype.itemsize

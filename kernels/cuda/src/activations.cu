@@ -1,14 +1,14 @@
-// Rows as products read them: the 32 lanes of a warp take 32 chunks of 32 columns at once (a stride), and what they read
-// together lies together. Columns that only fill a stride up are zero.
+// Rows in the layouts that matmuls read. The 32 lanes of a warp process 32 chunks of 32 columns together (a stride),
+// and numbers that they read together are adjacent in memory. Columns that pad the last stride are zero.
 #include "groups.cuh"
 
-// `out`: per row `strides` times
-//   floats:  the chunks of `columns` columns that lanes take, [1,024 / (32 columns)][columns / 4][32 lanes][4 columns]
-//   bfloats: [1,024 columns], as they are, of bfloat16
+// Layouts of `out`, `strides` times per row:
+//   floats:  the chunks of `columns` columns of the lanes, [1,024 / (32 columns)][columns / 4][32 lanes][4 columns]
+//   bfloats: [1,024 columns], bfloat16 in order
 //   tiles:   see arrange_tiles
 //   bytes:   [2][32 lanes][16 bytes]
-// `scales`: of bytes per row and chunk {scale, sums of the bytes}: two numbers of 16 bits, of the chunk's halves.
-// Strides of rows are in numbers.
+// `scales`, for bytes: per row and chunk {scale, sums of the bytes}. The sums are two 16-bit numbers, one for each half
+// of the chunk. Strides of rows are counted in numbers.
 struct ActivationArguments {
   const float* x;
   void* out;
@@ -21,7 +21,8 @@ struct ActivationArguments {
   int capacity;
 };
 
-// Every thread of a block has four neighbouring columns of one stride: so little work is as short as it can be.
+// Each thread of a block converts only four adjacent columns of one stride, which minimises the time for so little
+// work.
 constexpr int STRIDE = WARP * CHUNK, FOUR = 4, ARRANGE_THREADS = STRIDE / FOUR, BYTES_AT_ONCE = 16;
 
 __device__ __forceinline__ float4 own_columns(const ActivationArguments& given, long long row) {
@@ -30,7 +31,7 @@ __device__ __forceinline__ float4 own_columns(const ActivationArguments& given, 
   return {left > 0 ? x[0] : 0.0f, left > 1 ? x[1] : 0.0f, left > 2 ? x[2] : 0.0f, left > 3 ? x[3] : 0.0f};
 }
 
-// Grid of all: (strides, rows from first_row on).
+// Grid of all arrange kernels: (strides, rows from first_row on).
 template <int columns>
 __device__ __forceinline__ void arrange_floats(const ActivationArguments& given) {
   const long long row = given.first_row + blockIdx.y;
@@ -46,11 +47,11 @@ __device__ __forceinline__ void arrange_bfloats(const ActivationArguments& given
   out[2 * threadIdx.x] = bfloat_pair(x.x, x.y), out[2 * threadIdx.x + 1] = bfloat_pair(x.z, x.w);
 }
 
-// What gemm_warpgroups.cu reads: bfloat16 [parts][rows][64 columns] from the first row on; `capacity`: rows that there is
-// room for. 128 columns are two parts. Of the four chunks in them, part 0 has the first 16 columns and part 1 the others,
-// in four tiles of four columns of each chunk. A tile's first 16 bytes hold the first two of every four, its other 16
-// bytes the other two, that of chunk 0 first. And piece p of 16 bytes of a row lies at position p ^ row % 8: as tensor
-// cores read rows of 128 bytes in shared memory.
+// The layout that gemm_warpgroups.cu reads: bfloat16 [parts][rows][64 columns] starting at the first row, with space
+// for `capacity` rows. 128 columns form two parts. Part 0 has the first 16 columns of each of the four chunks, and part
+// 1 has the other 16 columns, in four tiles that each hold four columns of each chunk. A tile's first 16 bytes hold the
+// first two of each four columns, and its other 16 bytes hold the other two, starting with chunk 0. Piece p of 16 bytes
+// of a row is stored at position p ^ row % 8, as tensor cores read rows of 128 bytes in shared memory.
 __device__ __forceinline__ void arrange_tiles(const ActivationArguments& given) {
   constexpr int ROW_WORDS = 32, PIECE_WORDS = 4, FOURS = CHUNK / FOUR, TILES = FOURS / 2;
   const long long row = blockIdx.y;
@@ -63,7 +64,7 @@ __device__ __forceinline__ void arrange_tiles(const ActivationArguments& given) 
   out[(piece + 1 ^ swizzle) * PIECE_WORDS] = bfloat_pair(x.z, x.w);
 }
 
-// As groups.cuh has it: what is arranged is `grouped`.
+// The layout of groups.cuh, written to `grouped`.
 struct GroupArguments {
   const float* x;
   GroupedRows grouped;

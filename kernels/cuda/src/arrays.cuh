@@ -1,11 +1,12 @@
-// Arrays of any shape and of several types: how an element is read and written, and where the element of an index lies.
+// Arrays of any shape and of several types: reads and writes of elements, and the offset of an element.
 #pragma once
 #include "functions.cuh"
 
-// Arrays have at most so many axes, once those that lie one behind the other are joined.
+// Maximum number of axes of an array, after contiguous axes have been merged.
 constexpr int AXES = 8;
 
-// What an element is computed in: halves in float, booleans and bytes in int, the others as they are.
+// The types in which elements are computed: float for halves, int for booleans and bytes, and their own type for
+// others.
 __device__ __forceinline__ float wide(float x) { return x; }
 __device__ __forceinline__ float wide(half_bits x) { return to_float(x); }
 __device__ __forceinline__ int wide(int x) { return x; }
@@ -26,13 +27,14 @@ __device__ __forceinline__ void put(unsigned char& out, C x) { out = (unsigned c
 template <class C>
 __device__ __forceinline__ void put(unsigned short& out, C x) { out = (unsigned short)(int)x; }
 
-// So many neighbours, read or written by one instruction.
+// `count` adjacent elements, read or written by one instruction.
 template <class T, int count>
 struct alignas(sizeof(T) * count) Pack {
   T of[count];
 };
 
-// The offset of number `i` of an array with these sizes, the innermost axis first; all axes but the last divide.
+// The offset of element `i` of an array with these sizes, innermost axis first. Each axis except the last needs a
+// division.
 __device__ __forceinline__ long long offset_of(unsigned i, int axes, const int (&sizes)[AXES],
                                                const long long (&strides)[AXES]) {
   long long offset = 0;

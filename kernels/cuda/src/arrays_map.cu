@@ -1,8 +1,9 @@
-// Functions of elements of up to three arrays that are broadcast against each other, and copies between strides.
+// Elementwise functions of up to three arrays that are broadcast against each other, and copies between strides.
 #include "arrays.cuh"
 
-// Sizes and strides of the innermost axis first; of an array that is broadcast along an axis the stride is 0. An element
-// here is a pack of `width` neighbours: along axis 0 strides are `width`, or 0 where one element serves the whole pack.
+// Sizes and strides start with the innermost axis. An array that is broadcast along an axis has stride 0. An element
+// here is a pack of `width` adjacent elements: along axis 0, strides are `width`, or 0 if one element serves the whole
+// pack.
 struct MapArguments {
   const void* a;
   const void* b;
@@ -18,7 +19,8 @@ struct MapArguments {
   float p[3];
 };
 
-// A thread takes so many packs, a block's width apart: their loads are all under way before the first one is used.
+// Each thread processes this many packs, a block's width apart. All loads are issued before the result of the first
+// load is used.
 constexpr int MAP_THREADS = 256, MAP_PACKS = 4;
 
 namespace whole {
@@ -44,11 +46,11 @@ WHOLE(sign, x > 0 ? (T)1 : x < 0 ? (T)-1 : x);
 WHOLE(relu, x < 0 ? (T)0 : x);
 WHOLE(invert, x ? (T)0 : (T)1);
 WHOLE(square, x* x);
-WHOLE(truth, x != 0 ? 1 : 0);  // also of NaN
+WHOLE(truth, x != 0 ? 1 : 0);  // also true for NaN
 WHOLE_PAIR(add, T, a + b);
 WHOLE_PAIR(subtract, T, a - b);
 WHOLE_PAIR(multiply, T, a* b);
-WHOLE_PAIR(divide, T, b == 0 ? (T)0 : b == -1 ? -a : a / b);  // which a processor would stop at
+WHOLE_PAIR(divide, T, b == 0 ? (T)0 : b == -1 ? -a : a / b);  // avoids divisions at which a CPU would trap
 WHOLE_PAIR(maximum, T, a > b ? a : b);
 WHOLE_PAIR(minimum, T, a < b ? a : b);
 WHOLE_PAIR(equal, int, a == b);
@@ -81,7 +83,7 @@ struct choose {
   template <class T>
   __device__ __forceinline__ static T of(int condition, T b, T c) { return condition ? b : c; }
 };
-// What a normalisation by known numbers is: x * factor + shift.
+// Normalisation by given numbers: x * factor + shift.
 struct scale_shift {
   __device__ __forceinline__ static float of(float x, float factor, float shift) { return fmaf(x, factor, shift); }
 };
@@ -96,7 +98,7 @@ __device__ __forceinline__ Pack<T, width> pack_of(const void* memory, long long 
   return all;
 }
 
-// `each(pack)` for the packs of this thread.
+// Call each(pack) for the packs of this thread.
 template <class Each>
 __device__ __forceinline__ void for_packs(const MapArguments& given, const Each& each) {
 #pragma unroll

@@ -1,12 +1,12 @@
-// Products of matrices of floats in any strides and batches, and convolutions as products with the windows of images:
-// out = function(alpha * a b + beta * bias + addend). float32 is multiplied as it is, halves by tensor cores; sums are
-// float32, one chain over k in order, so that a row's result does not depend on how many rows there are.
+// Matmuls of float matrices with any strides and batches, and convolutions as matmuls by the windows of images: out =
+// function(alpha * a b + beta * bias + addend). float32 is multiplied directly, float16 by tensor cores. Sums are
+// float32 and are computed over k in order, in one chain, so that a row's result does not depend on the number of rows.
 #include "arrays.cuh"
 
-// a [rows][k], b [k][columns], of each one of the two strides is 1. Batches have three axes. Bias and addend may be 0;
-// the addend lies as out does. `a_packs`, `b_packs`, `out_packs`: rows begin at multiples of 16 bytes.
-// Of windows, column c is position c % positions of image c / positions, and `taps` holds for each k: the distance from
-// the window's corner, and its row and column from there.
+// a is [rows][k] and b is [k][columns]; each has one stride of 1. Batches have three axes. Bias and addend may be null;
+// the addend has the layout of out. `a_packs`, `b_packs`, `out_packs`: true if rows start at multiples of 16 bytes. For
+// windows, column c is position c % positions of image c / positions, and `taps` holds three numbers for each k: the
+// offset from the window's corner, and the row and column relative to the corner.
 struct ArrayProductArguments {
   const void* a;
   const void* b;
@@ -47,10 +47,11 @@ struct ArrayProductArguments {
   int pad_x;
 };
 
-// How an operand lies: neighbours along k, neighbours along its rows (of a) or columns (of b), or windows of an image.
+// Layouts of an operand: adjacent elements along k, adjacent elements across its lines (rows of a, columns of b), or
+// windows of an image.
 constexpr int ALONG_K = 0, ALONG_LINES = 1, WINDOWS = 2;
 
-// Where this batch begins.
+// The offsets of this batch.
 struct BatchOffsets {
   long long a = 0, b = 0, bias = 0, out = 0;
 
@@ -66,7 +67,7 @@ struct BatchOffsets {
   }
 };
 
-// The window of one column: the corner may lie outside the image.
+// The window of one column. Its corner may lie outside the image.
 struct Corner {
   long long offset;
   int y, x;
@@ -88,7 +89,7 @@ struct Corner {
   }
 };
 
-// `count` neighbours of a line from `first` on, zeros behind `end`.
+// `count` adjacent elements of a line, starting at `first`, with zeros from `end` onwards.
 template <class T, int count>
 __device__ __forceinline__ Pack<T, count> neighbours(const T* memory, int first, int end, bool packs, bool there) {
   if (packs && there && first + count <= end) return *reinterpret_cast<const Pack<T, count>*>(memory + first);
@@ -120,11 +121,12 @@ __device__ __forceinline__ long long out_offset(const ArrayProductArguments& giv
 
 // --- float32 --------------------------------------------------------------------------------------------------------
 
-// 256 threads make a tile of out, 16 k at a time; a thread's part are 4 rows by 4 columns, or four such parts. In shared
-// memory lines of one k lie side by side, so that a warp reads them without conflicts, 16 bytes a lane.
+// 256 threads compute a tile of out, 16 k at a time. Each thread computes a part of 4 rows by 4 columns, or four such
+// parts. In shared memory, lines of the same k are adjacent, so that a warp reads them without bank conflicts, 16
+// bytes per lane.
 constexpr int FLOAT_THREADS = 256, FLOAT_K = 16;
 
-// What a thread reads of an operand for one step: `tile` lines by 16 k among 256 threads.
+// The elements of an operand that a thread reads for one step: `tile` lines by 16 k, divided among 256 threads.
 template <int tile, int layout>
 struct FloatPart {
   static constexpr int PACKS = tile / 64, PITCH = tile + 4;
@@ -158,7 +160,7 @@ struct FloatPart {
       }
     }
   }
-  // Windows: a thread has one column, and every 256 / tile-th k.
+  // Windows: each thread has one column, and every (256 / tile)-th k.
   __device__ __forceinline__ void gather(const ArrayProductArguments& given, const float* images, const Corner& corner,
                                          int first_k) {
 #pragma unroll
@@ -200,9 +202,9 @@ __device__ __forceinline__ void float_product(const ArrayProductArguments& given
     own_a.leave(left + half * SIZE);
     if (b_layout == WINDOWS) own_b.leave_windows(right + half * SIZE);
     else own_b.leave(right + half * SIZE);
-    __syncthreads();  // this step's tiles are there; those of the step before last have been read by all
+    __syncthreads();  // this step's tiles are complete, and all threads have read those of the step before last
     if (k + FLOAT_K < given.k) fetch(k + FLOAT_K);
-#pragma unroll 2  // more of them would hold more tiles in registers, and blocks wait for those
+#pragma unroll 2  // a larger factor would hold more tiles in registers, which limit the number of blocks
     for (int step = 0; step < FLOAT_K; ++step) {
       float rows[PARTS * 4], columns[PARTS * 4];
 #pragma unroll
@@ -247,9 +249,9 @@ __device__ __forceinline__ void float_product(const ArrayProductArguments& given
 
 // --- halves by tensor cores -----------------------------------------------------------------------------------------
 
-// A block makes `tile` rows by `tile` columns, 32 k at a time: 4 warps for 64, 8 for 128, each 32 or 64 rows by 32
-// columns. In shared memory a line's 32 halves are 80 bytes apart from the next line's: what a warp reads at once for a
-// tile of a tensor core lies in different banks.
+// A block computes `tile` rows by `tile` columns, 32 k at a time: with 4 warps for a tile of 64 and 8 warps for a tile
+// of 128. Each warp computes 32 or 64 rows by 32 columns. In shared memory, lines of 32 halves are 80 bytes apart: the
+// elements that a warp reads at once for a tensor core tile lie in different banks.
 constexpr int HALF_K = 32, HALF_PITCH = 20;
 
 template <int tile, int layout>
@@ -260,7 +262,7 @@ struct HalfPart {
   __device__ __forceinline__ static unsigned pair(half_bits low, half_bits high) {
     return low.bits | (unsigned)high.bits << 16;
   }
-  // Along k: a thread has two packs of 8 k. Along lines: two k of 8 lines.
+  // Along k, a thread has two packs of 8 k. Along lines, it has two k of 8 lines.
   __device__ __forceinline__ void fetch(const half_bits* memory, long long line_stride, long long k_stride,
                                         int first_line, int lines, int first_k, int end_k, bool packs) {
     if (layout == ALONG_K) {
@@ -287,7 +289,7 @@ struct HalfPart {
       else shared[(threadIdx.x / 16 * 8 + j) * HALF_PITCH + threadIdx.x % 16] = kept[j];
     }
   }
-  // Windows: a thread has one column, and every other pair of k.
+  // Windows: each thread has one column, and every other pair of k.
   __device__ __forceinline__ void gather(const ArrayProductArguments& given, const half_bits* images,
                                          const Corner& corner, int first_k) {
 #pragma unroll
@@ -305,7 +307,7 @@ struct HalfPart {
 // Grid (columns / tile, rows / tile, batches).
 template <class F, int tile, int a_layout, int b_layout>
 __device__ __forceinline__ void half_product(const ArrayProductArguments& given) {
-  constexpr int SIZE = tile * HALF_PITCH, ROWS = tile / 32;  // tiles of 16 rows of a warp
+  constexpr int SIZE = tile * HALF_PITCH, ROWS = tile / 32;  // 16-row tiles of a warp
   SHARED(unsigned, left, 2 * SIZE);
   SHARED(unsigned, right, 2 * SIZE);
   const BatchOffsets at(given);
@@ -329,7 +331,7 @@ __device__ __forceinline__ void half_product(const ArrayProductArguments& given)
     own_a.leave(left + half * SIZE);
     if (b_layout == WINDOWS) own_b.leave_windows(right + half * SIZE);
     else own_b.leave(right + half * SIZE);
-    __syncthreads();  // this step's tiles are there; those of the step before last have been read by all
+    __syncthreads();  // this step's tiles are complete, and all threads have read those of the step before last
     if (k + HALF_K < given.k) fetch(k + HALF_K);
     const unsigned* rows = left + half * SIZE + (row_of_warp + group) * HALF_PITCH + member;
     const unsigned* columns = right + half * SIZE + (column_of_warp + group) * HALF_PITCH + member;

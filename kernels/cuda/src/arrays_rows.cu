@@ -1,6 +1,7 @@
-// What needs a whole row: reductions, softmax, normalisation; and rows that indices choose.
+// Functions of whole rows: reductions, softmax and normalisation; and gathers of rows by index.
 //
-// A row's numbers are added in one order whatever else there is: each lane takes every so-many-th, then lanes are joined.
+// A row's numbers are added in the same order for any number of rows: each lane adds up every n-th number, where n is
+// the number of lanes, and then the lanes' sums are combined.
 #include "arrays.cuh"
 #include "reduce.cuh"
 
@@ -10,7 +11,7 @@ __device__ __forceinline__ float block_maximum(float x) {
   constexpr int WARPS = ROW_THREADS / WARP;
   SHARED(float, largest, WARPS);
   x = warp_maximum(x);
-  __syncthreads();  // an earlier one has been read by all
+  __syncthreads();  // all threads have read an earlier result
   if (threadIdx.x % WARP == 0) largest[threadIdx.x / WARP] = x;
   __syncthreads();
   float found = largest[0];
@@ -19,7 +20,7 @@ __device__ __forceinline__ float block_maximum(float x) {
   return found;
 }
 
-// The threads of a row: a warp of its own for short ones, or all of a block.
+// The threads of a row: one warp for a short row, or the whole block.
 template <bool block>
 struct Lanes {
   static constexpr int SIZE = block ? ROW_THREADS : WARP, ROWS = ROW_THREADS / SIZE;
@@ -32,8 +33,8 @@ struct Lanes {
 
 // --- softmax --------------------------------------------------------------------------------------------------------
 
-// out = softmax(scale * x + addend) over `width` numbers `step` apart. Row r begins at r / step * width * step + r % step.
-// The addend, which may be 0, is broadcast: rows count through `sizes`, the last axis first.
+// out = softmax(scale * x + addend) over `width` numbers that are `step` apart. Row r starts at r / step * width *
+// step + r % step. The addend, which may be null, is broadcast: row numbers count through `sizes`, last axis first.
 struct SoftmaxArguments {
   const void* x;
   const void* addend;
@@ -52,7 +53,7 @@ struct SoftmaxArguments {
 template <class T, bool block, bool logarithm>
 __device__ __forceinline__ void softmax(const SoftmaxArguments& given) {
   using Own = Lanes<block>;
-  const int row = min(Own::row(), given.rows - 1);  // the rest of a block does again what the last row's warp does
+  const int row = min(Own::row(), given.rows - 1);  // the rest of a block repeats the last row's work
   const long long first = (long long)(row / given.step) * given.width * given.step + row % given.step;
   const T* x = static_cast<const T*>(given.x) + first;
   T* out = static_cast<T*>(given.out) + first;
@@ -80,8 +81,8 @@ __device__ __forceinline__ void softmax(const SoftmaxArguments& given) {
 
 // --- normalisation --------------------------------------------------------------------------------------------------
 
-// out = (s - mean) / sqrt(variance + epsilon) * weight + bias of s = x + skip + input_bias, and s itself. Of rows that
-// are channels, weight and bias are single numbers for each of `channels`. Absent ones are 0.
+// out = (s - mean) / sqrt(variance + epsilon) * weight + bias for s = x + skip + input_bias, which is also stored. If
+// rows are channels, weight and bias have one number for each of `channels`. Absent arrays are null.
 struct RowNormArguments {
   const void* x;
   const void* skip;
@@ -138,7 +139,7 @@ __device__ __forceinline__ void row_norm(const RowNormArguments& given) {
 
 // --- reductions -----------------------------------------------------------------------------------------------------
 
-// A result for each index of the kept axes, over all of the reduced ones; sizes and strides of the innermost axis first.
+// One result for each index of the kept axes, over all reduced axes. Sizes and strides start with the innermost axis.
 struct ReduceArguments {
   const void* x;
   void* out;
@@ -172,7 +173,7 @@ struct Product {
   template <class C>
   __device__ __forceinline__ static C result(C a, int) { return a; }
 };
-// The first number stands for none yet: rows are not empty.
+// Rows are not empty, so the first number serves as the start value.
 template <bool greatest>
 struct Extreme {
   template <class C>
@@ -188,7 +189,7 @@ struct Wide { using type = T; };
 template <>
 struct Wide<half_bits> { using type = float; };
 
-// A warp for each result, where the reduced axis is the one whose neighbours lie side by side, ...
+// One warp per result, for a reduced axis with adjacent elements.
 template <class T, class Kind>
 __device__ __forceinline__ void reduce_rows(const ReduceArguments& given) {
   using C = typename Wide<T>::type;
@@ -201,7 +202,7 @@ __device__ __forceinline__ void reduce_rows(const ReduceArguments& given) {
 #pragma unroll
   for (int distance = WARP / 2; distance; distance /= 2) {
     const C other = __shfl_xor_sync(ALL_LANES, found, distance);
-    // Lanes behind the row's end hold nothing.
+    // Lanes past the end of the row have no number.
     const bool there = (lane ^ distance) < given.width, own = lane < given.width;
     const bool low = !(lane & distance);
     if (there) found = !own ? other : low ? Kind::join(found, other) : Kind::join(other, found);
@@ -210,7 +211,7 @@ __device__ __forceinline__ void reduce_rows(const ReduceArguments& given) {
     put(static_cast<T*>(given.out)[row], Kind::result(found, given.width));
 }
 
-// ... else a thread, whose neighbours read what lies side by side.
+// One thread per result otherwise, so that adjacent threads read adjacent elements.
 template <class T, class Kind>
 __device__ __forceinline__ void reduce_columns(const ReduceArguments& given) {
   using C = typename Wide<T>::type;
@@ -225,8 +226,8 @@ __device__ __forceinline__ void reduce_columns(const ReduceArguments& given) {
 
 // --- rows by index --------------------------------------------------------------------------------------------------
 
-// out[outer][index][inner] = x[outer][indices[index]][inner], inner in packs; negative indices count from the end. One
-// outside leaves `number` in `status`.
+// out[outer][index][inner] = x[outer][indices[index]][inner], with inner counted in packs. Negative indices count from
+// the end. An index out of range stores `number` in `status`.
 struct GatherArguments {
   const void* x;
   const void* indices;
@@ -259,7 +260,8 @@ __device__ __forceinline__ void gather(const GatherArguments& given) {
   static_cast<Pack<T, width>*>(given.out)[i] = found;
 }
 
-// out[batch][row][inner] = x[batch][indices[batch][row][0]][indices[batch][row][1]] ... [inner], inner in packs.
+// out[batch][row][inner] = x[batch][indices[batch][row][0]][indices[batch][row][1]] ... [inner], with inner counted in
+// packs.
 struct GatherTuplesArguments {
   const void* x;
   const void* indices;
@@ -297,7 +299,8 @@ __device__ __forceinline__ void gather_tuples(const GatherTuplesArguments& given
 
 // --- padding --------------------------------------------------------------------------------------------------------
 
-// out [sizes], the innermost axis first, is x where an index less `before` is inside `extents`, else `filler`'s bits.
+// out [sizes], innermost axis first, is x where an index minus `before` is inside `extents`, and the bits of `filler`
+// elsewhere.
 struct PadArguments {
   const void* x;
   void* out;

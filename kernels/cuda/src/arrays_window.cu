@@ -1,8 +1,9 @@
-// Windows over the two last axes of images [n, channels, height, width]: pooling, and convolutions that keep channels
-// apart. A thread makes one result; neighbouring threads read neighbouring columns, and windows overlap in the L1 cache.
+// Windows over the last two axes of images [n, channels, height, width]: pooling, and depthwise convolutions. Each
+// thread computes one result. Adjacent threads read adjacent columns, and overlapping windows are read from the L1
+// cache.
 #include "arrays.cuh"
 
-// `end_y`, `end_x`: rows and columns up to which a mean counts padding, if it does. bias and addend may be 0.
+// `end_y`, `end_x`: rows and columns up to which a mean counts padding, if it does. bias and addend may be null.
 struct WindowArguments {
   const void* x;
   const void* weight;
@@ -45,7 +46,7 @@ struct Mean {
   __device__ __forceinline__ float result(int count) const { return found / (float)count; }
 };
 
-// Where result `i` has its window, and in which channel.
+// The window and the channel of result `i`.
 struct Position {
   int plane, channel, y, x;
 

@@ -1,12 +1,13 @@
-// What attention of single rows is given, and how sequences are split: a block has a page for each of its warps.
+// The arguments of attention of single rows, and the splits of sequences: a block has one page for each of its warps.
 #pragma once
 #include "attention_store.cuh"
 #include "groups.cuh"
 
-// fresh: rows whose keys and values are in no page yet, for kernels that put them there; others are given `rotated`:
-// [rows][heads * head_size]. parts: [rows - first_row][heads][splits], each a maximum, a sum and the unfinished
-// result. arrived: [rows - first_row][heads], how many splits are there: zeros. sinks: [heads] or 0. window: -1 = all.
-// softcap: 0 = none. The first `grouped_rows` rows also go where the next product reads them.
+// fresh: rows whose keys and values are not in a page yet, for kernels that store them; other kernels read `rotated`:
+// [rows][heads * head_size]. parts: [rows - first_row][heads][splits], each with a maximum, a sum and the unnormalised
+// result. arrived: [rows - first_row][heads], the number of splits that are complete; zero at the start. sinks: [heads]
+// or null. window: -1 = all tokens. softcap: 0 = none. The first `grouped_rows` rows are also written in the layout
+// that the next matmul reads.
 struct AttentionArguments {
   FreshRows fresh;
   const float* rotated;
@@ -33,9 +34,9 @@ struct AttentionArguments {
 };
 
 constexpr int SPLIT_WARPS = 4, SPLIT = SPLIT_WARPS * PAGE, SPLIT_THREADS = SPLIT_WARPS * WARP;
-constexpr float NEVER = -3.0e38f;  // below every score, and finite: exp(NEVER - NEVER) is no NaN
+constexpr float NEVER = -3.0e38f;  // below every score, and finite, so that exp(NEVER - NEVER) is not NaN
 
-// The splits that a row sees, from the first one to the one before the last; `end`: of its positions.
+// The splits that a row sees, from `first` to `last` (exclusive). `end` is the end of the positions that it sees.
 struct SeenSplits {
   int first, last;
   __device__ __forceinline__ SeenSplits(const AttentionArguments& given, int end)

@@ -1,11 +1,12 @@
-// softmax(q k * scale) v of single rows with heads of any size over pages of floats: what attention_rows.cu does, whose
-// lanes read several columns at once, for heads whose columns do not divide so. Split by position in the same way.
+// softmax(q k * scale) v of single rows with heads of any size over pages of floats. The computation is the same as in
+// attention_rows.cu, which requires heads whose columns lanes can read several at a time. Sequences are split by
+// position in the same way.
 #include "attention.cuh"
 #include "reduce.cuh"
 
 constexpr int LARGEST_HEAD = 256, ANY_COLUMNS = LARGEST_HEAD / WARP, ANY_PART = 2;
 
-// Grid (splits, heads, rows). A lane has a token of its warp's page, then every 32nd column.
+// Grid (splits, heads, rows). A lane first has one token of its warp's page, and later every 32nd column.
 template <class T>
 __device__ __forceinline__ void attend_any(const AttentionArguments& given) {
   SHARED(float, queries, LARGEST_HEAD);
@@ -17,7 +18,7 @@ __device__ __forceinline__ void attend_any(const AttentionArguments& given) {
   const long long row = given.first_row + blockIdx.z;
   const int end = given.step.positions[row] + 1, begin = given.window < 0 ? 0 : max(0, end - given.window);
   const int start = blockIdx.x * SPLIT, page = blockIdx.x * SPLIT_WARPS + warp;
-  if (start >= end || start + SPLIT <= begin) return;  // other rows are longer, or see further back
+  if (start >= end || start + SPLIT <= begin) return;  // the split is for rows that are longer, or see further back
   for (int i = threadIdx.x; i < given.head_size; i += SPLIT_THREADS)
     queries[i] = given.rotated[(row * given.heads + head) * given.head_size + i] * given.scale;
   __syncthreads();
@@ -32,7 +33,7 @@ __device__ __forceinline__ void attend_any(const AttentionArguments& given) {
     float score = 0.0f;
     for (int d = 0; d < given.head_size; ++d) score = fmaf(queries[d], to_float(keys[d * PAGE]), score);
     if (given.softcap > 0.0f) score = given.softcap * tanhf(score / given.softcap);
-    const bool visible = lane >= first && lane < last;  // what is not may hold anything, NaN too
+    const bool visible = lane >= first && lane < last;  // other tokens may hold any number, even NaN
     if (!visible) score = NEVER;
     highest = warp_maximum(score);
     const float share = visible ? expf(score - highest) : 0.0f;
@@ -63,7 +64,7 @@ __device__ __forceinline__ void attend_any(const AttentionArguments& given) {
   }
 }
 
-// The splits of a row and head, in order; a sink is a score without a value. Grid (heads, rows).
+// Join the splits of a row and head, in order. A sink is a score without a value. Grid (heads, rows).
 __device__ __forceinline__ void join_any(const AttentionArguments& given) {
   const int head = blockIdx.x, stride = given.v_head_size + ANY_PART;
   const long long row = given.first_row + blockIdx.y;

@@ -1,16 +1,17 @@
 // softmax(q k * scale) v of single rows over the pages of their sequences, in float32 (Flash-Decoding: Dao et al.
 // 2023).
 //
-// A sequence is split by position only: 128 tokens a block, a page for each of its four warps; then warps, then splits
-// are put together in order. So a row's bits depend on nothing but its own sequence. All query heads of a KV head are
-// computed together: its pages are read once.
+// A sequence is split by position only: 128 tokens per block, with one page for each of its four warps. The results of
+// warps, and then the results of splits, are joined in order. So a row's bits depend only on the row's own sequence.
+// All query heads of a KV head are computed together, so that the KV head's pages are read only once.
 #include "attention.cuh"
 #include "reduce.cuh"
 
-// Of a part the maximum, the sum, and two numbers that are not used, so that the rest can be read four at a time.
+// A part starts with its maximum, its sum, and two unused numbers, so that the rest can be read four numbers at a
+// time.
 constexpr int PART = 4;
 
-// The keys of a page, of which a lane asks for as many units as registers hold before it needs the first.
+// The keys of a page. A lane requests as many units as registers can hold before it needs the first unit.
 template <class Kind, int head_size>
 struct PageKeys {
   using Keys = KeyUnit<Kind, head_size>;
@@ -25,8 +26,9 @@ struct PageKeys {
   }
 };
 
-// Scores of a page whose first units were read: eight lanes have four tokens each of a unit, four such groups of lanes
-// other units. The sums of the groups are added so that every lane keeps one token, 4 (lane % 8) + lane / 8.
+// Compute the scores of a page after its first units were read. Eight lanes have four tokens each of a unit, and four
+// such groups of lanes have different units. The sums of the groups are added so that every lane keeps one token, 4
+// (lane % 8) + lane / 8.
 template <class Kind, int head_size, int together>
 __device__ __forceinline__ void score_page(
     const unsigned char* page, PageKeys<Kind, head_size>& keys, const float* queries, float (&scores)[together]) {
@@ -72,8 +74,9 @@ __device__ __forceinline__ void score_page(
   }
 }
 
-// Weighted values of a page: a lane has the columns of a unit, lanes that are COUNT apart other tokens. What passes
-// over several units of a lane ends in result[head][pass][column] of the first COUNT lanes.
+// Weighted values of a page. A lane has the columns of a unit, and lanes that are COUNT apart have other tokens. If a
+// lane has several units, there is one pass per unit. The final sums are in result[head][pass][column] of the first
+// COUNT lanes.
 template <class Kind, int v_head_size, int together>
 struct ValueSums {
   using Values = ValueUnit<Kind, v_head_size>;
@@ -129,7 +132,7 @@ struct ValueSums {
     }
   }
 
-  // The sums of lanes that have the same columns, in order, to [together][v_head_size].
+  // Add up the sums of lanes that have the same columns, in order, and write them to [together][v_head_size].
   __device__ __forceinline__ void write(float* out) const {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
@@ -151,8 +154,9 @@ struct ValueSums {
 // Splits of a row and head that are added up side by side.
 constexpr int SIDE_BY_SIDE = 4;
 
-// The splits of a row and head, by a warp: every fourth one in order, as much as they are below the largest maximum so far;
-// then those four sums in order; a sink is a score without a value. `own`: the row among those whose parts there are.
+// Join the splits of a row and head with one warp: every fourth split in order, scaled to the largest maximum so far;
+// then these four sums in order. A sink is a score without a value. `own`: index of the row among those that have
+// parts.
 template <int v_head_size>
 __device__ __forceinline__ void join_head(const AttentionArguments& given, const SeenSplits& seen, int own, int head) {
   constexpr int STRIDE = v_head_size + PART, PASSES = (v_head_size / 4 + WARP - 1) / WARP;
@@ -166,7 +170,7 @@ __device__ __forceinline__ void join_head(const AttentionArguments& given, const
   for (int base = seen.first; base < seen.last; base += SIDE_BY_SIDE) {
     float4 beside[SIDE_BY_SIDE], four[SIDE_BY_SIDE][PASSES];
 #pragma unroll
-    for (int side = 0; side < SIDE_BY_SIDE; ++side) {  // all of them before the first is needed
+    for (int side = 0; side < SIDE_BY_SIDE; ++side) {  // all loads are issued before the first result is needed
       const float* part = parts + (long long)min(base + side, seen.last - 1) * STRIDE;
       beside[side] = load_published(reinterpret_cast<const float4*>(part));
 #pragma unroll
@@ -219,7 +223,7 @@ __device__ __forceinline__ void join_head(const AttentionArguments& given, const
   }
 }
 
-// visit(i) for every `step`-th of so many bytes, by the lanes of a warp.
+// Call visit(i) for every `step`-th of `bytes` bytes, with the lanes of a warp.
 template <int bytes, int step, class Visit>
 __device__ __forceinline__ void each_of_warp(const Visit& visit) {
 #pragma unroll
@@ -229,18 +233,19 @@ __device__ __forceinline__ void each_of_warp(const Visit& visit) {
   }
 }
 
-// A page of values that is brought into shared memory; larger ones are read as they are needed.
+// Maximum size of a page of values that is copied to shared memory. Larger pages are read when they are needed.
 constexpr int MOST_STAGED = 8 << 10;
 
-// Grid (splits, heads / together, rows). fresh: keys and values of the rows are in no page yet, and none is of another
-// row's sequence. Then every block puts them there that reads them, all of them the same bytes.
+// Grid (splits, heads / together, rows). fresh: the keys and values of the rows are not in a page yet, and all rows
+// belong to different sequences. Every block that reads these keys and values also stores them; blocks of the same rows
+// write the same bytes.
 template <class Kind, int head_size, int v_head_size, int together, bool fresh>
 __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   SHARED(float, queries, together * head_size);
   SHARED(float, shares, SPLIT_WARPS * together * PAGE);
   SHARED(float, maxima, SPLIT_WARPS * together);
   SHARED(float, totals, SPLIT_WARPS * together);
-  // A warp's page of values, where it is small enough, and afterwards its results.
+  // A warp's page of values, if it is small enough, and afterwards its results.
   constexpr int RESULTS = together * v_head_size * sizeof(float), PAGE_BYTES = value_bytes<Kind>(v_head_size);
   constexpr int KEY_BYTES = key_bytes<Kind>(head_size), LINE_BYTES = 128;
   constexpr bool IS_STAGED = PAGE_BYTES <= MOST_STAGED;
@@ -251,7 +256,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   const int first_head = blockIdx.y * together, kv_head = first_head / (given.heads / given.kv_heads);
   const int end = given.step.positions[row] + 1, begin = given.window < 0 ? 0 : max(0, end - given.window);
   const int start = blockIdx.x * SPLIT, page = blockIdx.x * SPLIT_WARPS + warp;
-  if (start >= end || start + SPLIT <= begin) return wait_for_earlier();  // other rows are longer, or see further back
+  if (start >= end || start + SPLIT <= begin) return wait_for_earlier();  // only other rows see the split
   const int first = max(begin - page * PAGE, 0), last = min(end - page * PAGE, PAGE);
   const bool sees = first < last;
   const unsigned char *keys = given.pages.keys, *values = given.pages.values;
@@ -260,8 +265,9 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     const long long block = table[page];
     keys += block * given.pages.key_block + kv_head * key_bytes<Kind>(head_size);
     values += block * given.pages.value_block + kv_head * value_bytes<Kind>(v_head_size);
-    // Both pages are on their way to the L2 cache before anything waits, also for the kernels before: what these still
-    // write into pages goes through that cache. What a step is about no kernel of it writes.
+    // Both pages are prefetched into the L2 cache before any wait, even the wait for preceding kernels, because the
+    // data that these kernels still write to pages passes through that cache. No kernel of the step writes the step's
+    // tables.
     each_of_warp<KEY_BYTES, LINE_BYTES>([&](int i) { fetch(keys + i); });
     each_of_warp<PAGE_BYTES, LINE_BYTES>([&](int i) { fetch(values + i); });
   }
@@ -274,14 +280,15 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     first_keys.read(keys, 0);
     bring_values();
   };
-  bool has_newest = false;  // a page that is not complete yet
+  bool has_newest = false;  // the page of the newest token, which is not complete yet
   if constexpr (fresh) {
     const bool is_newest = blockIdx.x == (end - 1) / SPLIT;
     has_newest = is_newest && page == (end - 1) / PAGE;
     const Rotation rotation(given.fresh, given.step, row, head_size);
     wait_for_earlier();
     if (sees && !has_newest) bring_page();
-    // Queries, then the key and the value, a warp each; that of the newest page begins with the last one.
+    // Queries, then the key and the value, one per warp. The warp that has the newest page takes the last of the first
+    // turns.
     const int count = together + (is_newest ? 2 : 0), own = (warp - (end - 1) / PAGE % SPLIT_WARPS - 1 + 2 * SPLIT_WARPS) % SPLIT_WARPS;
 #pragma unroll 1
     for (int i = own; i < count; i += SPLIT_WARPS) {
@@ -290,7 +297,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     }
   } else {
     wait_for_earlier();
-    if (sees) bring_page();  // all that a warp needs is under way before it computes
+    if (sees) bring_page();  // all data that a warp needs is in flight before the warp computes
   }
   end_group();
   if constexpr (!fresh) {
@@ -347,7 +354,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     if (column == 0) part[0] = highest, part[1] = sum;
     part[PART + column] = number;
   }
-  // Whoever comes last of a row's blocks joins the splits, a head for each warp: so a step has a kernel fewer.
+  // The last block of a row joins the splits, with one warp per head. This saves a kernel per step.
   SHARED(int, is_last, 1);
   publish();
   __syncthreads();
@@ -359,6 +366,6 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   }
   __syncthreads();
   if (!is_last[0]) return;
-  publish();  // what the others published is seen from here on
+  publish();  // from here on, this block sees the data that other blocks have published
   for (int head = warp; head < together; head += SPLIT_WARPS) join_head<v_head_size>(given, seen, blockIdx.z, first_head + head);
 }

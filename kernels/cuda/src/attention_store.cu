@@ -1,4 +1,5 @@
-// Keys and values into their pages, queries for attention, a warp per row and head; and the Hadamard transform of heads undone.
+// Store keys and values in their pages, and queries for attention, with one warp per row and head; and undo the
+// Hadamard transform of heads.
 #include "attention_store.cuh"
 
 // rotated: [rows][heads * head_size].
@@ -28,7 +29,7 @@ __device__ __forceinline__ void store_heads(const StoreArguments& given) {
   store_head<Kind>(given, rotation, row, head, rotated, 1.0f);
 }
 
-// out: rows of heads, which are Hadamard transforms where they are sums of values of 4 bits.
+// out: rows of heads, which are Hadamard transforms if they are sums of 4-bit values.
 struct HadamardArguments {
   float* out;
   long long out_stride;

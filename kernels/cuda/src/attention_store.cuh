@@ -1,12 +1,13 @@
-// Queries and keys normed and rotated (Su et al. 2021); keys and values into their pages, by a warp each.
-// For 4 bits heads are multiplied by a Hadamard matrix as well, which products of such queries and keys do not see.
+// Norm and rotate queries and keys (Su et al. 2021), and store keys and values in their pages, with one warp per head.
+// For 4 bits, heads are also multiplied by a Hadamard matrix, which does not change the dot products of queries and
+// keys.
 #pragma once
 #include "pages.cuh"
 #include "reduce.cuh"
 
-// Rows of queries, keys and values as products leave them, strides in numbers, and what is done to them. cos, sin:
-// [positions][pairs]; pairs = 0: nothing is rotated. long_rows: per row, whether it uses the second tables. q_norm,
-// k_norm: 0 = none.
+// Rows of queries, keys and values in the layout that matmuls write, with strides in numbers, and the operations on
+// them. cos, sin: [positions][pairs]; pairs = 0: no rotation. long_rows: per row, true if it uses the second tables.
+// q_norm, k_norm: null = none.
 struct FreshRows {
   const float* query;
   const float* key;
@@ -27,17 +28,18 @@ struct FreshRows {
   int unused;
 };
 
-// The most numbers of a head that a lane has: i = lane + 32 j.
+// Maximum number of a head's numbers per lane: i = lane + 32 j.
 constexpr int MOST_NUMBERS = 8;
 
-// How a lane's numbers are rotated, each with another one of its head; what that takes no kernel writes.
+// The rotation of a lane's numbers, each of which is combined with another number of its head. No kernel writes the
+// data that this struct reads.
 struct Rotation {
   float cos[MOST_NUMBERS];
-  float sin[MOST_NUMBERS];  // of the second one of a pair; less than 0 times that of the first one
+  float sin[MOST_NUMBERS];  // for the second number of a pair; negated for the first
   int pairs;
   bool interleaved;
 
-  // By rows of the tables.
+  // From rows of the tables.
   __device__ __forceinline__ Rotation(const float* cosines, const float* sines, int pairs, bool interleaved, int size)
       : pairs(pairs), interleaved(interleaved) {
     fill(cosines, sines, size);
@@ -62,7 +64,7 @@ struct Rotation {
   __device__ __forceinline__ int other(int i) const { return interleaved ? i ^ 1 : is_second(i) ? i - pairs : i + pairs; }
 };
 
-// Numbers of a head, normed; `factor` is that of its norm.
+// The numbers of a head, normalised. `factor` is the factor of the norm.
 struct Head {
   const float* x;
   const float* weight;
@@ -78,7 +80,8 @@ struct Head {
   }
 };
 
-// A head by the normalised Hadamard matrix of its size, a power of two of at least 32; it is its own inverse.
+// Multiply a head by the normalised Hadamard matrix of its size, a power of two of at least 32. The matrix is its own
+// inverse.
 __device__ __forceinline__ void hadamard(float (&numbers)[MOST_NUMBERS], int size) {
   const int lane = threadIdx.x % WARP;
   const float factor = 1.0f / sqrtf((float)size);
@@ -103,8 +106,8 @@ __device__ __forceinline__ void hadamard(float (&numbers)[MOST_NUMBERS], int siz
   }
 }
 
-// The scale with which the largest of the numbers that the lanes of a warp bring is so many steps, as float16: NaN or
-// infinite where one of them is.
+// Return the float16 scale at which the largest of the numbers in a warp's lanes is `steps` steps. The scale is NaN or
+// infinite if one of the numbers is NaN or infinite.
 __device__ __forceinline__ half_bits scale_of(float largest, float poison, float steps) {
   half_bits scale;
   store(&scale, warp_maximum(largest) / steps + warp_sum(poison));
@@ -116,8 +119,8 @@ __device__ __forceinline__ float steps_of(float x, half_bits scale) {
   return factor > 0.0f && factor - factor == 0.0f ? x / factor : 0.0f;
 }
 
-// A head of a token into a page whose columns are `apart` numbers apart, or into one of small integers, where byte
-// column i is at byte_offset(i), and scales behind `integers` bytes.
+// Write a head of a token to a page. Pages of small integers have column i at byte_offset(i), and the scales follow
+// the integers.
 template <class T>
 struct Writer {
   __device__ __forceinline__ static void write(
@@ -164,15 +167,16 @@ struct Writer<Int4> {
       if (j * WARP >= size) break;
       const half_bits scale = scale_of(fabsf(numbers[j]), numbers[j] * 0.0f, 7.5f);
       const int code = (int)rintf(fminf(fmaxf(steps_of(numbers[j], scale) + 7.5f, 0.0f), 15.0f));
-      const int other = __shfl_xor_sync(ALL_LANES, code, 16);  // a byte holds columns that are 16 apart
+      const int other = __shfl_xor_sync(ALL_LANES, code, 16);  // a byte holds two columns that are 16 apart
       if (lane < 16) page[byte_offset(16 * j + lane, columns, offset, is_key)] = (unsigned char)(code | other << 4);
       if (lane == 0) reinterpret_cast<half_bits*>(page + PAGE * columns)[j * PAGE + offset] = scale;
     }
   }
 };
 
-// A head of a row, counted over queries, keys and values: a query goes to `rotated`, times a factor, others into their
-// page. Arguments: those of a kernel. `rotation` is that of the row and of the head's size (0 for values).
+// Store a head of a row, counted over queries, keys and values: a query goes to `rotated`, times a factor, and keys
+// and values go to their page. `given` holds the arguments of a kernel. `rotation` is the rotation for the row and the
+// head's size (0 for values).
 template <class Kind, class Arguments>
 __device__ __forceinline__ void store_head(
     const Arguments& given, const Rotation& rotation, long long row, int head, float* rotated, float factor) {

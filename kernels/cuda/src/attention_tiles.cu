@@ -1,15 +1,15 @@
 // softmax(q k * scale) v of many rows of a sequence by tensor cores (FlashAttention-2: Dao 2023).
 //
-// Numbers are float16, sums float32: what pages of 16 bits hold is multiplied as it is, numbers of fewer bits become
-// float16 on the way, and a query is brought near 1 by a power of two before it is rounded. Over pages of bfloat16, whose
-// numbers float16 may not hold, all are bfloat16. A row meets steps of tokens that begin
-// at multiples of STEP, in order, and one that it does not see changes no bit of it; so its bits do not depend on the
-// other rows of its tile.
+// Operands are float16, and sums are float32. Pages of float16 are multiplied directly, numbers of fewer bits are
+// converted to float16, and a query is scaled close to 1 by a power of two before it is rounded. Over pages of
+// bfloat16, which float16 may not be able to represent, all operands are bfloat16. A row processes steps of tokens that
+// start at multiples of STEP, in order, and a step that the row does not see changes none of its bits. So the row's
+// bits do not depend on the other rows of its tile.
 #include "pages.cuh"
 #include "reduce.cuh"
 
-// rotated: [rows][heads * head_size]. tiles: [tiles][3], a sequence, its first row, and how many rows, which follow
-// each other; 0 = nothing to do. together: query heads of a KV head whose rows a block takes.
+// rotated: [rows][heads * head_size]. tiles: [tiles][3], a sequence, its first row, and the number of consecutive
+// rows; 0 = nothing to do. together: number of a KV head's query heads that a block computes together.
 struct TileArguments {
   const float* rotated;
   const float* sinks;
@@ -27,16 +27,16 @@ struct TileArguments {
   int smooth;
 };
 
-// A warp has 16 query rows (of all heads together) and all columns of a block. Each step's tokens are there while the
-// next ones are on their way.
+// A warp has 16 query rows (over all heads together) and all columns of a block. While a step is computed, the tokens
+// of the next step are loaded.
 constexpr int TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, WARP_ROWS = 16, TILE_ROWS = TILE_WARPS * WARP_ROWS;
-constexpr int OCTET = 8;  // numbers of 16 bytes
-constexpr int SHARED_CHUNKS = (48 << 10) / 16 - 16;  // but for some numbers
+constexpr int OCTET = 8;  // 16-bit numbers in 16 bytes
+constexpr int SHARED_CHUNKS = (48 << 10) / 16 - 16;  // less the space for some numbers
 constexpr float LOWEST = -3.0e38f;  // below every score, and finite
 constexpr float LOG2_E = 1.44269504088896f;
 
-// How tiles of keys [columns][tokens] and values [tokens][columns] lie in shared memory, in chunks of 16 bytes. Rows
-// are an odd number of chunks apart, so that eight rows' chunks lie in different banks.
+// The layout of tiles of keys [columns][tokens] and values [tokens][columns] in shared memory, in chunks of 16 bytes.
+// Rows are an odd number of chunks apart, so that the chunks of eight rows lie in different banks.
 template <int head_size, int columns, int step>
 struct TileShape {
   static constexpr int KEY_ROWS = (head_size + 15) / 16 * 16, KEY_CHUNKS = step / OCTET | 1;
@@ -44,7 +44,7 @@ struct TileShape {
   static constexpr int KEYS = KEY_ROWS * KEY_CHUNKS, TOTAL = KEYS + step * VALUE_CHUNKS;
 };
 
-// What tensor cores multiply. An exponent of ones alone stands for what is not finite.
+// The numbers that tensor cores multiply. An exponent of all ones marks infinity and NaN.
 template <class Kind>
 struct TileNumber {
   static constexpr unsigned EXPONENT = 0x7c00u;
@@ -62,14 +62,14 @@ struct TileNumber<bfloat_bits> {
   }
 };
 
-// Where a step's tokens are: in the pages of a head, from `token` of its page on.
+// The tokens of a step, in the pages of a head, starting at `token` of the first page.
 struct StepPage {
   const unsigned char* keys;
   const unsigned char* values;
   int token;
 };
 
-// Pages of 16 bits are copied as they are ...
+// Pages of 16 bits are copied unchanged.
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct TileSource {
   using Shape = TileShape<head_size, columns, step>;
@@ -94,8 +94,8 @@ struct TileSource {
   __device__ __forceinline__ void finish(uint4*, const uint4*) { wait_groups<0>(); }
 };
 
-// ... small integers become float16: a thread unpacks the units that it has copied into memory of its own, since they
-// would take the registers that sums need.
+// Small integers are converted to float16. A thread copies units to its own part of shared memory and unpacks them
+// from there, because in registers the units would displace the sums.
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct UnpackingSource {
   using Shape = TileShape<head_size, columns, step>;
@@ -105,7 +105,7 @@ struct UnpackingSource {
   static constexpr int KEYS = (Keys::COUNT * ACROSS + TILE_THREADS - 1) / TILE_THREADS;
   static constexpr int VALUES = (WIDE * ACROSS + TILE_THREADS - 1) / TILE_THREADS;
   static constexpr int STAGED = (KEYS + VALUES) * TILE_THREADS;
-  // A token's scale is the same for all units of its key where it has one.
+  // If a token has one scale, it is the same for all units of its key.
   static constexpr int KEY_SCALES = PageFormat<Kind>::COLUMNS == UNIT && TILE_THREADS % ACROSS == 0 ? 1 : KEYS;
   Scales key_scales[KEY_SCALES], value_scales[VALUES];
 
@@ -167,8 +167,8 @@ template <int head_size, int v_head_size, int columns, int step>
 struct TileSource<Int4, head_size, v_head_size, columns, step>
     : UnpackingSource<Int4, head_size, v_head_size, columns, step> {};
 
-// ... and so do floats of 8 bits, which loses nothing. A thread has 16 tokens of a column of keys at a time, and eight
-// columns of a value.
+// Floats of 8 bits are converted to float16, which is lossless. A thread has 16 tokens of a column of keys at a time,
+// and eight columns of a value.
 template <int head_size, int v_head_size, int columns, int step>
 struct TileSource<float8_bits, head_size, v_head_size, columns, step> {
   using Shape = TileShape<head_size, columns, step>;
@@ -196,7 +196,7 @@ struct TileSource<float8_bits, head_size, v_head_size, columns, step> {
     end_group();
   }
   __device__ __forceinline__ void finish(uint4* tile, const uint4* staged) const {
-    wait_groups<0>();  // for what this thread has asked for
+    wait_groups<0>();  // wait for the data that this thread has requested
     const uint2* octets = reinterpret_cast<const uint2*>(staged + KEYS);
 #pragma unroll 2
     for (int i = threadIdx.x; i < KEYS; i += TILE_THREADS) {
@@ -211,10 +211,10 @@ struct TileSource<float8_bits, head_size, v_head_size, columns, step> {
   }
 
  private:
-  int first;  // column of the block's
+  int first;  // first column of the block
 };
 
-// A value as its page holds it.
+// A value of a page.
 template <class Kind, int v_head_size>
 __device__ __forceinline__ float value_at(const unsigned char* page, int token, int column) {
   if constexpr (!PageFormat<Kind>::PACKED)
@@ -231,7 +231,8 @@ __device__ __forceinline__ float value_at(const unsigned char* page, int token, 
   return found;
 }
 
-// One of the two rows of a lane: a step's row and a head. Rows behind the last are as the last, and nobody's.
+// One of the two rows of a lane: a row of the step, and a head. Rows past the last row repeat the last row, and are not
+// stored.
 struct TileRow {
   __device__ __forceinline__ TileRow(const TileArguments& given, int i) {
     const int* tile = given.tiles + 3 * blockIdx.x;
@@ -245,8 +246,8 @@ struct TileRow {
   int head;
 };
 
-// The sequence of a block: where it lies, and what its rows see. A row sees `seen` tokens up to its own, or all there
-// are.
+// The sequence of a block: its location, and the tokens that its rows see. A row sees `seen` tokens up to its own
+// token, or all of them if there are fewer.
 template <class Kind, int head_size, int v_head_size>
 struct TileSequence {
   __device__ __forceinline__ TileSequence(const TileArguments& given) {
@@ -264,18 +265,18 @@ struct TileSequence {
   }
   const int* table;
   int kv_head;
-  int first_end;  // of the first row's tokens, and of the last one's
+  int first_end;  // end of the tokens that the first row sees, and of the tokens that the last row sees
   int last_end;
   int seen;
 };
 
-// Values that are infinite or NaN become 0: they must not reach rows that do not see them, not even times 0. `broken`:
-// tokens that had such. low: the exponent of such a number.
+// Set infinite and NaN values to 0, because they must not reach rows that do not see them, not even multiplied by 0.
+// `broken`: 1 for tokens that had such a value. low: the exponent of such a value.
 template <int step, int columns, int apart, unsigned low>
 __device__ __forceinline__ void leave_out(uint4* values, int* broken) {
   constexpr int WIDE = columns / OCTET;
   if (threadIdx.x < step) broken[threadIdx.x] = 0;
-  __syncthreads();  // none is broken yet
+  __syncthreads();  // all flags are cleared
   for (int i = threadIdx.x; i < step * WIDE; i += TILE_THREADS) {
     unsigned* words = reinterpret_cast<unsigned*>(values + i / WIDE * apart + i % WIDE);
 #pragma unroll
@@ -286,11 +287,11 @@ __device__ __forceinline__ void leave_out(uint4* values, int* broken) {
       broken[i / WIDE] = 1;
     }
   }
-  __syncthreads();  // values are finite
+  __syncthreads();  // all values are finite
 }
 
-// What a lane knows of its two rows: `end` of the tokens that they see, a factor on their scores, their queries, and a
-// running softmax in powers of two (Milakov & Gimelshein 2018).
+// The state of a lane's two rows: the `end` of the tokens that they see, a factor for their scores, their queries, and
+// a running softmax in powers of two (Milakov & Gimelshein 2018).
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct TileRows {
   using Shape = TileShape<head_size, columns, step>;
@@ -315,7 +316,8 @@ struct TileRows {
       for (int k = 0; k < 4; ++k) result[j][k] = 0.0f;
   }
 
-  // A query, but for the power of two of its largest number, which goes to `factor`: so no number leaves float16's range.
+  // Read a query, divided by the power of two of its largest number, which is moved into `factor`, so that no number
+  // exceeds float16's range.
   __device__ __forceinline__ void read_query(const float2* q, int i) {
     const int member = threadIdx.x % 4;
     float largest = 0.0f;
@@ -325,7 +327,7 @@ struct TileRows {
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
     const unsigned exponent = __float_as_uint(largest) & 0x7f800000u;
-    const bool usual = exponent > 0u && exponent < 0x7f000000u;  // others stay as they are
+    const bool usual = exponent > 0u && exponent < 0x7f000000u;  // other numbers are not scaled
     const float inverse = usual ? __uint_as_float(0x7f000000u - exponent) : 1.0f;
     factor[i] = usual ? __uint_as_float(exponent) : 1.0f;
 #pragma unroll
@@ -338,7 +340,7 @@ struct TileRows {
       }
   }
 
-  // scores: of tokens 8 j + 2 member and the next one, of the first row and of the second.
+  // scores: of tokens 8 j + 2 member and the next one, of the first row and then of the second.
   __device__ __forceinline__ void score(const uint4* keys, float (&scores)[SCORES][4]) const {
     const int lane = threadIdx.x % WARP;
     keys += lane % 16 * Shape::KEY_CHUNKS + lane / 16;
@@ -353,7 +355,8 @@ struct TileRows {
       }
   }
 
-  // Scores of row `i` become its shares. Unless the rows see the whole step, those outside of [end - seen, end) are 0.
+  // Turn the scores of row `i` into shares. Unless the rows see the whole step, shares outside of [end - seen, end)
+  // are 0.
   __device__ __forceinline__ void weigh(
       const TileArguments& given, int i, int token, bool whole, int seen, float (&scores)[SCORES][4]) {
     float above = LOWEST;
@@ -370,7 +373,7 @@ struct TileRows {
       }
     above = fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 1));
     above = fmaxf(highest[i], fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 2)));
-    const float kept = exp2f(highest[i] - above), base = above == LOWEST ? 0.0f : above;  // nothing seen: shares are 0
+    const float kept = exp2f(highest[i] - above), base = above == LOWEST ? 0.0f : above;  // no token seen: shares are 0
     highest[i] = above;
     float sum = 0.0f;
 #pragma unroll
@@ -382,7 +385,7 @@ struct TileRows {
         sum += score;
       }
     total[i] = fmaf(total[i], kept, sum);
-    if (!__any_sync(ALL_LANES, kept != 1.0f)) return;  // most steps bring no row a new maximum
+    if (!__any_sync(ALL_LANES, kept != 1.0f)) return;  // in most steps, no row has a new maximum
 #pragma unroll
     for (int j = 0; j < WIDE; ++j) result[j][2 * i] *= kept, result[j][2 * i + 1] *= kept;
   }
@@ -407,14 +410,14 @@ struct TileRows {
     }
   }
 
-  // Values that were left out, for the rows that see token `at`, which is `from.token` of a page.
+  // Add values that were set to 0, for the rows that see token `at`, which is token `from.token` of a page.
   __device__ __forceinline__ void add_left_out(const StepPage& from, int at, int seen, int first_column) {
 #pragma unroll 1
     for (int column = 0; column < columns; ++column) {
       if (column / 2 % 4 != threadIdx.x % 4 || first_column + column >= v_head_size) continue;
       const float number = value_at<Kind, v_head_size>(from.values, from.token, first_column + column);
       const float added = number - number == 0.0f ? 0.0f : number;
-      // Compared column by column: with an index that is computed, `result` would lie in memory.
+      // Each column is compared, because a computed index would move `result` from registers to memory.
 #pragma unroll
       for (int j = 0; j < WIDE; ++j)
 #pragma unroll
@@ -429,7 +432,7 @@ struct TileRows {
   __device__ __forceinline__ void finish(const TileArguments& given, int first_column) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const TileRow mine(given, i);  // once more, rather than in registers all the time
+      const TileRow mine(given, i);  // computed again, to save registers until here
       float sum = total[i] + __shfl_xor_sync(ALL_LANES, total[i], 1), kept = 1.0f;
       sum += __shfl_xor_sync(ALL_LANES, sum, 2);
       if (given.sinks || given.smooth) {
@@ -465,7 +468,7 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
   const TileSequence<Kind, head_size, v_head_size> sequence(given);
   const int first_column = blockIdx.z * columns, seen = sequence.seen;
   const int from = max(0, sequence.first_end - seen) / STEP, to = (sequence.last_end - 1) / STEP;
-  // Columns that only fill a product up: keys that are zero.
+  // Padding columns: their keys are zero.
   for (int i = threadIdx.x; i < (Shape::KEY_ROWS - head_size) * Shape::KEY_CHUNKS; i += TILE_THREADS)
     tile[head_size * Shape::KEY_CHUNKS + i] = tile[Shape::TOTAL + head_size * Shape::KEY_CHUNKS + i] = uint4{};
 
@@ -479,10 +482,10 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
     const int token = step * STEP;
     uint4 *keys = tile + step % 2 * Shape::TOTAL, *values = keys + Shape::KEYS;
     source.finish(keys, staged);
-    __syncthreads();  // the tokens of this step are there, those of the step before have been read
+    __syncthreads();  // the tokens of this step are complete, and all threads have read the tokens of the step before
     if (step < to)
       source.begin(sequence.page_of(given, token + STEP), tile + (step + 1) % 2 * Shape::TOTAL, staged, first_column);
-    const bool whole = token >= sequence.last_end - seen && token + STEP <= sequence.first_end;  // for all rows
+    const bool whole = token >= sequence.last_end - seen && token + STEP <= sequence.first_end;  // true for all rows
     if (!whole) leave_out<STEP, columns, Shape::VALUE_CHUNKS, TileNumber<Kind>::EXPONENT>(values, broken);
     float scores[Rows::SCORES][4] = {};
     rows.score(keys, scores);

@@ -1,4 +1,4 @@
-// Tokens that were chosen on the device become those of a step, wherever they lie. A thread per token.
+// Copy tokens that were sampled on the device to the tokens of a step, with one thread per token.
 #include "portable.cuh"
 
 struct ChosenArguments {
@@ -9,7 +9,7 @@ struct ChosenArguments {
 
 constexpr int CHOSEN_THREADS = 64;
 
-// Where there is no token to choose, the outcome says -1: what comes of the row is thrown away, but it must be computed.
+// If no token could be sampled, the outcome is -1. The row is still computed, but its results are discarded.
 __device__ __forceinline__ void take_chosen(const ChosenArguments& given) {
   const int i = blockIdx.x * CHOSEN_THREADS + threadIdx.x;
   if (i < given.count) given.tokens[i] = max(*reinterpret_cast<const int*>(given.addresses[i]), 0);

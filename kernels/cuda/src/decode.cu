@@ -1,11 +1,12 @@
-// Products of few rows with matrices of few bits, and the gated pair of such products: of one or two rows by lanes, of up
-// to 64 by tensor cores. A row's bits are the same.
+// Matmuls of few rows with matrices of few bits, and the gated pair of such matmuls. Lanes compute one or two rows, and
+// tensor cores compute up to 64 rows. Both produce the same bits for a row.
 #include "decode_lanes.cuh"
 #include "decode_tiles.cuh"
 #include "functions.cuh"
 #include "results.cuh"
 
-// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x. blocks: of lanes, along the first axis.
+// out = x . weight (+ bias) (+ addend), all in float32 rows. rows: number of rows of x. blocks: blocks of the lane
+// kernels along the first axis.
 struct DecodeArguments {
   BlockMatrix matrix;
   GroupedRows x;
@@ -20,8 +21,8 @@ struct DecodeArguments {
   int blocks;
 };
 
-// Fills a slab with rows from first_row on, once the kernels before have ended. The weights of a norm, no kernel's work, are
-// there before.
+// Fill a slab with rows, starting at first_row, after the preceding kernels have ended. The weights of a norm, which no
+// kernel writes, are loaded earlier.
 template <bool normed, class Slab>
 __device__ __forceinline__ void bring_rows(
     const Slab& slab, const GroupedRows& x, const NormedRows& given, int first_row, int rows) {
@@ -35,9 +36,9 @@ __device__ __forceinline__ void bring_rows(
   }
 }
 
-// Grid (blocks, rows / tokens): a block has as many outputs as the others, one or two more or fewer, and a warp every
-// sixteenth of its pairs (or single ones). chunks: that a row has room for. memory_bytes: what the launch gives, so that
-// kernels which take another amount have another name.
+// Grid (blocks, rows / tokens). All blocks have the same number of outputs, plus or minus one or two, and a warp has
+// every sixteenth pair of outputs (or every sixteenth single output). chunks: capacity of a row. memory_bytes: dynamic
+// shared memory of a launch, so that kernels with different amounts have different names.
 template <class Reader, int streams, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   using Ring = LaneRing<Reader, streams>;
@@ -71,7 +72,7 @@ __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
       });
 }
 
-// Shared memory that a launch gives for rows of so many groups.
+// The dynamic shared memory of a launch, for rows of this many groups.
 template <int groups>
 __device__ __forceinline__ unsigned char* rows_memory() {
   if constexpr (IS_RINGED<groups>) {
@@ -82,8 +83,8 @@ __device__ __forceinline__ unsigned char* rows_memory() {
   }
 }
 
-// What a block of tiles computes. Blocks of the same outputs with other rows are neighbours, which read the same weights
-// at about the same time: memory gives them once.
+// The tiles that a block computes. Blocks with the same outputs and other rows are adjacent. They read the same weights
+// at about the same time, so that memory delivers the weights only once.
 template <int outputs, int groups>
 struct OwnTiles {
   int output, group;
@@ -115,7 +116,7 @@ __device__ __forceinline__ void decode(const DecodeArguments& given) {
       });
 }
 
-// out = activation(gate) * up, of two matrices; as rows of float32, or as the next product reads it.
+// out = activation(gate) * up, from two matrices, as float32 rows or in the layout that the next matmul reads.
 struct GatedArguments {
   BlockMatrix gate;
   BlockMatrix up;
@@ -130,7 +131,8 @@ struct GatedArguments {
   int outputs;
 };
 
-// Results [rows][outputs] of a block of so many warps in shared memory, as the next product reads them.
+// Store results [rows][outputs] of a block of `warps` warps, from shared memory, in the layout that the next matmul
+// reads.
 template <int outputs, int warps>
 __device__ __forceinline__ void store_results(const GatedArguments& given, const float* results, int first_row, int first_output, int rows) {
   __syncthreads();
@@ -142,7 +144,8 @@ __device__ __forceinline__ void store_results(const GatedArguments& given, const
   }
 }
 
-// Grid (outputs / OUTPUTS, rows / tokens): a warp has both matrices of an output at a time, every sixteenth output.
+// Grid (outputs / OUTPUTS, rows / tokens). A warp processes both matrices of an output at a time, for every sixteenth
+// output.
 template <class Reader, class Activation, int OUTPUTS, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
   using Ring = LaneRing<Reader, 2>;
@@ -183,7 +186,7 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
     store_results<OUTPUTS, LANE_WARPS>(given, results, first_row, first_output, min(tokens, given.rows - first_row));
 }
 
-// Grid outputs / (16 tiles) * rows / (8 groups): half of the tiles of a block are the gate's.
+// Grid outputs / (16 tiles) * rows / (8 groups). Half of the tiles of a block are the gate's.
 template <class Reader, class Activation, int tiles, int groups>
 __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
   constexpr int EACH = WarpSums<groups>::EACH, OUTPUTS = TILE * tiles, ROWS = GROUP * groups;

@@ -1,22 +1,24 @@
-// Products of one or two rows of activations with a matrix of few bits, both as bytes, by the lanes of warps: so few rows
-// would leave most of a tensor core's work undone.
+// Matmuls of one or two rows of activations with a matrix of few bits, both as int8, by the lanes of warps: with so
+// few rows, most of a tensor core's work would be wasted.
 //
-// A warp has streams of chunks, one or two rows of the matrix or one of each of two matrices; lane p takes chunks p,
-// p + 32, p + 64 and so on of all in order, and reads what it needs of the activations once for them. Then lanes p,
-// p + 8, p + 16 and p + 24 are added in order, and the eight sums in pairs. That is the order of decode_tiles.cuh, so
+// A warp has streams of chunks: one or two rows of the matrix, or one row of each of two matrices. Lane p processes
+// chunks p, p + 32, p + 64 and so on of all streams, in order, and reads the activations for them once. Then lanes p, p
+// + 8, p + 16 and p + 24 are added in order, and the eight sums in pairs. This is the order of decode_tiles.cuh, so the
 // bits are the same.
 //
-// What bounds these products is memory, which must not rest: a lane asks for its chunks several steps ahead, for the
-// first ones before the kernels before have ended, and they take shared memory, not registers, so that the blocks of the
-// next kernel find room beside these. The numbers of a block's rows, which lie together in memory, come there whole. And
-// loops stay loops: fetching instructions that are executed once takes longer than executing them.
+// Memory bandwidth limits these matmuls, so memory must never be idle. A lane requests its chunks several steps ahead,
+// and the first chunks even before the preceding kernels have ended. Chunks in flight occupy shared memory instead of
+// registers, so that blocks of the next kernel fit on a multiprocessor alongside these blocks. The scales and zero
+// points of a block's rows, which are adjacent in memory, are copied as a whole. Loops are not unrolled, because
+// fetching instructions that are executed only once takes longer than executing them.
 #pragma once
 #include "norm.cuh"
 
 constexpr int LANE_WARPS = 16, LANE_THREADS = LANE_WARPS * WARP, COPIED = 16, ALIGNED = 128;
 static_assert(LANE_THREADS == NORM_THREADS, "the threads of a block norm rows, too");
 
-// Rows that a product norms itself, four columns at a time; zeros where it reads bytes that others have made.
+// Rows that a matmul normalises itself, four columns at a time; zeros if the matmul reads int8 rows from another
+// kernel.
 struct NormedRows {
   const float* x;
   const float* weight;
@@ -25,9 +27,10 @@ struct NormedRows {
   float epsilon;
 };
 
-// Rows of activations in shared memory: [tokens][2 halves][CHUNKS] of 16 bytes, so that lanes with neighbouring chunks read
-// from different banks, and scales [tokens][CHUNKS] with the sums of the bytes: of halves as others write them, of whole
-// chunks as a float, which is not made of them for every row of the matrix.
+// Rows of activations in shared memory: [tokens][2 halves][CHUNKS] of 16 bytes, so that lanes with adjacent chunks
+// read from different banks, and scales [tokens][CHUNKS] with the sums of the bytes. The sums are the sums of the
+// halves, as other kernels write them, or the sum of the chunk as a float, so that this sum is not computed for every
+// row of the matrix.
 template <class Reader, int tokens, int CHUNKS>
 struct RowSlab {
   static constexpr int BYTES = tokens * CHUNKS * (CHUNK + (int)sizeof(float2)), STRIDES = CHUNKS * CHUNK / NORM_STRIDE;
@@ -37,7 +40,7 @@ struct RowSlab {
   __device__ __forceinline__ explicit RowSlab(unsigned char* memory)
       : bytes(reinterpret_cast<uint4*>(memory)), scales(reinterpret_cast<float2*>(memory + tokens * CHUNKS * CHUNK)) {}
 
-  // Rows from first_row on, which others have made bytes.
+  // Copy rows, starting at first_row, that another kernel has quantised.
   __device__ __forceinline__ void bring(const GroupedRows& x, int first_row) const {
     constexpr int PARTS = (2 * CHUNKS + LANE_THREADS - 1) / LANE_THREADS, AT_ONCE = PARTS < 4 ? PARTS : 4;
     const int odd = threadIdx.x % 2;
@@ -66,7 +69,7 @@ struct RowSlab {
     }
   }
 
-  // The same of rows that are normed here, as norm.cu makes them.
+  // The same for rows that are normalised here, with the arithmetic of norm.cu.
   __device__ __forceinline__ void bring_normed(
       const NormedRows& given, const NormWeights<STRIDES>& weights, int first_row, int rows) const {
 #pragma unroll 1
@@ -100,8 +103,8 @@ struct RowSlab {
   }
 };
 
-// The numbers of some rows of a matrix, brought into shared memory by all threads of a block: what is left of the matrix
-// then, with those rows as its first ones.
+// The scales and zero points of some rows of a matrix, copied to shared memory by all threads of a block. `bring`
+// returns the matrix with those rows as its first rows.
 template <class Reader>
 struct RowNumbers {
   using Factor = typename Reader::OwnFactor;
@@ -123,7 +126,7 @@ struct RowNumbers {
     if constexpr (bytes > 0) {
       const int row = count * bytes;
       const unsigned char* from = static_cast<const unsigned char*>(array) + (long long)first * row;
-      // Shared memory begins where global memory does between two multiples of 16.
+      // The copy in shared memory starts at the same offset from a multiple of 16 as the data in global memory.
       const int before = (int)((unsigned long long)from % COPIED), end = before + row * rows, whole = end / COPIED * COPIED;
       from -= before;
 #pragma unroll 1
@@ -135,7 +138,7 @@ struct RowNumbers {
   }
 };
 
-// Chunks that are under way, a slot for each thread, stream and step. A thread reads only what it asked for itself.
+// Chunks in flight, with a slot for each thread, stream and step. A thread reads only chunks that it requested itself.
 template <class Reader, int STREAMS>
 struct LaneRing {
   static constexpr int WORDS_1 = Reader::WORDS_1, WORDS_2 = Reader::WORDS_2, AHEAD = (Reader::WORDS <= 4 ? 8 : 4) / STREAMS;
@@ -148,7 +151,7 @@ struct LaneRing {
   __device__ __forceinline__ unsigned* second(int slot, int stream) const {
     return words + ((slot * STREAMS + stream) * Reader::WORDS + WORDS_1) * LANE_THREADS + threadIdx.x * WORDS_2;
   }
-  // index: of a chunk in its matrix.
+  // index: index of a chunk in its matrix.
   __device__ __forceinline__ void ask(int slot, int stream, const BlockMatrix& matrix, long long index) const {
     copy_few_later<4 * WORDS_1>(first(slot, stream), matrix.data + index * (4 * WORDS_1));
     if constexpr (WORDS_2 > 0) copy_few_later<4 * WORDS_2>(second(slot, stream), matrix.second + index * (4 * WORDS_2));
@@ -167,7 +170,7 @@ struct LaneRing {
   }
 };
 
-// The sum of all lanes' parts of a row, for the first eight lanes.
+// The sum of a row over all lanes, valid in the first eight lanes.
 __device__ __forceinline__ float join_lanes(float own) {
   const int lane = threadIdx.x % WARP;
   float sum = own;
@@ -178,9 +181,10 @@ __device__ __forceinline__ float join_lanes(float own) {
   return sum;
 }
 
-// Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; row_of(stream, round): its row, among those
-// of a block, of which `first` is the first one. bring() fills the slab, once the kernels before have ended;
-// numbers_of(stream, row, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
+// Compute the sums of a warp's streams in `rounds` rounds. matrix_of(stream): a matrix; row_of(stream, round): its
+// row, relative to the first row of the block, `first`. bring() fills the slab after the preceding kernels have ended;
+// numbers_of(stream, row, chunk, into) reads scales and zero points; finish(round, sums) receives sums that are valid
+// in the first eight lanes.
 template <
     int tokens, class Reader, int STREAMS, class Slab, class MatrixOf, class RowOf, class NumbersOf, class Bring, class Finish>
 __device__ __forceinline__ void decode_lanes(
@@ -203,7 +207,7 @@ __device__ __forceinline__ void decode_lanes(
     end_group();
   }
   bring();
-  wait_groups<AHEAD>();  // a block's numbers were asked for before
+  wait_groups<AHEAD>();  // the scales of a block's rows were requested earlier
   __syncthreads();
   int round = 0, step = 0, slot = 0, rows[STREAMS];
   float sums[STREAMS][tokens];
@@ -215,7 +219,7 @@ __device__ __forceinline__ void decode_lanes(
       for (int token = 0; token < tokens; ++token) sums[stream][token] = 0.0f;
     }
   };
-  // Chunks behind the last one are multiplied with zeros.
+  // Chunks past the last chunk are multiplied by zeros.
   auto compute = [&] {
     wait_groups<AHEAD - 1>();
     const int index = step * WARP + lane, chunk = min(index, chunks - 1);
@@ -252,7 +256,7 @@ __device__ __forceinline__ void decode_lanes(
       if (asked_round < rounds) ask(slot);
       pass();
     }
-    if (is_last) {  // everything was asked for
+    if (is_last) {  // every chunk has been requested
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) compute(), pass();
     }

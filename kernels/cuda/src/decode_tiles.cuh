@@ -1,39 +1,39 @@
-// Products of some rows of activations with a matrix of few bits, both as bytes, by tensor cores: every weight is read
-// once for up to 64 rows.
+// Matmuls of several rows of activations with a matrix of few bits, both as int8, by tensor cores: every weight is
+// read once for up to 64 rows.
 //
-// A block makes 16 neighbouring outputs per tile. Its eight warps share the columns: in pass j warp w takes chunks w + 8 j
-// of every stride in order, whose sums are whole numbers and exact; then passes are added in order, and the warps in pairs.
-// So a row's bits depend neither on the other rows nor on how many there are.
+// A block computes 16 adjacent outputs per tile. Its eight warps share the columns: in pass j, warp w processes chunk w
+// + 8 j of every stride, in order. The sums of a chunk are integers, and therefore exact. Then the passes are added in
+// order, and the warps in pairs. So a row's bits do not depend on the other rows or their number.
 //
-// Weights come through shared memory, several stages of 16 chunks ahead, and the first ones are asked for before the
-// kernels before have ended: what bounds these products is memory, which must not rest.
+// Weights are loaded into shared memory several stages of 16 chunks ahead, and the first weights are requested before
+// the preceding kernels have ended: memory bandwidth limits these matmuls, so memory must never be idle.
 #pragma once
 #include "groups.cuh"
 
 constexpr int DECODE_WARPS = 8, DECODE_THREADS = DECODE_WARPS * WARP, TILE = 16, STAGE_CHUNKS = 16;
-// Words of a block's shared memory: of all, and of codes.
+// Words of a block's shared memory: in total, and for codes.
 constexpr int SHARED_WORDS = 11 << 10, CODE_WORDS = 8 << 10;
-// A whole number up to 2 ** 22 added to these bits gives those of the float that is so much larger than this one.
+// The bits of WHOLE. Adding an integer of up to 2 ** 22 to these bits yields the bits of WHOLE plus this integer.
 constexpr unsigned WHOLE_BITS = 0x4b400000u;
 constexpr float WHOLE = 12582912.0f;
 static_assert(DECODE_WARPS == PHASES, "a warp has a phase in every pass");
 
-// The chunks that a warp takes in turn: pass by pass, of every stride one.
+// The chunks that a warp processes in turn: pass by pass, one chunk of every stride.
 struct WarpChunks {
   int chunks, chunk;
 
-  // From chunk `part` on, which is below 2.
+  // Start from chunk `part`, which is 0 or 1.
   __device__ __forceinline__ WarpChunks(int strides, int warp, int part) : chunks(strides * STRIDE_CHUNKS), chunk(warp) {
     if (part) next();
   }
   __device__ __forceinline__ void next() {
     chunk += STRIDE_CHUNKS;
-    if (chunk >= chunks) chunk += PHASES - chunks;  // a pass further
+    if (chunk >= chunks) chunk += PHASES - chunks;  // the next pass
   }
 };
 
-// What a warp needs of a chunk of eight rows of activations: a lane's bytes of row lane / 4, and what belongs to the two
-// rows whose sums it has.
+// The data that a warp needs of a chunk of eight rows of activations: a lane's bytes of row lane / 4, and the scales
+// and sums of the two rows that it adds up.
 struct GroupChunk {
   uint2 bytes;
   float4 scales;
@@ -41,7 +41,7 @@ struct GroupChunk {
   __device__ __forceinline__ void read(const GroupedRows& x, int group, int chunk, int rows) {
     const int lane = threadIdx.x % WARP, member = lane % 4;
     const long long first = ((long long)group * x.chunks + chunk) * GROUP;
-    // Rows that are not there are as the last one, so that nothing is read for them.
+    // Missing rows repeat the last row, so that no memory is read for them.
     const int row = min(lane / 4, rows - group * GROUP - 1);
     bytes = static_cast<const uint2*>(x.bytes)[(first + max(row, 0)) * 4 + member];
     scales = reinterpret_cast<const float4*>(x.scales)[first / 2 + member];
@@ -53,15 +53,15 @@ template <class Reader, int tiles>
 struct Stages {
   static constexpr int TILES = tiles, WORDS_1 = Reader::WORDS_1, WORDS_2 = Reader::WORDS_2, HALVES = Reader::HALVES;
   static constexpr int NUMBERS = HALVES * (1 + Reader::HAS_POINTS + Reader::HAS_MINIMUM);
-  static constexpr int LINE = STAGE_CHUNKS + 1;  // of numbers: eight rows lie in different banks
+  static constexpr int LINE = STAGE_CHUNKS + 1;  // stride of numbers: eight rows lie in different banks
   static constexpr int NUMBER_COUNT = tiles * NUMBERS * TILE * LINE;
   static constexpr int STAGE_WORDS = tiles * TILE * STAGE_CHUNKS * Reader::WORDS;
   static constexpr int ROOM = (SHARED_WORDS - 2 * NUMBER_COUNT) / STAGE_WORDS, MOST = CODE_WORDS / STAGE_WORDS;
   static constexpr int COUNT = ROOM < MOST ? ROOM : MOST < 8 ? MOST : 8;
-  static constexpr int AHEAD = tiles * sizeof(typename Reader::Chunk) >= 80 ? 2 : 4;  // stages whose numbers are under way
+  static constexpr int AHEAD = tiles * sizeof(typename Reader::Chunk) >= 80 ? 2 : 4;  // stages with numbers in flight
   static_assert(COUNT >= 2, "a stage is computed while another one comes");
 
-  // Words of shared memory for codes, which the sums of warps take afterwards.
+  // Words of shared memory for codes. The sums of warps use this memory afterwards.
   template <int groups>
   static constexpr int MEMORY = COUNT * STAGE_WORDS > DECODE_WARPS * GROUP * groups * TILE ? COUNT * STAGE_WORDS
                                                                                           : DECODE_WARPS * GROUP * groups * TILE;
@@ -70,15 +70,15 @@ struct Stages {
   float* numbers;   // [2][tiles][NUMBERS][TILE][LINE]
   int strides;
 
-  // The chunk of a stage, and the row of a tile, that a thread brings.
+  // The chunk of a stage, and the row of a tile, that a thread loads.
   __device__ __forceinline__ static int own_chunk() { return threadIdx.x % STAGE_CHUNKS; }
   __device__ __forceinline__ static int own_row() { return threadIdx.x / STAGE_CHUNKS; }
-  // Which of a row's chunks these are, stage by stage: two chunks of a warp.
+  // The chunks of a row that a thread loads, stage by stage. Each warp has two chunks of a stage.
   __device__ __forceinline__ WarpChunks brought() const {
     return WarpChunks(strides, own_chunk() % DECODE_WARPS, own_chunk() / DECODE_WARPS);
   }
 
-  // Chunks of eight neighbouring rows in the same column lie in different banks.
+  // Chunks of eight adjacent rows in the same column lie in different banks.
   __device__ __forceinline__ static int index(int tile, int row, int chunk) {
     return (tile * TILE + row) * STAGE_CHUNKS + (chunk ^ row % 8);
   }
@@ -87,8 +87,8 @@ struct Stages {
     return first(slot) + tiles * TILE * STAGE_CHUNKS * WORDS_1;
   }
 
-  // A thread brings one chunk of each tile into a slot. Behind the last chunk of a row it is the last one again:
-  // activations are zero there.
+  // Request one chunk of each tile into a slot. Past the last chunk of a row, the last chunk is read again, which is
+  // harmless because the activations there are zero.
   template <class MatrixOf, class RowOf>
   __device__ __forceinline__ void ask(int slot, int chunk, const MatrixOf& matrix_of, const RowOf& row_of) const {
 #pragma unroll
@@ -102,7 +102,7 @@ struct Stages {
     }
   }
 
-  // The numbers of that chunk, as they lie in memory ...
+  // Read the scales and zero points of that chunk, as they are stored.
   using Read = typename Reader::Chunk;
   template <class MatrixOf, class RowOf>
   __device__ __forceinline__ void read_numbers(
@@ -114,7 +114,7 @@ struct Stages {
     }
   }
 
-  // ... and as floats, for every other stage in the same index.
+  // Store these numbers as floats. Stages alternate between two buffers.
   template <class MatrixOf>
   __device__ __forceinline__ void keep_numbers(int parity, const MatrixOf& matrix_of, const Read (&read)[tiles]) const {
 #pragma unroll
@@ -130,8 +130,8 @@ struct Stages {
     }
   }
 
-  // Sums of a chunk of a tile with so many groups of rows, for the two rows of the matrix and two of activations that a lane
-  // has: sums[2 row + activation].
+  // Add the sums of a chunk of a tile with each group of rows. A lane has two rows of the matrix and two rows of
+  // activations: sums[2 row + activation].
   template <int groups>
   __device__ __forceinline__ void add(
       const BlockMatrix& matrix, int slot, int parity, int tile, int chunk, const GroupChunk (&x)[groups],
@@ -172,7 +172,7 @@ struct Stages {
     }
   }
 
-  // As `dot` of weights.cuh has it.
+  // The same arithmetic as `dot` of weights.cuh.
   __device__ __forceinline__ static void add_whole(
       const BlockMatrix& matrix, int half, const int (&whole)[4], const float (&scale)[2], const float (&other)[2],
       const float4& x, float (&totals)[4]) {
@@ -181,7 +181,7 @@ struct Stages {
       const int row = i / 2, packed = (int)__float_as_uint(i % 2 ? x.w : x.y), low = (short)packed, high = packed >> 16;
       const float ones = (float)(HALVES == 1 ? low + high : half ? high : low), found = __uint_as_float((unsigned)whole[i]);
       if constexpr (Reader::IS_NARROW && !Reader::HAS_POINTS) {
-        if (half == 0) {  // nothing is there yet: exactly what is too much, times the factor, is taken away
+        if (half == 0) {  // the total is 0: WHOLE times the factor is subtracted exactly, in one operation
           totals[i] = fmaf(found, scale[row], -WHOLE * scale[row]);
           if constexpr (Reader::HAS_MINIMUM) totals[i] = fmaf(-other[row], ones, totals[i]);
           continue;
@@ -195,22 +195,22 @@ struct Stages {
   }
 };
 
-// The sums of all warps of one tile, for groups of rows; thread i has output i % 16 of row i / 16, and of those that are
-// DECODE_THREADS / 16 rows further.
+// The sums of all warps of one tile, for groups of rows. Thread i has output i % 16 of row i / 16, and of rows that
+// are DECODE_THREADS / 16 further.
 template <int groups>
 struct WarpSums {
   static constexpr int ROWS = GROUP * groups, EACH = (ROWS * TILE + DECODE_THREADS - 1) / DECODE_THREADS;
 
-  // Lanes that write at the same time do so to different banks.
+  // Lanes that write at the same time write to different banks.
   __device__ __forceinline__ static int index(int row, int output) {
     const int token = row % GROUP, permuted = token % 2 * 4 + token / 2;
     return (row / GROUP * GROUP + permuted) * TILE + (output ^ permuted / 2 % 2 * 8);
   }
 
-  // All threads of a block together. memory: DECODE_WARPS * ROWS * TILE floats that nobody else uses.
+  // Called by all threads of a block. memory: DECODE_WARPS * ROWS * TILE floats that are not in use.
   __device__ __forceinline__ static void add(const float (&sums)[groups][4], float* memory, float (&found)[EACH]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, t = lane % 4;
-    __syncthreads();  // what was there has been read
+    __syncthreads();  // all threads have read the memory's content
 #pragma unroll
     for (int group = 0; group < groups; ++group)
 #pragma unroll
@@ -234,23 +234,24 @@ struct WarpSums {
   }
 };
 
-// Whether rows of so many groups come through shared memory.
+// True if rows of this many groups pass through shared memory.
 template <int groups>
 constexpr bool IS_RINGED = groups >= 4;
 
-// Rows of activations that are under way into shared memory, a stage ahead: a warp reads only what it asked for itself.
+// Rows of activations in flight into shared memory, one stage ahead. A warp reads only the data that it requested
+// itself.
 template <int groups>
 struct RowRing {
   static constexpr int PARTS = STAGE_CHUNKS / DECODE_WARPS, ROW_BYTES = GROUP * CHUNK, SCALE_BYTES = GROUP * (int)sizeof(float2);
   static constexpr int PART_BYTES = groups * (ROW_BYTES + SCALE_BYTES);
-  // A lane copies the same 16 bytes of some groups, so many groups apart.
+  // A lane copies the same 16 bytes of every ROW_STEP-th group.
   static constexpr int ROW_COPIES = ROW_BYTES / 16, SCALE_COPIES = SCALE_BYTES / 16, ROW_STEP = WARP / ROW_COPIES;
   static_assert(WARP % ROW_COPIES == 0 && groups <= WARP / SCALE_COPIES, "all scales are copied at once");
   unsigned char *own, *into;
   const unsigned char *bytes, *scales;
   int step, there;
 
-  // Of groups that are not there nothing is read.
+  // Nothing is read for missing groups.
   __device__ __forceinline__ RowRing(unsigned char* memory, const GroupedRows& x, int first_group, int rows) {
     const int lane = threadIdx.x % WARP;
     there = min(groups, (rows + GROUP - 1) / GROUP - first_group);
@@ -283,8 +284,9 @@ struct RowRing {
   }
 };
 
-// The sums of a block's tiles with groups of rows from first_group on: finish(tile, found), as `WarpSums` has them. The
-// numbers' memory is free by then. rows_memory: of a RowRing, which many groups have: registers do not suffice for them.
+// Compute the sums of a block's tiles with groups of rows from first_group on. finish(tile, found) receives the sums as
+// in `WarpSums`, when the memory of `numbers` is free. rows_memory: memory of a RowRing, which many groups need because
+// their rows do not fit in registers.
 template <int groups, class Own, class MatrixOf, class RowOf, class Finish>
 __device__ __forceinline__ void decode_tiles(
     const Own& own, unsigned char* rows_memory, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of,
@@ -293,11 +295,11 @@ __device__ __forceinline__ void decode_tiles(
   constexpr int tiles = Own::TILES, PARTS = STAGE_CHUNKS / DECODE_WARPS;
   constexpr bool RINGED = IS_RINGED<groups>;
   constexpr int ROWS_AHEAD = RINGED ? 1 : groups == 1 ? 4 : 2;
-  // Stages whose numbers are under way: stages of many rows take longer than memory.
+  // Stages with numbers in flight. With many rows, a stage takes longer than a memory access.
   constexpr int AHEAD = RINGED ? 2 : Own::AHEAD;
   static_assert(AHEAD % 2 == 0 && AHEAD * PARTS % ROWS_AHEAD == 0, "slots are known when loops are unrolled");
   const int warp = threadIdx.x / WARP, parts = PASSES * own.strides, stages = parts / PARTS;
-  // Codes are asked for some stages ahead, numbers others, rows again others.
+  // Codes, scales and rows are requested different numbers of stages ahead.
   WarpChunks codes = own.brought(), numbers = own.brought(), asked_rows(own.strides, warp, 0);
   int slot = 0, free_slot = Own::COUNT - 1;
   auto ask_codes = [&](int stage, int into) {
@@ -313,8 +315,9 @@ __device__ __forceinline__ void decode_tiles(
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) read_numbers(i, read[i]);
   wait_for_earlier();
-  float sums[tiles][groups][4] = {}, totals[tiles][groups][4] = {};  // of a pass, and of those before
-  // Activations come from the second-level cache: some chunks ahead into registers, or many rows a stage ahead.
+  float sums[tiles][groups][4] = {}, totals[tiles][groups][4] = {};  // of this pass, and of the passes before
+  // Activations are read from the L2 cache: some chunks ahead into registers, or many rows a stage ahead into shared
+  // memory.
   const RowRing<groups> ring(rows_memory, x, first_group, rows);
   GroupChunk next[ROWS_AHEAD][groups] = {};
   auto read_rows = [&](int part, GroupChunk(&into)[groups]) {
@@ -335,12 +338,12 @@ __device__ __forceinline__ void decode_tiles(
   };
   if constexpr (RINGED) {
     ask_rows(0, 0);
-    end_group();  // in a stage the codes' group is the last one
+    end_group();  // in a stage, the group of the codes is the last group
   } else {
 #pragma unroll
     for (int i = 0; i < ROWS_AHEAD; ++i) read_rows(i, next[i]);
   }
-  int left = own.strides;  // chunks of this pass
+  int left = own.strides;  // remaining chunks of this pass
   for (int base = 0; base < stages; base += AHEAD)
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
@@ -350,7 +353,7 @@ __device__ __forceinline__ void decode_tiles(
       read_numbers(stage + AHEAD, read[i]);
       if constexpr (RINGED) wait_groups<Own::COUNT == 2 ? 0 : 1>();
       else wait_groups<Own::COUNT - 2>();
-      __syncthreads();  // the stage and its numbers are there, the stage before has been computed
+      __syncthreads();  // the stage and its numbers are complete, and the stage before has been computed
       if constexpr (RINGED) ask_rows(stage + 1, 1 - parity);
       ask_codes(stage + Own::COUNT - 1, free_slot);
 #pragma unroll

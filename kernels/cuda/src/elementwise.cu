@@ -1,7 +1,8 @@
-// Functions of rows, element by element. A block takes 1,024 numbers of a row.
+// Elementwise functions of rows. A block processes 1,024 numbers of a row.
 #include "functions.cuh"
 
-// out = function(x), and for a gate out = function(x) * up, of rows from first_row to rows. Strides are in numbers.
+// out = function(x), and for a gate out = function(x) * up, for the rows from first_row to rows. Strides are in
+// numbers.
 struct UnaryArguments {
   const float* x;
   const float* up;
@@ -15,7 +16,7 @@ struct UnaryArguments {
   float p[3];
 };
 
-// out = function(a, b). Of a constant the stride is 0, and there are `period` numbers of it.
+// out = function(a, b). A constant has stride 0 and `period` numbers.
 struct BinaryArguments {
   const float* a;
   const float* b;

@@ -1,4 +1,4 @@
-// Rows of a table by ids, as float32; and rows of a value by their numbers. A block per row.
+// Rows of a table by ids, as float32, and rows of a value by row numbers. One block per row.
 #include "weights.cuh"
 
 struct DenseEmbeddingArguments {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void embed_blocks(const BlockEmbeddingArguments& give
   }
 }
 
-// Columns of rows in a constant order, 1,024 a block.
+// Columns of rows in a constant order, 1,024 per block.
 struct ReorderArguments {
   const float* x;
   const int* order;

@@ -1,11 +1,12 @@
-// Mixtures of experts: what their kernels share. A pair is a token and one of the experts that it is sent to; its
-// number is token * per_token + rank, the best expert having rank 0. Rows of what lies between the two products stand
-// in the order of pairs, so a token finds its own wherever they were computed.
+// Common parts of the kernels of mixtures of experts. A pair is a token and one of the experts that it is sent to. Its
+// number is token * per_token + rank, where the best expert has rank 0. Rows between the two matmuls are in the order
+// of pairs, so that the location of a token's rows does not depend on where they were computed.
 #pragma once
 #include "functions.cuh"
 #include "weights.cuh"
 
-// Some pairs of one expert: the numbers ordered[first] to ordered[first + count - 1]. Where count is 0 there is none.
+// Some pairs of one expert, with the numbers ordered[first] to ordered[first + count - 1]. If count is 0, the group is
+// empty.
 struct PairGroup {
   int expert;
   int first;
@@ -13,9 +14,10 @@ struct PairGroup {
   int unused;
 };
 
-// Products of pairs with the matrices of their experts, which lie one after the other: outputs rows each.
-// x and scales: see activations.cu; `sharing` pairs after another read the same row of it. bias: [experts][outputs] or
-// 0. out: a row per pair. p: of the activation. The groups of rows from first_row on begin at first_row * per_token.
+// Matmuls of pairs with the matrices of their experts, which are stored one after another with `outputs` rows each. x
+// and scales: see activations.cu; `sharing` consecutive pairs read the same row of x. bias: [experts][outputs] or
+// null. out: one row per pair. p: parameters of the activation. The groups of the rows that start at first_row are
+// numbered from first_row * per_token.
 struct ExpertArguments {
   BlockMatrix matrix;
   const void* x;
@@ -40,7 +42,7 @@ __device__ __forceinline__ PairGroup group_of_block(const ExpertArguments& given
   return {(int)four.x, (int)four.y, (int)four.z, 0};
 }
 
-// What becomes of two neighbouring outputs, the first one even; `out` is the pair's row.
+// The operation on two adjacent outputs, the first of which is even. `out` is the pair's row.
 template <class F>
 struct plain {
   __device__ __forceinline__ static void store(const ExpertArguments& given, float* out, int output, float a, float b) {
@@ -49,7 +51,7 @@ struct plain {
   }
 };
 
-// Outputs are in turn those of a gate and of what it gates. p: alpha, beta, limit.
+// Outputs alternate between outputs of a gate and the outputs that the gate multiplies. p: alpha, beta, limit.
 struct swiglu {
   __device__ __forceinline__ static void store(const ExpertArguments& given, float* out, int output, float a, float b) {
     const float gate = smaller(a, given.p[2]), up = smaller(larger(b, -given.p[2]), given.p[2]);

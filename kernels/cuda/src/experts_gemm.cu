@@ -1,5 +1,5 @@
-// Products of many pairs with the matrices of their experts, by tensor cores: as gemm.cu, but that rows of activations
-// are gathered.
+// Matmuls of many pairs with the matrices of their experts, by tensor cores: like gemm.cu, but rows of activations are
+// gathered.
 #include "experts.cuh"
 #include "gemm.cuh"
 
@@ -11,7 +11,7 @@ __device__ __forceinline__ void expert_gemm(const ExpertArguments& given) {
   if (group.count == 0) return;
   const int* ordered = given.ordered + group.first;
   for (int i = threadIdx.x; i < group.count; i += Shape::THREADS) sources[i] = ordered[i] / given.sharing;
-  __syncthreads();  // all rows are known
+  __syncthreads();  // the numbers of all rows are written
   multiply_block<Source, Shape>(
       given.matrix, (long long)group.expert * given.outputs, given.outputs, blockIdx.x * Shape::OUTPUTS,
       static_cast<const bfloat_bits*>(given.x), (long long)given.strides * (WARP * CHUNK), group.count,

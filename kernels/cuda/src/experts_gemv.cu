@@ -1,5 +1,6 @@
-// Products of a few pairs with the matrices of their experts: every weight is read once for up to eight pairs of its
-// expert. A warp makes `count` neighbouring numbers of every pair of a group: a pair's bits do not depend on the others.
+// Matmuls of a few pairs with the matrices of their experts: every weight is read once for up to eight pairs of its
+// expert. A warp computes `count` adjacent outputs of every pair of a group. A pair's bits do not depend on the other
+// pairs.
 #include "experts.cuh"
 #include "gemv.cuh"
 
@@ -9,7 +10,7 @@ template <class Sums, class Activation, int tokens, int count>
 __device__ __forceinline__ void multiply_group(const ExpertArguments& given, const PairGroup& group) {
   const int lane = threadIdx.x % WARP;
   const int first_output = ((int)blockIdx.x * EXPERT_WARPS + (int)threadIdx.x / WARP) * count;
-  // A lane per pair; lanes without one have the last one, too.
+  // One lane per pair. Lanes without a pair repeat the last pair.
   const int pair = given.ordered[group.first + min(lane, group.count - 1)], source = pair / given.sharing;
   int sources[tokens];
 #pragma unroll

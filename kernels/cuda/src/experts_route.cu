@@ -1,11 +1,11 @@
-// Which experts each token is sent to and what their shares are; then the pairs in order of their experts, in groups
-// that are multiplied together; and at the end the sum of a token's results.
+// Choose the experts of each token and their shares, sort the pairs by expert into groups that are multiplied together,
+// and add up the results of a token.
 #include "experts.cuh"
 #include "reduce.cuh"
 
-// Rows from first_row to rows. scores: [rows][experts]. chosen, shares: [rows][per_token], the best expert first.
-// ordered: numbers of pairs, those of first_row at first_row * per_token; `groups` lies likewise, and of a group there
-// are at most `group` pairs.
+// Rows from first_row to rows. scores: [rows][experts]. chosen, shares: [rows][per_token], best expert first. ordered:
+// numbers of pairs; the pairs of first_row start at first_row * per_token, and so do its `groups`. A group has at most
+// `group` pairs.
 struct RouteArguments {
   const float* scores;
   int* chosen;
@@ -23,15 +23,15 @@ struct RouteArguments {
 
 constexpr int ROUTE_WARPS = 4;
 
-// A number that is larger the better an expert is: a NaN comes behind all numbers, and of equal scores the first is best.
+// A number that is larger for better experts. NaN ranks after all numbers, and among equal scores the first is best.
 __device__ __forceinline__ unsigned long long merit(float score, int expert) {
-  const unsigned bits = score == 0.0f ? 0u : __float_as_uint(score);  // -0 is 0
+  const unsigned bits = score == 0.0f ? 0u : __float_as_uint(score);  // -0 equals 0
   const unsigned order = score != score ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
   return (unsigned long long)order << 32 | ~(unsigned)expert;
 }
 
-// By a warp. Each round finds the best of those behind the one that was found before: so nothing is kept of the scores,
-// which stay in the L1 cache, and there may be any number of experts.
+// Called by a warp. Each round finds the best expert after the expert that the previous round found. So no scores are
+// stored: they stay in the L1 cache, and there may be any number of experts.
 __device__ __forceinline__ void route_row(const RouteArguments& given, long long row) {
   const int lane = threadIdx.x % WARP;
   const float* scores = given.scores + row * given.scores_stride;
@@ -59,11 +59,11 @@ __device__ __forceinline__ void route_row(const RouteArguments& given, long long
     for (int expert = lane; expert < given.experts; expert += WARP) total += expf(scores[expert] - best);
     total = warp_sum(total);
   }
-  __syncwarp();  // lane 0 has written the scores of the chosen ones
+  __syncwarp();  // lane 0 has written the scores of the chosen experts
   for (int rank = lane; rank < given.per_token; rank += WARP) shares[rank] = expf(shares[rank] - best) / total;
 }
 
-// A warp per row. Grid (rows / 4).
+// One warp per row. Grid (rows / 4).
 __device__ __forceinline__ void route(const RouteArguments& given) {
   const long long row = given.first_row + (long long)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
   if (row < given.rows) route_row(given, row);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void route(const RouteArguments& given) {
 
 constexpr int ORDER_WARPS = 8, ORDER_THREADS = ORDER_WARPS * WARP, MOST_EXPERTS = 1024;
 
-// The sum over the threads of a block before this one, and over all of them.
+// The sum over the threads of a block that precede this one. `total` is the sum over all threads.
 template <int warps>
 __device__ __forceinline__ int block_scan(int x, int& total) {
   SHARED(int, sums, warps);
@@ -82,9 +82,9 @@ __device__ __forceinline__ int block_scan(int x, int& total) {
     const int other = __shfl_up_sync(ALL_LANES, sum, distance);
     if (lane >= distance) sum += other;
   }
-  __syncthreads();  // an earlier scan has been read by all
+  __syncthreads();  // all threads have read an earlier scan
   if (lane == WARP - 1) sums[warp] = sum;
-  __syncthreads();  // the sums of all warps are there
+  __syncthreads();  // the sums of all warps are written
   int before = 0;
   total = 0;
 #pragma unroll
@@ -95,8 +95,9 @@ __device__ __forceinline__ int block_scan(int x, int& total) {
   return before + sum - x;
 }
 
-// A stable counting sort by one block, without atomics. Each warp has a part of the pairs and counts of its own, where
-// the first of all lanes with the same expert adds for them; the counts become the positions of the warp's next pairs.
+// A stable counting sort by one block, without atomics. Each warp has a part of the pairs and its own counts, to which
+// the first of the lanes with the same expert adds for all of these lanes. Then the counts become the positions of the
+// warp's next pairs.
 __device__ __forceinline__ void order_pairs(const RouteArguments& given) {
   SHARED(int, positions, ORDER_WARPS * MOST_EXPERTS);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first = given.first_row * given.per_token;
@@ -114,7 +115,7 @@ __device__ __forceinline__ void order_pairs(const RouteArguments& given) {
     if (there && !(same & ((1u << lane) - 1u))) own[expert] += __popc(same);
     __syncwarp();
   }
-  __syncthreads();  // all have counted
+  __syncthreads();  // all warps have counted
 
   const int each = (given.experts + ORDER_THREADS - 1) / ORDER_THREADS, mine = threadIdx.x * each;
   const int last = min(mine + each, given.experts);
@@ -138,7 +139,7 @@ __device__ __forceinline__ void order_pairs(const RouteArguments& given) {
     for (int i = start; i < position; i += given.group)
       target[group++] = {expert, first + i, min(given.group, position - i), 0};
   }
-  // As many groups as there could be are looked at.
+  // The next kernels read the maximum possible number of groups.
   const int most = (pairs + (given.group - 1) * min(given.experts, pairs)) / given.group;
   for (int i = all_groups + threadIdx.x; i < most; i += ORDER_THREADS) target[i] = {0, 0, 0, 0};
   __syncthreads();  // all positions are known
@@ -148,16 +149,16 @@ __device__ __forceinline__ void order_pairs(const RouteArguments& given) {
     const int expert = there ? chosen[i + lane] : -1;
     const unsigned same = __match_any_sync(ALL_LANES, expert), before = same & ((1u << lane) - 1u);
     if (there) given.ordered[first + own[expert] + __popc(before)] = first + i + lane;
-    __syncwarp();  // all have read their position
+    __syncwarp();  // all lanes have read their position
     if (there && !before) own[expert] += __popc(same);
     __syncwarp();
   }
 }
 
-// Both for a few rows, by one block: a start less where a step has little else to do.
+// Route and sort a few rows in one block. This saves a launch in steps that have little other work.
 __device__ __forceinline__ void route_and_order(const RouteArguments& given) {
   for (int row = given.first_row + threadIdx.x / WARP; row < given.rows; row += ORDER_WARPS) route_row(given, row);
-  __syncthreads();  // the experts of all rows are chosen
+  __syncthreads();  // the experts of all rows have been chosen
   order_pairs(given);
 }
 
@@ -174,7 +175,7 @@ struct MixArguments {
 
 constexpr int MIX_THREADS = 256, MIX_COLUMNS = 512;
 
-// Grid (width / 512, rows): the loads of all ranks are under way together.
+// Grid (width / 512, rows). The loads of all ranks are in flight together.
 __device__ __forceinline__ void mix(const MixArguments& given) {
   const long long row = blockIdx.y;
   const int end = min(given.width, (int)(blockIdx.x + 1) * MIX_COLUMNS);

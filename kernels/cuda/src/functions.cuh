@@ -1,4 +1,4 @@
-// The functions of numbers that records name. p are their parameters.
+// The functions of numbers that ops name. p: their parameters.
 #pragma once
 #include "portable.cuh"
 
@@ -14,7 +14,7 @@
     __device__ __forceinline__ static float of(float a, float b) { return expression; } \
   }
 
-// As NumPy has it: NaN stays NaN, whichever of the two it is.
+// As in NumPy, NaN is propagated if either number is NaN.
 __device__ __forceinline__ float smaller(float a, float b) { return a != a || a < b ? a : b; }
 __device__ __forceinline__ float larger(float a, float b) { return a != a || a > b ? a : b; }
 __device__ __forceinline__ float rounded_to_half(float x) {

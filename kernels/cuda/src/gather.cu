@@ -1,4 +1,4 @@
-// Single numbers from anywhere in device memory, side by side. A thread per number.
+// Copy single numbers from any device addresses to adjacent addresses. One thread per number.
 #include "portable.cuh"
 
 struct GatherArguments {

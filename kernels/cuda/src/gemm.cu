@@ -1,9 +1,9 @@
-// Products of many rows of activations with a matrix, by tensor cores.
+// Matmuls of many rows of activations with a matrix, by tensor cores.
 #include "gemm.cuh"
 #include "results.cuh"
 
-// x: bfloat16 [rows][x_stride], columns that only fill a row up are zero. The rest as ProductArguments; rows from
-// first_row to rows are computed.
+// x: bfloat16 [rows][x_stride], with zeros in padding columns. The other fields are the same as in ProductArguments.
+// Rows from first_row to rows are computed.
 struct GemmArguments {
   BlockMatrix matrix;
   const void* x;

@@ -1,19 +1,19 @@
-// Products of many rows of activations with rows of a matrix, by tensor cores: weights become bfloat16 on the way,
-// activations were rounded to it before, sums are float32. A row's sum goes through the columns in order, whoever else
-// is there.
+// Matmuls of many rows of activations with rows of a matrix, by tensor cores. The kernel converts weights to bfloat16,
+// activations were rounded to bfloat16 earlier, and sums are float32. A row's sum is computed over the columns in
+// order, whatever the other rows are.
 #pragma once
 #include "weights.cuh"
 
-// A block of warps, each of which makes 16 row_tiles rows by 8 output_tiles outputs. It goes through the columns in steps
-// of 64: every thread unpacks one chunk of weights a step, whose codes it has read during the step before. Activations
-// come in parts of 32 columns, two parts ahead.
+// A block of warps, each of which computes 16 row_tiles rows by 8 output_tiles outputs. The block processes the columns
+// in steps of 64: in each step, every thread unpacks one chunk of weights, from codes that the thread read during the
+// previous step. Activations are copied in parts of 32 columns, two parts ahead.
 //
-// In shared memory, pieces of sixteen bytes (eight columns) lie together: piece p of a row of a part at position
-// p ^ row / 2 % 4, of a row of weights at position p ^ row % 8. So the eight rows that a tile is read from, and the chunks
-// that eight threads write, lie in different banks.
+// In shared memory, pieces of sixteen bytes (eight columns) are contiguous: piece p of a row of a part is at position
+// p ^ row / 2 % 4, and piece p of a row of weights is at position p ^ row % 8. So the eight rows from which a tile is
+// read, and the chunks that eight threads write, lie in different banks.
 constexpr int STEP = 64, PART = 32, STAGES = 3, PART_WORDS = PART / 2, STEP_WORDS = STEP / 2, CHUNKS = STEP / CHUNK;
 
-// `often_few`: warps that have no rows rest, which takes registers and pays where many blocks are not full.
+// `often_few`: warps without rows skip the products, which needs registers and pays off if many blocks are not full.
 template <int row_tiles, int output_tiles, int row_warps, int output_warps, bool often_few = false>
 struct GemmShape {
   static constexpr bool OFTEN_FEW = often_few;
@@ -27,8 +27,8 @@ struct GemmShape {
 __device__ __forceinline__ int offset_in_part(int row, int piece) { return row * PART_WORDS + (piece ^ row / 2 % 4) * 4; }
 __device__ __forceinline__ int offset_in_step(int row, int piece) { return row * STEP_WORDS + (piece ^ row % 8) * 4; }
 
-// A part of the activations of a block's rows into shared memory; there may be none left. Rows that are not there hold
-// anything: what comes of them is not kept.
+// Copy a part of the activations of a block's rows to shared memory, if there is one. Missing rows hold anything,
+// because their results are discarded.
 template <class Shape, class RowOf>
 __device__ __forceinline__ void copy_part(
     const bfloat_bits* x, long long x_stride, int rows, const RowOf& row_of, unsigned* stages, int part, int parts) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void copy_part(
   end_group();
 }
 
-// Sixteen columns more: weights in tile `k` of their step, activations in tile k % 2 of their part.
+// Add sixteen more columns: tile `k` of their step's weights, and tile k % 2 of their part of the activations.
 template <class Shape>
 __device__ __forceinline__ void multiply_part(
     const unsigned* stage, const unsigned* weights, int first_row, int first_output, int k,
@@ -65,9 +65,10 @@ __device__ __forceinline__ void multiply_part(
   }
 }
 
-// A block's part of a product: `outputs` rows of the matrix from `first_weight` on, of which it has those from
-// first_output on, with `rows` rows of x, of which row_of(i) is the number of row i. finish(i, output, a, b) takes the
-// sums of two neighbouring outputs, the first one even; there may be fewer outputs than it is called for.
+// Compute a block's part of a matmul: `outputs` rows of the matrix starting at `first_weight`, of which the block has
+// the outputs starting at first_output, times `rows` rows of x, where row_of(i) is the number of row i. finish(i,
+// output, a, b) receives the sums of two adjacent outputs, the first of which is even; it may be called for outputs
+// past the last output.
 template <class Source, class Shape, class RowOf, class Finish>
 __device__ __forceinline__ void multiply_block(
     const BlockMatrix& matrix, long long first_weight, int outputs, int first_output, const bfloat_bits* x,
@@ -91,7 +92,7 @@ __device__ __forceinline__ void multiply_block(
     source.pairs(reader, pairs);
     const int next = (step + 1) * CHUNKS + own_chunk;
     source.read(reader, own_row, min(next, chunks - 1));
-    __syncthreads();  // the weights of the step before have been read
+    __syncthreads();  // all threads have read the weights of the previous step
     const bool there = step * CHUNKS + own_chunk < chunks;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -102,7 +103,7 @@ __device__ __forceinline__ void multiply_block(
     for (int half = 0; half < CHUNKS; ++half) {
       const int part = step * CHUNKS + half;
       wait_groups<1>();
-      __syncthreads();  // the part and the weights are there, the part before has been read
+      __syncthreads();  // the part and the weights are complete, and the previous part has been read
       copy_part<Shape>(x, x_stride, rows, row_of, activations, part + 2, parts);
       if (Shape::OFTEN_FEW && row_of_warp >= rows) continue;
       const unsigned* stage = activations + part % STAGES * (Shape::ROWS * PART_WORDS);

@@ -1,18 +1,18 @@
-// Products of many rows of activations with a matrix, by Hopper's tensor cores: y^T = W x^T.
+// Matmuls of many rows of activations with a matrix, by Hopper's tensor cores: y^T = W x^T.
 //
-// What a product of a warpgroup multiplies from the left may lie in registers, and what it multiplies from the right
-// lies in shared memory. So weights are on the left: every lane reads codes, makes bfloat16 of them and hands them to
-// the tensor cores, and no weight is ever written anywhere. Activations are on the right; activations.cu has put them
-// into memory as tensor cores want them in shared memory, so that one instruction of one thread brings a part of all
-// tokens of a block.
+// The left operand of a warpgroup's product may lie in registers, and the right operand lies in shared memory. So
+// weights are on the left: every lane reads codes, converts them to bfloat16 and passes them to the tensor cores, and
+// no weight is ever written to memory. Activations are on the right. activations.cu has stored them in the layout that
+// tensor cores need in shared memory, so that one instruction of one thread copies a part of all tokens of a block.
 //
-// Which columns a product takes is free, as long as both sides take the same: a product of 16 columns takes four of
-// each of four neighbouring chunks, lane t of four has those of chunk t. So a lane reads whole chunks and needs nothing
-// of its neighbours. A row's sum goes through the columns in this order, whoever else is there.
+// The choice of columns for a product is free, as long as both operands agree: a product of 16 columns uses four
+// columns of each of four adjacent chunks, and lane t of four has the columns of chunk t. So a lane reads whole chunks
+// and needs no data from its neighbours. A row's sum is computed over the columns in this order, whatever the other
+// rows are.
 #include "weights.cuh"
 
-// x: see arrange_tiles. x_stride: numbers from a part of 64 columns to the next one. The rest as ProductArguments; rows
-// from first_row to rows are computed.
+// x: see arrange_tiles. x_stride: distance from one part of 64 columns to the next, in numbers. The other fields are
+// the same as in ProductArguments. Rows from first_row to rows are computed.
 struct WarpgroupGemmArguments {
   BlockMatrix matrix;
   const void* x;
@@ -27,19 +27,20 @@ struct WarpgroupGemmArguments {
   int outputs;
 };
 
-// Four chunks of a row are a group; a part is half of each of them: 64 columns in four tiles of 16. Parts are computed
-// four at a time: then which stage and which registers a part has is known when this is compiled.
+// Four chunks of a row form a group, and a part is half of each of them: 64 columns in four tiles of 16. Parts are
+// computed four at a time, so that the stage and the registers of each part are known at compile time.
 constexpr int GROUP = 4, TILE = 16, PART = 64, TILES = PART / TILE, ROUND = 4, STAGES = ROUND, WARPGROUP = 4 * WARP;
 
-// A block: so many tokens, and 64 outputs per warpgroup.
+// A block: the number of its tokens, and 64 outputs per warpgroup.
 template <int tokens, int warpgroups>
 struct WarpgroupShape {
   static constexpr int TOKENS = tokens, OUTPUTS = 64 * warpgroups, WARPS = 4 * warpgroups;
   static constexpr int STAGE_BYTES = tokens * PART * 2;
 };
 
-// The activations of a block, a few parts ahead. Warpgroups do not wait for each other: while one makes weights of codes
-// the tensor cores have the other one's products. The warp that leaves a stage last asks for what comes into it.
+// The activations of a block, a few parts ahead. Warpgroups do not wait for each other: while one converts codes to
+// weights, the tensor cores compute the products of another. The last warp to leave a stage requests the stage's next
+// content.
 template <class Shape>
 struct Stages {
   unsigned char* memory;
@@ -47,23 +48,23 @@ struct Stages {
   unsigned* left;
   const bfloat_bits* x;
   long long x_stride;
-  unsigned bytes;  // rows that are not there hold anything: what comes of them is not kept
+  unsigned bytes;  // missing rows hold arbitrary numbers, because their results are discarded
   int parts;
 
-  // By one thread, before a barrier.
+  // Called by one thread, before a barrier.
   __device__ __forceinline__ void prepare() const {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) prepare_arrival(arrivals + stage), left[stage] = 0;
   }
-  // By one thread, after all have done with what was in the stage.
+  // Called by one thread, after all warps have used the content of the stage.
   __device__ __forceinline__ void ask(int part, int stage) const {
     if (part < parts) copy_block_later(memory + stage * Shape::STAGE_BYTES, x + part * x_stride, bytes, arrivals + stage);
   }
-  // Whether this thread shall ask for what comes into a stage.
+  // Return true if this thread must request the next content of a stage.
   __device__ __forceinline__ bool leave(int stage) const {
     return threadIdx.x % WARP == 0 && is_last_to_leave(left + stage, Shape::WARPS);
   }
-  // What products read, when it is there.
+  // Wait for a part, and return the descriptor by which products read the part.
   __device__ __forceinline__ unsigned long long wait(int part, int stage) const {
     wait_arrival(arrivals + stage, part / STAGES % 2);
     return swizzled_rows(shared_address(memory + stage * Shape::STAGE_BYTES));
@@ -71,7 +72,7 @@ struct Stages {
 };
 
 // The weights of a lane: rows g and g + 8 of its warp's 16, in chunk t of every group. They are read some parts before
-// they are needed, into registers that go round.
+// they are needed, into registers that are used in rotation.
 template <class Source>
 struct LaneWeights {
   static constexpr int PARTS = Source::HALVES, READS = sizeof(Source) < 64 ? 2 : 1;
@@ -80,7 +81,7 @@ struct LaneWeights {
   const int member, chunks;
   Source sources[READS][2];
 
-  // What part `part` and the next ones (if PARTS is two) are made of. There is nothing behind the last chunk: zeros.
+  // Read the codes of part `part`, and of the next part if PARTS is two. Past the last chunk, the codes are zero.
   __device__ __forceinline__ void read(int part, int into) {
     const int chunk = part / 2 * GROUP + member;
 #pragma unroll
@@ -88,7 +89,8 @@ struct LaneWeights {
       if (chunk < chunks) sources[into][i].read_halves(reader, rows[i], chunk, part % 2);
       else sources[into][i] = Source{};
   }
-  // The tiles of a part as products take them; `number`: the part's, in its round. Then the next ones are asked for.
+  // Unpack the tiles of a part into the operands of products, then request the next codes. `number`: index of the part
+  // in its round.
   __device__ __forceinline__ void unpack(int part, int number, unsigned (&tiles)[TILES][4]) {
     const int from = number % ROUND / PARTS % READS;
 #pragma unroll
@@ -102,9 +104,9 @@ struct LaneWeights {
   }
 };
 
-// The sums of a warp's 16 outputs, to where they belong. A lane has those of outputs g and g + 8 of every two neighbouring
-// tokens of eight; so eight lanes write 32 neighbouring bytes, which is what memory takes at once. What is added is read
-// for many tokens before the first of them is written.
+// Store the sums of a warp's 16 outputs. A lane has the sums of outputs g and g + 8 for two adjacent tokens of every
+// eight. So eight lanes write 32 adjacent bytes, the size of a memory transaction. Addends are read for many tokens
+// before the first result is written.
 template <class Shape, bool has_addend>
 __device__ __forceinline__ void finish_sums(
     const WarpgroupGemmArguments& given, int first_token, int output, const float (&sums)[Shape::TOKENS / 2]) {
@@ -112,7 +114,7 @@ __device__ __forceinline__ void finish_sums(
   const long long first = given.first_row + first_token + 2 * (threadIdx.x % 4);
   float* out = given.out + first * given.out_stride + output;
   const float* addend = has_addend ? given.addend + first * given.addend_stride + output : nullptr;
-  int left[2];  // tokens from the first one on, of both outputs
+  int left[2];  // remaining tokens, starting at the first token, for both outputs
   float bias[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -146,7 +148,7 @@ __device__ __forceinline__ void finish_sums(
   }
 }
 
-// Grid (tokens / Shape::TOKENS, outputs / Shape::OUTPUTS): blocks that run together read the same weights.
+// Grid (tokens / Shape::TOKENS, outputs / Shape::OUTPUTS), so that blocks that run together read the same weights.
 template <class Source, class Shape>
 __device__ __forceinline__ void warpgroup_gemm(const WarpgroupGemmArguments& given) {
   DYNAMIC_SHARED(memory);
@@ -161,7 +163,7 @@ __device__ __forceinline__ void warpgroup_gemm(const WarpgroupGemmArguments& giv
       static_cast<const bfloat_bits*>(given.x) + (long long)first_token * PART, given.x_stride, tokens * PART * 2u, parts};
   if (threadIdx.x == 0) activations.prepare();
   const typename Source::Reads reader = Source::Reads::of_numbers(given.matrix);
-  __syncthreads();  // all is prepared
+  __syncthreads();  // the stages are prepared
   if (threadIdx.x == 0)
 #pragma unroll
     for (int part = 0; part < STAGES - 1; ++part) activations.ask(part, part);

@@ -1,7 +1,7 @@
-// Products of a few rows of activations with a matrix: every weight is read once for up to eight rows.
+// Matmuls of a few rows of activations with a matrix: every weight is read once for up to eight rows.
 //
-// A warp makes `count` neighbouring numbers of every row. The lanes are added in one order: so a row's bits depend neither
-// on the other rows nor on how many there are.
+// A warp computes `count` adjacent outputs of every row. The lanes are added in a fixed order, so that a row's bits do
+// not depend on the other rows or their number.
 #include "gemv.cuh"
 #include "results.cuh"
 

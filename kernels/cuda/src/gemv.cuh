@@ -1,12 +1,12 @@
-// Sums of products of a few rows of activations with a few rows of a matrix, which a warp makes together: every weight is
-// read once. Lane l adds up the chunks l, l + 32, l + 64, ... in order: so the sums of one row depend neither on the
-// other rows nor on how many there are. Those of the lanes are still to be added.
+// Sums of products of a few rows of activations with a few rows of a matrix, by one warp: every weight is read once.
+// Lane l adds up the chunks l, l + 32, l + 64, ... in order, so that the sums of a row do not depend on the other rows
+// or their number. The sums of the lanes must still be added.
 #pragma once
 #include "reduce.cuh"
 #include "weights.cuh"
 
-// x and scales: see activations.cu. Of the sums of output o and token t, row_of(o) is the row of the matrix and source_of(t)
-// the row of x, both of 64 bits.
+// x and scales: see activations.cu. For the sum of output o and token t, row_of(o) is the row of the matrix and
+// source_of(t) is the row of x, both of 64 bits.
 struct Activations {
   const void* x;
   const float* scales;
@@ -50,7 +50,7 @@ struct exact_sums {
             parts[output][token] = fmaf(four[token].w, weights[3], part);
           }
         }
-        if ((g + 1) * 4 % Reader::COLUMNS) continue;  // a half, or the chunk, is done:
+        if ((g + 1) * 4 % Reader::COLUMNS) continue;  // a half, or the chunk, is complete
 #pragma unroll
         for (int output = 0; output < count; ++output)
 #pragma unroll
@@ -64,8 +64,8 @@ struct exact_sums {
   }
 };
 
-// Activations rounded to bytes per chunk: the sums of a chunk (or of its halves) are whole numbers, and exact. A chunk
-// is read while the one before it is computed, and its codes are taken apart once for all tokens.
+// Activations quantised to int8 per chunk. The sums of a chunk (or of its halves) are integers, and therefore exact. A
+// chunk is read while the previous chunk is computed, and its codes are unpacked once for all tokens.
 template <class Reader>
 struct byte_sums {
   template <int tokens, int count, class RowOf, class SourceOf>
@@ -93,7 +93,7 @@ struct byte_sums {
         reader.bytes(own[output], words[output]);
         factors[output] = reader.factors(own[output]);
       }
-      if (tokens >= 8) read(chunk + WARP);  // with so many tokens registers are scarce, and there is much to compute
+      if (tokens >= 8) read(chunk + WARP);  // with so many tokens, registers are scarce and there is much to compute
 #pragma unroll
       for (int token = 0; token < tokens; ++token) {
         const long long at = source_of(token) * given.strides + chunk / WARP;
@@ -113,8 +113,8 @@ struct byte_sums {
   }
 };
 
-// Weights that are floats; activations in float32, in chunks of as many columns as 16 bytes of weights have. What a
-// lane multiplies next is read while it multiplies.
+// Float weights, with activations in float32. A chunk has the number of columns that 16 bytes of weights hold. The
+// operands of a lane's next product are read while the lane multiplies.
 template <class T>
 struct dense_sums {
   template <int tokens, int count, class RowOf, class SourceOf>

@@ -1,22 +1,24 @@
-// Low-rank adapters (Hu et al., arXiv:2106.09685) in device memory, and which rows of a step go through which of them.
+// Low-rank adapters (Hu et al., arXiv:2106.09685) in device memory, and the rows of a step that use each adapter.
 //
-// Rows that go through the same adapters are taken together, in tiles: an adapter's factors are read once per tile
-// (Punica's SGMV, arXiv:2310.18547). Kernels find all that here, so a launch is the same whatever adapters there are.
+// Rows that use the same adapters are processed together, in tiles: an adapter's factors are read once per tile
+// (Punica's SGMV, arXiv:2310.18547). Kernels read all of this information from these structs, so that a launch does not
+// depend on the adapters.
 #pragma once
 #include "portable.cuh"
 
-// A step: `few` tiles of at most DECODE_TILE_ROWS rows with decode numerics, behind them `many` of at most PREFILL_TILE_ROWS rows with
-// prefill numerics. What tiles name lies somewhere behind them; positions count four bytes from the beginning.
+// A step: `few` tiles of at most DECODE_TILE_ROWS rows with decode numerics, then `many` tiles of at most
+// PREFILL_TILE_ROWS rows with prefill numerics. The data that tiles refer to is stored after the tiles. Positions count
+// units of four bytes from the beginning.
 struct AdapterStep {
   int few;
   int many;
   int unused[2];
 };
 
-// Rows that go through the same adapters. The first row and the first adapter stand here themselves: one row with one
-// adapter is the usual case while decoding, and every address that has to be read first costs what a launch costs.
-// rows: so many `AdapterRow`s from first_row on. entries: so many `AdapterEntry`s from first_entry on. Hidden numbers of
-// row i begin at first_hidden + i * hidden_stride.
+// Rows that use the same adapters. The first row and the first adapter are stored directly in this struct: one row with
+// one adapter is the usual case in decoding, and every address that must be read first costs as much as a launch. rows:
+// number of `AdapterRow`s, starting at first_row. entries: number of `AdapterEntry`s, starting at first_entry. The
+// hidden values of row i start at first_hidden + i * hidden_stride.
 struct AdapterTile {
   const void* adapter;
   int row;
@@ -30,21 +32,21 @@ struct AdapterTile {
   int unused[2];
 };
 
-// weights: position of the first of its weights, a float per entry.
+// weights: position of the first of its weights, one float per entry.
 struct AdapterRow {
   int row;
   int weights;
 };
 
-// An adapter of all rows of a tile; `first`: which of a row's hidden numbers are its own.
+// An adapter of all rows of a tile. `first`: index of its first value in the hidden values of a row.
 struct AdapterEntry {
   const void* adapter;
   int first;
   int unused;
 };
 
-// What is added to columns [first, end) of a product, first being even. b: [ranks / 4][pairs of columns][2][4 ranks], so
-// many times 16 bytes behind the adapter's beginning. Ranks are a multiple of four; what only fills up is zero.
+// The addend of columns [first, end) of a matmul, where first is even. b: [ranks / 4][pairs of columns][2][4 ranks],
+// given as an offset from the adapter's beginning in units of 16 bytes. Ranks are a multiple of four; padding is zero.
 struct AdapterSegment {
   int first;
   int end;
@@ -54,8 +56,9 @@ struct AdapterSegment {
   int unused[3];
 };
 
-// An adapter begins with its targets. a: [ranks of all segments][columns, a multiple of 32]; item_bytes: of a number of a
-// factor, 2 or 4. segments: one stands here, others at `more`, which counts as `a` and `b` do.
+// An adapter starts with its targets. a: [ranks of all segments][columns, a multiple of 32]; item_bytes: bytes of a
+// number of a factor, 2 or 4. segments: the first segment is stored here, and others at `more`, which is an offset like
+// `a` and `b`.
 struct AdapterTarget {
   int a;
   int ranks;
@@ -77,8 +80,8 @@ __device__ __forceinline__ const AdapterTile& tile_of(const int* step, int numbe
   return (&at_position<AdapterTile>(step, sizeof(AdapterStep) / sizeof(int)))[number];
 }
 
-// The tile of few rows with a number; false: the step has fewer. It is read before that is known (there is memory for
-// last_tile of them), so that both are under way at once.
+// Read the tile of few rows with an index; return false if the step has fewer tiles. The tile is read before the number
+// of tiles is known (there is memory up to last_tile), so that both reads are in flight at the same time.
 __device__ __forceinline__ bool few_tile(const int* step, int number, int last_tile, AdapterTile& tile) {
   tile = tile_of(step, min(number, last_tile));
   return (number < at_position<AdapterStep>(step, 0).few) & (tile.rows > 0);
@@ -91,7 +94,7 @@ __device__ __forceinline__ bool many_tile(const int* step, int number, AdapterTi
   return true;
 }
 
-// A row of a tile; behind the last one the last one again.
+// A row of a tile. Past the last row, the last row is repeated.
 __device__ __forceinline__ AdapterRow row_of_tile(const int* step, const AdapterTile& tile, int row) {
   row = min(row, tile.rows - 1);
   return row == 0 ? AdapterRow{tile.row, tile.weights} : (&at_position<AdapterRow>(step, tile.first_row))[row];
@@ -110,7 +113,7 @@ __device__ __forceinline__ const T* factor_of(const void* adapter, int position)
   return reinterpret_cast<const T*>(static_cast<const char*>(adapter) + 16ll * position);
 }
 
-// Eight numbers of a factor: 16 bytes, or twice as many.
+// Eight numbers of a factor: 16 bytes of halves, or 32 bytes of floats.
 __device__ __forceinline__ void load_eight(const float* source, float (&numbers)[8]) {
   const float4 low = reinterpret_cast<const float4*>(source)[0], high = reinterpret_cast<const float4*>(source)[1];
   numbers[0] = low.x, numbers[1] = low.y, numbers[2] = low.z, numbers[3] = low.w;

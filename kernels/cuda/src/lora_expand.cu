@@ -1,10 +1,10 @@
-// out += hidden @ B.T for the rows of tiles, at up to four targets, behind their products.
+// out += hidden @ B.T for the rows of tiles, at up to four targets, after their matmuls.
 //
-// Rows that have no adapters are in no tile: nobody touches them. A row's adapters are added up in order, rank by rank,
-// then added to what the product gave: the same bits whatever rows are in its tile.
+// Rows without adapters are in no tile and stay unchanged. A row's adapters are added up in order, rank by rank, then
+// added to the result of the matmul. So the bits of a row do not depend on the other rows of its tile.
 #include "lora.cuh"
 
-// A part each. first_block: where its blocks of columns begin in the grid; INT_MAX behind the last part.
+// One entry per part. first_block: the first of its blocks of columns in the grid; INT_MAX after the last part.
 struct ExpandArguments {
   const int* step;
   const float* hidden[4];
@@ -16,16 +16,16 @@ struct ExpandArguments {
   int last_tile;
 };
 
-// A thread makes two neighbouring columns of all rows of a tile: for four ranks they are 16 bytes of B (of halves), and
-// those of neighbouring threads lie behind one another. Hidden numbers are the same for all lanes of a warp.
+// A thread computes two adjacent columns of all rows of a tile: for four ranks, these columns are 16 bytes of B (in
+// float16), and the bytes of adjacent threads are contiguous. Hidden values are the same for all lanes of a warp.
 constexpr int EXPAND_THREADS = 128, EXPAND_COLUMNS = 2 * EXPAND_THREADS;
 
-// Adds what an adapter has for the columns [column, column + 2); false: nothing.
+// Add the contribution of an adapter to the columns [column, column + 2); return false if there is none.
 template <class T, int rows>
 __device__ __forceinline__ bool expand_entry(
     const void* adapter, const AdapterTarget& target, const AdapterTile& tile, const float* hidden, int column,
     float (&sums)[rows][2]) {
-  constexpr int UNROLLED = rows == 1 ? 4 : 1;  // 16 bytes each that are under way at once
+  constexpr int UNROLLED = rows == 1 ? 4 : 1;  // 16-byte loads in flight at the same time
   const AdapterSegment* more = factor_of<AdapterSegment>(adapter, target.more);
   for (int number = 0; number < target.segments; ++number) {
     const AdapterSegment& segment = number == 0 ? target.segment : more[number - 1];
@@ -95,7 +95,7 @@ __device__ __forceinline__ void expand_rows(const ExpandArguments& given, const 
   }
 }
 
-// Grid (blocks of 256 columns of all parts, tiles), at least as many tiles as there are.
+// Grid (blocks of 256 columns of all parts, tiles), with at least as many tiles as the step has.
 __device__ __forceinline__ void expand_few(const ExpandArguments& given) {
   AdapterTile tile;
   if (!few_tile(given.step, blockIdx.y, given.last_tile, tile)) return;

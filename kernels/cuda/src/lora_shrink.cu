@@ -1,10 +1,10 @@
 // hidden = weight * (x @ A.T) for the rows of tiles, at up to four targets that read the same x.
 //
-// A row's hidden numbers are sums in an order that only the number of columns says: they are the same whatever rows are
-// in its tile.
+// The order of the sums of a row depends only on the number of columns, so that a row's hidden values do not depend on
+// the other rows of its tile.
 #include "lora.cuh"
 
-// hidden, targets: a part each, blockIdx.z. aligned: whether rows of x begin at multiples of 16 bytes.
+// hidden, targets: one per part, blockIdx.z. aligned: true if rows of x start at multiples of 16 bytes.
 struct ShrinkArguments {
   const float* x;
   const int* step;
@@ -16,7 +16,7 @@ struct ShrinkArguments {
   int last_tile;
 };
 
-// Where a block works: ranks [rank, rank + ranks of a block) of an adapter at a target.
+// The work of a block: ranks [rank, rank + ranks of a block) of an adapter at a target.
 struct ShrinkSpan {
   AdapterTile tile;
   const void* adapter;
@@ -27,7 +27,8 @@ struct ShrinkSpan {
   int ranks;
   int rank;
 
-  // Its block-th part of so many ranks, all adapters of the tile one after another; false: there is none.
+  // Find the block-th part of `at_once` ranks, over all adapters of the tile one after another; return false if there
+  // is none.
   __device__ __forceinline__ bool find(const int* step, int number, int block, int at_once) {
     for (entry = 0; entry < tile.entries; ++entry) {
       const AdapterEntry own = entry_of(step, tile, entry);
@@ -41,7 +42,7 @@ struct ShrinkSpan {
   }
 };
 
-// Columns [column, column + 8) of a row of x; those behind the last one are zero.
+// Columns [column, column + 8) of a row of x; columns past the last one are zero.
 __device__ __forceinline__ void load_columns(const ShrinkArguments& given, const float* row, int column, float (&x)[8]) {
   if (given.aligned && column + 8 <= given.columns) {
     load_eight(row + column, x);
@@ -62,14 +63,15 @@ __device__ __forceinline__ const float* row_of(const ShrinkArguments& given, con
   return given.x + row_of_tile(given.step, tile, row).row * given.x_stride;
 }
 
-// --- a few rows: all that matters is that many bytes of A are under way ---------------------------------------------
+// --- few rows: speed requires many bytes of A in flight ---------------------------------------------------
 
-// A block makes four ranks of a tile, so that x is read once for four rows of A. A thread takes eight columns of every
-// 2,048: what a warp reads of a row of A with one instruction lies together. All rows of a tile have 16 sums at most.
+// A block computes four ranks of a tile, so that x is read once for four rows of A. A thread has eight columns of every
+// 2,048: the data of a row of A that a warp reads with one instruction is contiguous. All rows of a tile have at most
+// 16 sums.
 constexpr int SHRINK_WARPS = 8, SHRINK_THREADS = SHRINK_WARPS * WARP, SHRINK_RANKS = 4;
 
-// The sums over a warp of each of `count` numbers: lane l gets that of number l / (32 / count). Lanes are added in the
-// same order whatever `count` is.
+// The sums of each of `count` numbers over a warp: lane l gets that of number l / (32 / count). Lanes are added in the
+// same order for every `count`.
 template <int count>
 __device__ __forceinline__ float warp_sums(float (&x)[count]) {
 #pragma unroll
@@ -131,7 +133,7 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& given, const 
   else shrink_rows<T, DECODE_TILE_ROWS>(given, at);
 }
 
-// Grid (blocks of ranks, tiles, parts), at least as many as there are.
+// Grid (blocks of ranks, tiles, parts), with at least as many as there are.
 __device__ __forceinline__ void shrink_few(const ShrinkArguments& given) {
   ShrinkSpan at;
   if (!few_tile(given.step, blockIdx.y, given.last_tile, at.tile)) return;
@@ -142,13 +144,14 @@ __device__ __forceinline__ void shrink_few(const ShrinkArguments& given) {
 
 // --- many rows, by tensor cores -------------------------------------------------------------------------------------
 
-// A block makes 16 rows by 32 ranks. Numbers are split into two of bfloat16, which together have 16 bits of them, and
-// all four products of parts are added: what is lost is as small as what float32 loses in long sums. A warp takes 32
-// columns of every 256, a lane eight neighbouring ones of a row: which column stands where inside a tile of a tensor
-// core does not matter as long as both sides agree, so x and A come from memory in 16 bytes each, without a detour.
+// A block computes 16 rows by 32 ranks. Each number is split into two bfloat16 parts, which together hold 16 bits of
+// the number, and all four products of the parts are added: the loss is as small as the loss of float32 in long sums. A
+// warp has 32 columns of every 256, and a lane has eight adjacent columns of a row. The position of a column in a
+// tensor core tile does not matter as long as both operands agree, so x and A are loaded 16 bytes at a time, without
+// rearrangement.
 constexpr int PREFILL_TILE_RANKS = 32, SLICE = 32, PART_STRIDE = 40;
 
-// Pairs of eight numbers as bfloat16, and pairs of what that leaves of them.
+// Pairs of eight numbers as bfloat16, and pairs of the remainders.
 __device__ __forceinline__ void split(const float (&numbers)[8], unsigned (&rounded)[4], unsigned (&rest)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -194,7 +197,7 @@ __device__ __forceinline__ void shrink_slices(
   }
 }
 
-// Grid (blocks of ranks, tiles, parts), at least as many as there are.
+// Grid (blocks of ranks, tiles, parts), with at least as many as there are.
 __device__ __forceinline__ void shrink_many(const ShrinkArguments& given) {
   SHARED(float, parts, SHRINK_WARPS * PREFILL_TILE_ROWS * PART_STRIDE);
   ShrinkSpan at;
@@ -213,7 +216,7 @@ __device__ __forceinline__ void shrink_many(const ShrinkArguments& given) {
       *reinterpret_cast<float2*>(own) = float2{sums[tile][2 * row], sums[tile][2 * row + 1]};
     }
   __syncthreads();
-  many_tile(given.step, blockIdx.y, at.tile);  // read again rather than kept in registers
+  many_tile(given.step, blockIdx.y, at.tile);  // read again instead of kept in registers
   for (int i = threadIdx.x; i < PREFILL_TILE_ROWS * PREFILL_TILE_RANKS; i += SHRINK_THREADS) {
     const int row = i / PREFILL_TILE_RANKS, rank = i % PREFILL_TILE_RANKS;
     float total = 0.0f;

@@ -1,8 +1,8 @@
-// RMS norm and layer norm of x + skip + input_bias over groups of a row, and that sum itself. A block per group.
+// RMS norm and layer norm of x + skip + input_bias over groups of a row; that sum is also stored. One block per group.
 #include "norm.cuh"
 
-// Absent: skip, input_bias, bias, out, total may be 0. Strides are in numbers. The first `grouped_rows` rows also go where
-// the next product reads them; groups is 1 then.
+// skip, input_bias, bias, out and total may be null. Strides are in numbers. The first `grouped_rows` rows are also
+// written in the layout that the next matmul reads; groups is 1 then.
 struct NormArguments {
   const float* x;
   const float* skip;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
   const NormRow<false> own{
       given.x + row * given.x_stride + first, given.skip ? given.skip + row * given.skip_stride + first : nullptr,
       given.input_bias ? given.input_bias + first : nullptr, width, aligned};
-  const NormWeights<KEPT> weights(own, given.weight);  // they come while the kernels before end
+  const NormWeights<KEPT> weights(own, given.weight);  // loaded while the preceding kernels end
   wait_for_earlier();
   const bool grouped = given.grouped.bytes && row < given.grouped_rows;
   norm_row<centred>(
@@ -56,7 +56,7 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
       },
       [&](int column, const float(&found)[NORM_FOUR]) {
         if (given.out) store_row(given.out + row * given.out_stride + first, column, width, aligned, found);
-        if (grouped && column / CHUNK < given.grouped.chunks)  // the same for all of a warp
+        if (grouped && column / CHUNK < given.grouped.chunks)  // the same for all lanes of a warp
           store_four(given.grouped, row, column / CHUNK, threadIdx.x % (CHUNK / NORM_FOUR), {found[0], found[1], found[2], found[3]});
       });
 }

@@ -1,12 +1,13 @@
-// The norm of a row, by a block of 512 threads: thread i has columns 4 i to 4 i + 3 of every 2,048, and sums are put
-// together in one order. So who norms a row itself, in place of reading what norm.cu made of it, gets the same bits.
+// The norm of a row, by a block of 512 threads: thread i has columns 4 i to 4 i + 3 of every 2,048, and sums are
+// combined in a fixed order. So kernels that normalise a row themselves, instead of reading the result of norm.cu,
+// produce the same bits.
 #pragma once
 #include "groups.cuh"
 #include "reduce.cuh"
 
 constexpr int NORM_WARPS = 16, NORM_THREADS = NORM_WARPS * WARP, NORM_FOUR = 4, NORM_STRIDE = NORM_THREADS * NORM_FOUR;
 
-// plain: it is nothing but x, can be read four columns at a time, and its columns all stay in registers.
+// plain: the row is only x, can be read four columns at a time, and all of its columns stay in registers.
 template <bool plain>
 struct NormRow {
   const float* x;
@@ -15,8 +16,8 @@ struct NormRow {
   int width;
   bool aligned;
 
-  // Columns of a row or of a constant; those behind the last one are 0. Nothing is done to what is read: so many reads are
-  // under way at the same time.
+  // Columns of a row or of a constant; columns past the last one are 0. The numbers are not used here, so that many
+  // reads are in flight at the same time.
   __device__ __forceinline__ void read(const float* from, int column, float (&found)[NORM_FOUR]) const {
     if (plain || aligned) {
       const float4 four = column < width ? *reinterpret_cast<const float4*>(from + column) : float4{0.0f, 0.0f, 0.0f, 0.0f};
@@ -34,12 +35,12 @@ struct NormRow {
   }
 };
 
-// Columns of a thread that stay in registers, of so many strides of 2,048: others are read again.
+// The columns of a thread stay in registers for this number of strides of 2,048; other columns are read again.
 template <int strides>
 struct NormWeights {
   float of[strides][NORM_FOUR];
 
-  // No kernel writes them: they may be asked for before anything waits.
+  // No kernel writes the weights, so they can be requested before any wait.
   template <bool plain>
   __device__ __forceinline__ NormWeights(const NormRow<plain>& row, const float* weight) {
 #pragma unroll
@@ -48,8 +49,8 @@ struct NormWeights {
   }
 };
 
-// visit_sum(column, sums) and then visit(column, normed) for all columns of a thread, all threads of a warp together, up
-// to whole strides of 2,048; what lies behind the last column is 0. bias: 0 = none.
+// Call visit_sum(column, sums) and then visit(column, normed) for all columns of a thread, with all threads of a warp
+// together, up to whole strides of 2,048; columns past the last one are 0. bias: null = none.
 template <bool centred, bool plain, int strides, class VisitSum, class Visit>
 __device__ __forceinline__ void norm_row(
     const NormRow<plain>& row, const float* weight, const NormWeights<strides>& weights, const float* bias, float epsilon,

@@ -1,9 +1,9 @@
-// Codes as models store them, rows of bits with the lowest bits first, into the planes that weights.cuh reads. Done once
-// per weight, when it is loaded.
+// Convert codes from the form in which models store them (rows of bits with the lowest bits first) to the planes that
+// weights.cuh reads. This is done once per weight, when the weight is loaded.
 #include "weights.cuh"
 
-// source: `rows` rows of so many bytes, of which the first becomes row `first_row`. Columns behind a row's last
-// byte become 0.
+// source: `rows` rows of row_bytes bytes, of which the first becomes row `first_row`. Columns past a row's last byte
+// become 0.
 struct PackArguments {
   const unsigned char* source;
   unsigned* data;
@@ -16,7 +16,7 @@ struct PackArguments {
 
 constexpr int PACK_THREADS = 128;
 
-// A thread per chunk: grid (chunks / 128, rows).
+// One thread per chunk: grid (chunks / 128, rows).
 template <class Reader>
 __device__ __forceinline__ void pack_codes(const PackArguments& given) {
   constexpr int BITS = Reader::WORDS, CELL = Reader::CELL, CELLS_OF_WORD = 32 / CELL;
@@ -41,7 +41,7 @@ __device__ __forceinline__ void pack_codes(const PackArguments& given) {
     unsigned code = stored[word] >> within;
     if (within + BITS > 32) code |= stored[(word + 1) % BITS] << (32 - within) % 32;
     code &= (1u << BITS) - 1u;
-    if (BITS == 8) code ^= 128u;  // as a signed byte: less 128
+    if (BITS == 8) code ^= 128u;  // as a signed byte, which is smaller by 128
     const int slice = column / CELLS_OF_WORD, cell = column % CELLS_OF_WORD * CELL;
     constexpr int FIRST = Reader::FIRST, SECOND = Reader::SECOND, DIVISOR = SECOND ? SECOND : 1;
     words[slice % FIRST] |= (code & ((1u << FIRST) - 1u)) << (cell + slice / FIRST * FIRST);

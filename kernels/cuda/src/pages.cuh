@@ -1,14 +1,14 @@
-// Pages of keys and values: 32 tokens of a layer's head, as `kernels.cache_layout` has them.
+// Pages of keys and values: 32 tokens of a layer's head, in the layout of `kernels.cache_layout`.
 //
-// A lane takes units: 4 columns of 4 tokens. They are 16 bytes where they are small integers (4 bits: 8 columns), and
-// four lines of 16, 8 or 4 bytes where they are floats; eight neighbouring lanes read a line of keys whole.
+// A lane processes units: 4 columns of 4 tokens. They are 16 bytes of small integers (with 4 bits: 8 columns), or four
+// lines of 16, 8 or 4 bytes of floats. Eight adjacent lanes read a whole line of keys.
 #pragma once
 #include "portable.cuh"
 
 constexpr int PAGE = 32, UNIT = 4, QUADS = PAGE / UNIT;
 
-// keys: of floats [block][kv_head][head_size][PAGE]; values: [block][kv_head][PAGE][v_head_size]; blocks are so many
-// bytes apart.
+// keys: for floats [block][kv_head][head_size][PAGE]; values: [block][kv_head][PAGE][v_head_size]. key_block,
+// value_block: bytes from one block to the next.
 struct Pages {
   unsigned char* keys;
   unsigned char* values;
@@ -16,7 +16,7 @@ struct Pages {
   long long value_block;
 };
 
-// What a step says of its rows. tables: [sequences][table_stride] block ids. sequence_of, positions, slots: [rows].
+// The tables of a step's rows. tables: [sequences][table_stride] block ids. sequence_of, positions, slots: [rows].
 struct StepRows {
   const int* tables;
   const int* sequence_of;
@@ -25,14 +25,15 @@ struct StepRows {
   int table_stride;
 };
 
-// Kinds of pages besides those of floats (float, half_bits, bfloat_bits, float8_bits): small integers with scales.
+// Kinds of pages in addition to pages of floats (float, half_bits, bfloat_bits, float8_bits): small integers with
+// scales.
 struct Int8 {};
 struct Int4 {};
 
-// Where things lie in a head's page: bytes of integers (or floats), then float16 scales [groups][PAGE].
+// The layout of a head's page: bytes of integers (or floats), then float16 scales [groups][PAGE].
 template <class Kind>
 struct PageFormat {
-  static constexpr int COLUMNS = UNIT;  // of a unit
+  static constexpr int COLUMNS = UNIT;  // columns of a unit
   static constexpr bool PACKED = false;
   __device__ __forceinline__ static constexpr int key_columns(int size) { return size * (int)sizeof(Kind); }
   __device__ __forceinline__ static constexpr int value_columns(int size) { return size * (int)sizeof(Kind); }
@@ -64,7 +65,7 @@ __device__ __forceinline__ constexpr int value_bytes(int size) {
   return PAGE * (PageFormat<Kind>::value_columns(size) + 2 * PageFormat<Kind>::groups(size));
 }
 
-// Column `i` of a unit. Four bits: a byte holds two that are 16 apart.
+// Column `i` of a unit. With 4 bits, a byte holds two columns that are 16 apart.
 template <class Kind>
 __device__ __forceinline__ int column_of(int unit, int i) {
   return UNIT * unit + i;
@@ -83,7 +84,7 @@ struct Scales {
   }
 };
 
-// Those of a unit, from where a page's scales begin; of tokens outside of [first, last) of the page 0.
+// The scales of a unit, given the start of the page's scales; 0 for tokens outside of [first, last) of the page.
 template <class Kind>
 __device__ __forceinline__ Scales read_scales(const unsigned char* scales, int unit, int quad, int first, int last) {
   const int group = PageFormat<Kind>::COLUMNS > UNIT ? unit / 4 : 0;  // of 32 columns, or one for all
@@ -94,13 +95,13 @@ __device__ __forceinline__ Scales read_scales(const unsigned char* scales, int u
   return Scales{four};
 }
 
-// A unit of a page, as it was read. Its lines are the columns of keys, or the tokens of values; a number `i` of a line
-// is a token's, or a column's.
+// A unit of a page in its stored form. Its lines are the columns of keys, or the tokens of values. Number `i` of a line
+// belongs to a token of keys, or to a column of values.
 template <class Line>
 struct Lines {
   Line lines[UNIT];
 
-  // Lines outside of [first, last) are zeros: what nobody sees may be NaN.
+  // Lines outside of [first, last) are zeros, because tokens that are not visible may hold NaN.
   __device__ __forceinline__ void read(const unsigned char* from, int stride, int first, int last) {
 #pragma unroll
     for (int i = 0; i < UNIT; ++i)
@@ -132,7 +133,7 @@ struct Unit<float8_bits> : Lines<unsigned> {
   }
 };
 
-// Small integers become floats exactly: their bits behind the exponent of 2 ** 23.
+// Small integers are converted to floats exactly: their bits follow the exponent of 2 ** 23.
 struct PackedUnit {
   uint4 words;
 
@@ -157,7 +158,7 @@ struct Unit<Int4> : PackedUnit {
   }
 };
 
-// A unit of keys: its numbers by column and token.
+// A unit of keys, with its numbers by column and token.
 template <class Kind, int size>
 struct KeyUnit {
   static constexpr int COLUMNS = PageFormat<Kind>::COLUMNS, COUNT = size / COLUMNS;
@@ -181,7 +182,7 @@ struct KeyUnit {
   }
 };
 
-// A unit of values: its numbers by column and token; those of tokens outside of [first, last) of the page are 0.
+// A unit of values, with its numbers by column and token. Tokens outside of [first, last) of the page are 0.
 template <class Kind, int size>
 struct ValueUnit {
   static constexpr int COLUMNS = PageFormat<Kind>::COLUMNS, COUNT = size / COLUMNS;

@@ -1,24 +1,27 @@
-// The only file that kernels include besides each other's: CUDA, or a host shim that emulates it for tests.
+// The only file that kernels include in addition to each other. The file supports CUDA, and a host shim that emulates
+// CUDA in tests.
 //
-// No header of the toolkit is needed: half-precision numbers are bits that one instruction converts. What has another
-// form on the host stands here once: shared memory, conversions, tensor cores, and how a kernel is made.
+// No header of the CUDA toolkit is needed: half-precision numbers are bits that one instruction converts. All code that
+// differs on the host is defined here: shared memory, conversions, tensor cores, and the declaration of kernels.
 #pragma once
 
 #ifndef HOST_SHIM
 
-// Shared memory of a block: `count` elements, which hold anything at first.
+// Shared memory of a block: `count` uninitialised elements.
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
-// The same of bytes, as many as a launch says (CudaKernel.shared), which may be more than 48 KiB; see `aligned_shared`.
+// The same for bytes, with the size that a launch specifies (CudaKernel.shared), which may exceed 48 KiB; see
+// `aligned_shared`.
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 
-// A kernel: `function` (a template with its arguments) of one struct, whose size is what the host believes it to be. It
-// starts while the kernel before it ends (programmatic dependent launch), and waits for it first of all.
+// A kernel: `function` (a template with its arguments) of one struct, whose size must match the size that the host
+// assumes. The kernel starts while the preceding kernel ends (programmatic dependent launch), and first waits for that
+// kernel.
 #define KERNEL(name, Arguments, size, threads, ...) \
   KERNEL_WITH(wait_for_earlier(), (threads), name, Arguments, size, __VA_ARGS__)
-// One of which so many blocks shall fit on a multiprocessor: that bounds its registers.
+// A kernel of which `blocks` blocks must fit on a multiprocessor: this limits its registers.
 #define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) \
   KERNEL_WITH(wait_for_earlier(), (threads, blocks), name, Arguments, size, __VA_ARGS__)
-// One that calls `wait_for_earlier` itself, once it has asked for weights, which no kernel writes.
+// A kernel that calls `wait_for_earlier` itself, after it has requested weights, which no kernel writes.
 #define EARLY_KERNEL(name, Arguments, size, threads, ...) \
   KERNEL_WITH((void)0, (threads), name, Arguments, size, __VA_ARGS__)
 #define BOUND_EARLY_KERNEL(name, Arguments, size, threads, blocks, ...) \
@@ -32,11 +35,11 @@
 
 #endif
 
-// --- kernels that follow each other -----------------------------------------------------------------------------------
+// --- consecutive kernels -------------------------------------------------------------------------------------------
 
-// Until the kernels before have ended, and what they wrote is seen. When every block has come here the next kernel is
-// started, so that it is on its way when this one ends; were it started sooner, the blocks of three kernels would share
-// the multiprocessors, and not evenly.
+// Wait until the preceding kernels have ended and their writes are visible. When every block has reached this point,
+// the next kernel is started, so that it is ready when this kernel ends. If it were started earlier, the blocks of
+// three kernels would share the multiprocessors unevenly.
 __device__ __forceinline__ void wait_for_earlier() {
 #if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -49,7 +52,7 @@ __device__ __forceinline__ void wait_for_earlier() {
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr int WARP = 32;
 
-// --- numbers of 16 and of 8 bits ------------------------------------------------------------------------------------
+// --- numbers of 16 and of 8 bits -----------------------------------------------------------------------------------
 
 struct half_bits {
   unsigned short bits;
@@ -63,7 +66,7 @@ struct float8_bits {  // E4M3: the largest number is 448, there is no infinity, 
   unsigned char bits;
 };
 
-struct float8_pair {  // the first one is in the low byte
+struct float8_pair {  // the first number is in the low byte
   unsigned short bits;
 };
 
@@ -82,7 +85,7 @@ __device__ __forceinline__ float to_float(half_bits x) {
 }
 
 __device__ __forceinline__ float to_float(float8_bits x) {
-  const unsigned size = x.bits & 0x7fu;  // the same bits of a half are 2 ** -8 as much
+  const unsigned size = x.bits & 0x7fu;  // as a half, the same bits have 2 ** -8 times the value
   const unsigned moved = (x.bits & 0x80u) << 8 | (size == 0x7fu ? 0x7fffu : size << 7);
   return to_float(half_bits{(unsigned short)moved}) * 256.0f;
 }
@@ -105,16 +108,16 @@ __device__ __forceinline__ void store(bfloat_bits* address, float x) {
 #endif
 }
 
-// To nearest even; what is beyond the largest number becomes that one, infinity too, and NaN stays NaN.
+// Round to nearest even. Infinity and numbers that are too large become the largest number; NaN stays NaN.
 __device__ __forceinline__ void store(float8_bits* address, float x) {
   const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu;
   unsigned code;
   if (size > 0x7f800000u) {
     code = 0x7fu;
-  } else if (size >= 0x3c800000u) {  // 2 ** -6, the least number whose first digit is not stored
+  } else if (size >= 0x3c800000u) {  // 2 ** -6, the smallest normal number
     code = (size + 0x7ffffu + (size >> 20 & 1u)) >> 20;
-    code = min(code - (120u << 3), 0x7eu);  // exponents begin 120 later
-  } else {  // whole numbers of 2 ** -9, which is the last digit of numbers from 2 ** 14 on
+    code = min(code - (120u << 3), 0x7eu);  // the exponent bias differs by 120
+  } else {  // subnormal: integers in units of 2 ** -9, the last digit of floats from 2 ** 14 upwards
     code = __float_as_uint(__uint_as_float(size) + 16384.0f) - 0x46800000u;
   }
   address->bits = (unsigned char)(bits >> 24 & 0x80u | code);
@@ -142,7 +145,7 @@ __device__ __forceinline__ unsigned half_pair(float low, float high) {
 #endif
 }
 
-// Two numbers of E4M3 as float16, which holds them all.
+// Two E4M3 numbers as float16, which represents all of them.
 __device__ __forceinline__ unsigned half_pair(float8_pair two) {
 #if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 890
   unsigned result;
@@ -153,7 +156,7 @@ __device__ __forceinline__ unsigned half_pair(float8_pair two) {
 #endif
 }
 
-// One of the two.
+// One of the two numbers.
 __device__ __forceinline__ float to_float(float8_pair two, int i) {
 #if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 890
   return to_float(half_bits{(unsigned short)(half_pair(two) >> 16 * i)});
@@ -173,10 +176,10 @@ __device__ __forceinline__ float reciprocal(float x) {
 #endif
 }
 
-// --- memory that is read once -----------------------------------------------------------------------------------------
+// --- memory that is read once --------------------------------------------------------------------------------------
 
-// `count` words (1, 2 or 4) from a multiple of their bytes on, that leave the first-level cache to others. They are asked
-// for where this stands: not later, behind a wait.
+// Load `count` words (1, 2 or 4), aligned to their size, without displacing other data from the L1 cache. The loads are
+// issued at the call, and are not moved past a wait.
 template <int count>
 __device__ __forceinline__ void load_once(const void* from, unsigned* to) {
   static_assert(count == 1 || count == 2 || count == 4, "one instruction");
@@ -194,7 +197,7 @@ __device__ __forceinline__ void load_once(const void* from, unsigned* to) {
 #endif
 }
 
-// Four words that lanes beside this one read as well, in parts of the 32 bytes that memory gives at once.
+// Load four words that are part of a 32-byte sector, the rest of which adjacent lanes load as well.
 __device__ __forceinline__ void load_four(const void* from, unsigned (&to)[4]) {
 #ifndef HOST_SHIM
   asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
@@ -203,15 +206,15 @@ __device__ __forceinline__ void load_four(const void* from, unsigned (&to)[4]) {
 #endif
 }
 
-// --- blocks that wait for nobody ----------------------------------------------------------------------------------------
+// --- blocks that do not wait for each other ------------------------------------------------------------------------
 
-// What a thread wrote into global memory is seen by every thread that sees what it writes afterwards.
+// All earlier writes of a thread to global memory are visible to every thread that sees the thread's later writes.
 __device__ __forceinline__ void publish() { __threadfence(); }
 
-// Adds one to a number in global memory; what it was before.
+// Add one to a number in global memory, and return its previous value.
 __device__ __forceinline__ int count_up(int* address) { return atomicAdd(address, 1); }
 
-// Numbers that other blocks of the same kernel have written: the first-level cache may hold older ones.
+// Load numbers that other blocks of the same kernel have written, bypassing the L1 cache, which may hold older numbers.
 __device__ __forceinline__ float4 load_published(const float4* from) {
 #ifndef HOST_SHIM
   float4 four;
@@ -222,9 +225,9 @@ __device__ __forceinline__ float4 load_published(const float4* from) {
 #endif
 }
 
-// --- products -------------------------------------------------------------------------------------------------------
+// --- products ------------------------------------------------------------------------------------------------------
 
-// c + a . b, each four signed bytes.
+// c + a . b, where a and b are four signed bytes each.
 __device__ __forceinline__ int dot4(int a, int b, int c) {
 #ifndef HOST_SHIM
   int result;
@@ -235,7 +238,7 @@ __device__ __forceinline__ int dot4(int a, int b, int c) {
 #endif
 }
 
-// The same where those of a are unsigned.
+// The same with unsigned bytes in a.
 __device__ __forceinline__ int dot4_unsigned(unsigned a, int b, int c) {
 #ifndef HOST_SHIM
   int result;
@@ -246,9 +249,10 @@ __device__ __forceinline__ int dot4_unsigned(unsigned a, int b, int c) {
 #endif
 }
 
-// start + a[16, 32] b[32, 8] by the tensor cores, signed bytes into int32 (sm_80 and newer). A lane, member t = lane % 4 of
-// group g = lane / 4, holds of a the columns 4 t to 4 t + 3 of rows g and g + 8, then 16 columns further, of b the rows
-// 4 t to 4 t + 3 of column g, then 16 rows further; of the result rows g, g + 8 and columns 2 t, 2 t + 1.
+// start + a[16, 32] b[32, 8] by the tensor cores, signed bytes into int32 (sm_80 and newer). A lane, member t = lane %
+// 4 of group g = lane / 4, holds: of a, the columns 4 t to 4 t + 3 of rows g and g + 8, then the columns 16 further on;
+// of b, the rows 4 t to 4 t + 3 of column g, then the rows 16 further on; and of the result, rows g, g + 8 and columns
+// 2 t, 2 t + 1.
 __device__ __forceinline__ void multiply_bytes(int (&c)[4], const int (&a)[4], const int (&b)[2], int start) {
 #ifndef HOST_SHIM
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
@@ -259,7 +263,7 @@ __device__ __forceinline__ void multiply_bytes(int (&c)[4], const int (&a)[4], c
 #endif
 }
 
-// The same of sixteen columns.
+// The same with sixteen columns.
 __device__ __forceinline__ void multiply_half_bytes(int (&c)[4], int a0, int a1, int b, int start) {
 #ifndef HOST_SHIM
   asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
@@ -271,9 +275,9 @@ __device__ __forceinline__ void multiply_half_bytes(int (&c)[4], int a0, int a1,
 #endif
 }
 
-// c[16, 8] += a[16, 16] b[16, 8] by the tensor cores, bfloat16 into float32 (sm_80 and newer). A lane, member
-// t = lane % 4 of group g = lane / 4, holds of a (rows g, g + 8; columns 2 t, 2 t + 8) pairs of columns, of b (rows
-// 2 t, 2 t + 8; column g) pairs of rows, of c rows g, g + 8 and columns 2 t, 2 t + 1.
+// c[16, 8] += a[16, 16] b[16, 8] by the tensor cores, bfloat16 into float32 (sm_80 and newer). A lane, member t = lane
+// % 4 of group g = lane / 4, holds: of a, pairs of columns (rows g, g + 8; columns 2 t, 2 t + 8); of b, pairs of rows
+// (rows 2 t, 2 t + 8; column g); and of c, rows g, g + 8 and columns 2 t, 2 t + 1.
 __device__ __forceinline__ void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifndef HOST_SHIM
   asm volatile(
@@ -285,7 +289,7 @@ __device__ __forceinline__ void multiply_tiles(float (&c)[4], const unsigned (&a
 #endif
 }
 
-// The same of float16.
+// The same for float16.
 __device__ __forceinline__ void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #ifndef HOST_SHIM
   asm volatile(
@@ -302,8 +306,8 @@ __device__ __forceinline__ void multiply_half_tiles(float (&c)[4], const unsigne
   multiply_half_tiles(c, a, b[0], b[1]);
 }
 
-// Four tiles of 8 by 8 numbers of 16 bits out of shared memory: lane l says where row l % 8 of tile l / 8 begins (16 bytes),
-// and gets of every tile the pair of columns 2 t, 2 t + 1 (t = l % 4) of row l / 4.
+// Load four tiles of 8 by 8 16-bit numbers from shared memory. Lane l passes the address of row l % 8 of tile l / 8
+// (16 bytes), and receives from every tile the pair of columns 2 t, 2 t + 1 (t = l % 4) of row l / 4.
 __device__ __forceinline__ void load_tiles(unsigned (&tiles)[4], const unsigned* row) {
 #ifndef HOST_SHIM
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -315,8 +319,9 @@ __device__ __forceinline__ void load_tiles(unsigned (&tiles)[4], const unsigned*
 #endif
 }
 
-// Four tiles of 8 by 8 numbers of 16 bits from shared memory, transposed: lane l says where row l % 8 of tile l / 8 begins
-// (16 bytes), and gets of every tile the rows 2 t, 2 t + 1 of column g. Two tiles of rows below each other are a `b`.
+// Load four tiles of 8 by 8 16-bit numbers from shared memory, transposed. Lane l passes the address of row l % 8 of
+// tile l / 8 (16 bytes), and receives from every tile the rows 2 t, 2 t + 1 of column g. Two tiles, one below the
+// other, form a `b`.
 __device__ __forceinline__ void load_transposed(unsigned (&tiles)[4], const void* row) {
 #ifndef HOST_SHIM
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -328,9 +333,9 @@ __device__ __forceinline__ void load_transposed(unsigned (&tiles)[4], const void
 #endif
 }
 
-// --- memory that is asked for before it is needed ---------------------------------------------------------------------
+// --- memory that is requested before it is needed ------------------------------------------------------------------
 
-// A line of 128 bytes into the L2 cache.
+// Prefetch a line of 128 bytes into the L2 cache.
 __device__ __forceinline__ void fetch(const void* global) {
 #ifndef HOST_SHIM
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
@@ -339,7 +344,7 @@ __device__ __forceinline__ void fetch(const void* global) {
 #endif
 }
 
-// --- 16 bytes from global into shared memory, later (sm_80 and newer) -----------------------------------------------
+// --- asynchronous copies of 16 bytes from global to shared memory (sm_80 and newer) --------------------------------
 
 __device__ __forceinline__ void copy_later(void* shared, const void* global) {
 #ifndef HOST_SHIM
@@ -351,7 +356,7 @@ __device__ __forceinline__ void copy_later(void* shared, const void* global) {
 #endif
 }
 
-// The same of 4, 8 or 16 bytes.
+// The same for 4, 8 or 16 bytes.
 template <int bytes>
 __device__ __forceinline__ void copy_few_later(void* shared, const void* global) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "one instruction");
@@ -366,7 +371,7 @@ __device__ __forceinline__ void copy_few_later(void* shared, const void* global)
 #endif
 }
 
-// What was asked for since the last time is a group.
+// Close a group of all copies since the last call.
 __device__ __forceinline__ void end_group() {
 #ifndef HOST_SHIM
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -375,7 +380,8 @@ __device__ __forceinline__ void end_group() {
 #endif
 }
 
-// Wait until all groups but the last `pending` of this thread are there; other threads' need a barrier as well.
+// Wait until all groups of this thread except the last `pending` are complete. The groups of other threads also need a
+// barrier.
 template <int pending>
 __device__ __forceinline__ void wait_groups() {
 #ifndef HOST_SHIM
@@ -385,9 +391,9 @@ __device__ __forceinline__ void wait_groups() {
 #endif
 }
 
-// --- blocks of bytes from global into shared memory, by the copy engine (sm_90 and newer) -----------------------------
+// --- copies of blocks of bytes from global to shared memory, by the copy engine (sm_90 and newer) ------------------
 
-// The address of shared memory as instructions name it.
+// The address of shared memory in the form that instructions accept.
 __device__ __forceinline__ unsigned shared_address(const void* memory) {
 #ifndef HOST_SHIM
   return (unsigned)__cvta_generic_to_shared(memory);
@@ -396,18 +402,19 @@ __device__ __forceinline__ unsigned shared_address(const void* memory) {
 #endif
 }
 
-// The first address that is a multiple of so many bytes, which nobody promises of dynamic shared memory. What tensor cores
-// read in swizzled form begins at a multiple of 1,024; copies of warps are quicker to multiples of 128.
+// The first address that is a multiple of `bytes`, because the alignment of dynamic shared memory is not guaranteed.
+// Swizzled rows for tensor cores start at multiples of 1,024; copies by warps are faster if their destinations are
+// multiples of 128.
 template <unsigned bytes>
 __device__ __forceinline__ unsigned char* aligned_shared(unsigned char* memory) {
   return memory + (0u - shared_address(memory)) % bytes;
 }
 
-// Says when copies are there. It has a phase, which ends when one thread has arrived with the number of bytes that will
-// come and they have come; then the next one begins.
+// Signals that copies are complete. It has phases: a phase ends when one thread has arrived with the number of bytes
+// to be copied, and they have been copied; then the next phase starts.
 typedef unsigned long long Arrival;
 
-// By one thread, before a barrier that all others wait at: the copy engine sees it, too.
+// Called by one thread, before a barrier for all others. The copy engine also sees the new state.
 __device__ __forceinline__ void prepare_arrival(Arrival* arrival) {
 #ifndef HOST_SHIM
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)) : "memory");
@@ -418,7 +425,7 @@ __device__ __forceinline__ void prepare_arrival(Arrival* arrival) {
 #endif
 }
 
-// One thread asks for bytes, a multiple of 16 from and to multiples of 16.
+// One thread requests a copy of `bytes` bytes. The size and both addresses are multiples of 16.
 __device__ __forceinline__ void copy_block_later(void* shared, const void* global, unsigned bytes, Arrival* arrival) {
 #ifndef HOST_SHIM
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
@@ -432,11 +439,11 @@ __device__ __forceinline__ void copy_block_later(void* shared, const void* globa
 #endif
 }
 
-// Wait until a phase has ended: the first one has parity 0, the next one 1, then 0 again.
+// Wait until a phase has ended. The first phase has parity 0, the next has parity 1, then 0 again.
 __device__ __forceinline__ void wait_arrival(Arrival* arrival, unsigned parity) {
 #ifndef HOST_SHIM
   unsigned there = 0;
-  while (!there)  // the instruction itself waits for a while
+  while (!there)  // the instruction itself waits for a limited time
     asm volatile(
         "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
         : "=r"(there)
@@ -447,9 +454,10 @@ __device__ __forceinline__ void wait_arrival(Arrival* arrival, unsigned parity) 
 #endif
 }
 
-// One lane of every warp that has done with something: whether it is the last of `warps` (a power of two). The counter in
-// shared memory is 0 at first, and serves again and again. It orders no ordinary reads or writes of others: that would
-// cost a wait for all loads; products that were waited for have read what they read.
+// Called by one lane of every warp that has finished with a resource; returns true for the last of `warps` warps (a
+// power of two). The counter in shared memory starts at 0 and can be used repeatedly. The call does not order ordinary
+// reads or writes of other threads, because that would cost a wait for all loads; products that were waited for have
+// completed their reads.
 __device__ __forceinline__ bool is_last_to_leave(unsigned* counter, unsigned warps) {
 #ifndef HOST_SHIM
   unsigned before;
@@ -460,15 +468,15 @@ __device__ __forceinline__ bool is_last_to_leave(unsigned* counter, unsigned war
   return (before + 1) % warps == 0;
 }
 
-// --- tensor cores of warpgroups (sm_90a alone) ------------------------------------------------------------------------
+// --- tensor cores of warpgroups (sm_90a only) ----------------------------------------------------------------------
 
-// A warpgroup is four warps, the first one's number a multiple of four. Its products happen beside what its threads do:
-// in the order
-//   begin_products()           registers that were written are seen by products after it
-//   multiply_warpgroup(...)    as often as wanted; until they are waited for nobody touches their registers,
-//                              nor the shared memory that they read
-//   end_products()             those since the last time are a group
-//   wait_products<pending>()   until all groups but the last `pending` are done.
+// A warpgroup is four warps, and the number of the first is a multiple of four. Its products run asynchronously to its
+// threads, in this order:
+//   begin_products()           makes registers that were written visible to the products after it
+//   multiply_warpgroup(...)    any number of times; until they are waited for, no thread may touch their registers,
+//                              or the shared memory that they read
+//   end_products()             closes a group of the products since the last call
+//   wait_products<pending>()   waits until all groups but the last `pending` are complete
 __device__ __forceinline__ void begin_products() {
 #ifndef HOST_SHIM
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -494,8 +502,8 @@ __device__ __forceinline__ void wait_products() {
 #endif
 }
 
-// Sums are read behind this, once all products were waited for: the compiler, which does not see that a wait changes them,
-// could read them before it.
+// Call this after all products were waited for, and before the sums are read: the compiler does not see that a wait
+// changes the sums, and could read them before the wait.
 template <int count>
 __device__ __forceinline__ void read_behind(float (&sums)[count]) {
 #ifndef HOST_SHIM
@@ -504,17 +512,18 @@ __device__ __forceinline__ void read_behind(float (&sums)[count]) {
 #endif
 }
 
-// What lies in shared memory from a multiple of 1,024 bytes on: rows of 128 bytes, of which piece p of 16 bytes lies
-// at position p ^ row % 8 ("swizzle of 128 bytes"): so eight rows are read at once out of different banks. Groups of eight
-// rows follow each other. Further columns of the rows begin `bytes` of 16 later: two per product.
+// The descriptor of rows of 128 bytes in shared memory, which start at a multiple of 1,024 bytes. Piece p of 16 bytes
+// of a row lies at position p ^ row % 8 ("swizzle of 128 bytes"), so that eight rows are read together from different
+// banks. Groups of eight rows follow each other. To address further columns of the rows, add units of 16 bytes: two per
+// product.
 __device__ __forceinline__ unsigned long long swizzled_rows(unsigned address) {
   constexpr unsigned long long SWIZZLE_128 = 1ull << 62, GROUP = (unsigned long long)(1024 / 16) << 32, UNUSED = 1ull << 16;
   return SWIZZLE_128 | GROUP | UNUSED | (address & 0x3ffffu) >> 4;
 }
 
-// c[64, columns] += a[64, 16] b[16, columns], bfloat16 into float32. Of c and a, warp w of the warpgroup has the rows
-// 16 w to 16 w + 15, its lanes hold a as `multiply_tiles` has it, and c as eight columns after the other (four numbers
-// each) are there. b: `columns` rows in shared memory, of 16 neighbouring numbers each: see `swizzled_rows`.
+// c[64, columns] += a[64, 16] b[16, columns], bfloat16 into float32. Warp w of the warpgroup has rows 16 w to 16 w +
+// 15 of c and a. Its lanes hold a as in `multiply_tiles`, and c in tiles of eight columns, one after another (four
+// numbers each). b: `columns` rows in shared memory, of 16 adjacent numbers each: see `swizzled_rows`.
 template <int columns>
 __device__ __forceinline__ void multiply_warpgroup(
     float (&c)[columns / 2], const unsigned (&a)[4], unsigned long long b) {

@@ -1,8 +1,9 @@
-// Recurrent layers: the rows of a sequence change its state one after the other. A thread has a column of a sequence.
+// Recurrent layers: the rows of a sequence change its state one after another. A thread has one column of a sequence.
 #include "portable.cuh"
 
-// states: [slots], `slot_stride` numbers apart. reads: per sequence the slot to begin from; writes: per row the slot that
-// the state behind it goes to; -1 = none. Row numbers of a sequence are starts[sequence] to starts[sequence + 1].
+// states: [slots], `slot_stride` numbers apart. reads: per sequence, the slot of its initial state; writes: per row,
+// the slot in which the state after the row is stored; -1 = none. The rows of a sequence are starts[sequence] to
+// starts[sequence + 1].
 struct RecurrenceArguments {
   const float* x;
   const float* decay;
@@ -20,7 +21,7 @@ struct RecurrenceArguments {
 
 constexpr int RECURRENCE_THREADS = 128;
 
-// A fused multiply-add is asked for, so that the compiler does not choose a rounding.
+// The multiply-add is explicitly fused, so that the rounding does not depend on the compiler.
 __device__ __forceinline__ void linear_recurrence(const RecurrenceArguments& given) {
   const int column = blockIdx.x * RECURRENCE_THREADS + threadIdx.x, sequence = blockIdx.y;
   if (column >= given.width) return;

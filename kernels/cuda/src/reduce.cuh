@@ -1,4 +1,4 @@
-// Sums and maxima over the threads of a warp or of a block, in one order whatever the numbers are.
+// Sums and maxima over the threads of a warp or of a block, in a fixed order.
 #pragma once
 #include "portable.cuh"
 
@@ -14,12 +14,12 @@ __device__ __forceinline__ float warp_maximum(float x) {
   return x;
 }
 
-// The sum over all threads of a block of `warps` warps, for all of them.
+// The sum over all threads of a block of `warps` warps, returned to all of them.
 template <int warps>
 __device__ __forceinline__ float block_sum(float x) {
   SHARED(float, sums, warps);
   x = warp_sum(x);
-  __syncthreads();  // an earlier sum has been read by all
+  __syncthreads();  // all threads have read an earlier sum
   if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = x;
   __syncthreads();
   float total = 0.0f;

@@ -1,4 +1,5 @@
-// What becomes of a product's sum: bias and addend, which may be 0, then where it is stored. Arguments has them and their strides.
+// Add the bias and the addend, which may be null, to the sum of a product, and store it. Arguments contains the bias,
+// the addend and their strides.
 #pragma once
 #include "portable.cuh"
 

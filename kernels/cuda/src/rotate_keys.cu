@@ -1,13 +1,13 @@
-// Keys in their pages rotated to other positions, in place: what a context keeps that forgot its middle.
+// Rotate keys in their pages to other positions, in place, for contexts from which tokens in the middle were dropped.
 //
-// Floats are rotated where they lie: a lane takes four tokens of both columns of a pair, eight lanes a whole line of a
-// page. Where they are small integers a token's columns share scales, and with 4 bits they are mixed as well: a warp
-// takes a token. Memory gives and takes 32 bytes at once, four columns of eight tokens: those are what the eight warps
-// of a block take at a time.
+// Floats are rotated in the page: a lane has four tokens of both columns of a pair, and eight lanes have a whole line
+// of a page. With small integers, the columns of a token share scales, and with 4 bits the columns are also mixed, so a
+// warp processes one token. Memory is accessed in units of 32 bytes, which are four columns of eight tokens: these are
+// the tokens that the eight warps of a block process at a time.
 #include "attention_store.cuh"
 
-// blocks: as many as the grid is wide. cos, sin: [pairs], of the distance. keys: [block][kv_head] pages of a layer,
-// blocks so many bytes apart.
+// blocks: one for each x index of the grid. cos, sin: [pairs], of the distance. keys: [block][kv_head] pages of a
+// layer. key_block: bytes from one block to the next.
 struct RotateKeysArguments {
   const int* blocks;
   const float* cos;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void rotate_floats(const RotateKeysArguments& given, 
   }
 }
 
-// A token's key as numbers i = lane + 32 j: what a `Writer` has written.
+// A token's key as numbers i = lane + 32 j, as a `Writer` has stored it.
 template <class Kind>
 struct Reader;
 
@@ -85,13 +85,13 @@ __device__ __forceinline__ void rotate_integers(const RotateKeysArguments& given
   const int columns = PageFormat<Kind>::key_columns(size);
   const Rotation rotation(given.cos, given.sin, given.pairs, given.interleaved, size);
   SHARED(float, heads, ROTATE_WARPS * MOST_NUMBERS * WARP);
-  float* const head = heads + warp * MOST_NUMBERS * WARP;  // where lanes see each other's numbers
+  float* const head = heads + warp * MOST_NUMBERS * WARP;  // memory through which lanes read each other's numbers
   for (int offset = warp; offset < PAGE; offset += ROTATE_WARPS) {
     float numbers[MOST_NUMBERS];
     Reader<Kind>::read(numbers, size, columns, page, offset);
 #pragma unroll
     for (int j = 0; j < MOST_NUMBERS; ++j) head[j * WARP + lane] = numbers[j];
-    __syncwarp();  // which also ends what is read of the page
+    __syncwarp();  // the page has also been read
     const Head from{head, nullptr, 1.0f};
 #pragma unroll
     for (int j = 0; j < MOST_NUMBERS; ++j)

@@ -1,4 +1,4 @@
-// Rows of logits to tokens: see sampling_row.cuh. Grid (parts, rows).
+// Sample tokens from rows of logits: see sampling_row.cuh. Grid (parts, rows).
 #include "sampling_decide.cuh"
 
 namespace sampling {
@@ -15,7 +15,7 @@ __device__ __forceinline__ void write_outcome(const Row& at, const SamplingState
   out.status = state.status, out.probability = state.probability;
 }
 
-// What the operation wants of this block's tokens.
+// Measure the quantities of this block's tokens that the current operation needs.
 template <bool greedy>
 __device__ __forceinline__ void measure(const Row& at, const Tokens& tokens, const Room& room, bool alone) {
   if constexpr (greedy) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void measure(const Row& at, const Tokens& tokens, con
   }
 }
 
-// What comes next, worked out by the only block of a row or the last one.
+// Determine the next operation. Called by the only block of a row, or by the last block to finish.
 template <bool greedy>
 __device__ __forceinline__ void settle(const Row& at, Tokens& tokens, const Room& room, bool alone) {
   SamplingState& state = *room.state;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void first_look(const Row& at, Tokens& tokens, const 
     if (tokens.id[i] < at.given.vocab_size) out[tokens.id[i]] = 0.0;
 }
 
-// Drop what was removed since, and keep what is left for the next launch where there is one.
+// Drop the tokens that were removed since, and store the rest for the next launch, if there is one.
 __device__ __forceinline__ void bring_up_to_date(const Row& at, Tokens& tokens, const SamplingState& state, bool open) {
   if (state.applying) apply_marks(at, state, tokens);
   if (state.ordered || state.bounded) drop(state, tokens);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void bring_up_to_date(const Row& at, Tokens& tokens, 
   if (open && changed) store_own(at, tokens);
 }
 
-// `greedy`: every row wants its most likely token and nothing else.
+// `greedy`: every row only needs its most likely token.
 template <bool greedy>
 __device__ __forceinline__ void sample_rows(const SamplingArguments& given) {
   SHARED(SamplingState, state, 1);
@@ -117,7 +117,7 @@ __device__ __forceinline__ void sample_rows(const SamplingArguments& given) {
     settle<greedy>(at, tokens, room, alone);
     __syncthreads();
     if (state->operation == DONE) break;
-    if (!alone && !squeezed) break;  // the next launch goes on
+    if (!alone && !squeezed) break;  // the next launch continues
     if (squeezed) load_list(at, state->listed, tokens);
     alone = true;
   }

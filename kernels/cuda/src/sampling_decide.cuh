@@ -1,4 +1,4 @@
-// What comes next for a row, by what was measured. One thread decides.
+// The decision on a row's next operation, based on the measurements. One thread decides.
 #pragma once
 #include "sampling_measure.cuh"
 
@@ -17,7 +17,8 @@ __device__ __forceinline__ void begin(const Row& at, SamplingState& state) {
 
 __device__ __forceinline__ bool is_greedy(const Row& at) { return at.asked.settings[setting::TEMPERATURE] == 0.0; }
 
-// Whether the most likely token of the logits as they come is all that is wanted: then they need not be kept.
+// Return true if only the most likely token of the unchanged logits is needed. In this case, the logits need not be
+// stored.
 __device__ __forceinline__ bool is_simple(const Row& at) {
   return is_greedy(at) && at.asked.steps[0] == END && !at.given.distributions &&
          at.asked.settings[setting::NO_REPEAT_NGRAM_SIZE] == 0.0;
@@ -29,9 +30,9 @@ __device__ __forceinline__ void finish(SamplingState& state) {
 
 // --- searches --------------------------------------------------------------------------------------------------------
 
-// The fewest tokens of an order that reach a number, or a part of the whole weight. The first buckets are at distances
-// from the top that usual distributions have; then those that hold the answer are split into sixteen, and what lies
-// below is dropped: nine times at most.
+// A search finds the fewest tokens of an order that reach a number, or a share of the total weight. The first buckets
+// are at distances from the top that are typical of distributions. Then the bucket that holds the answer is split into
+// sixteen, and the tokens below it are dropped. This is repeated at most nine times.
 __device__ __forceinline__ void begin_search(SamplingState& state, bool by_number, bool by_distance, double amount) {
   state.operation = SEARCH, state.by_number = by_number, state.by_distance = by_distance;
   state.is_new = 1, state.fraction = state.target = amount;
@@ -52,8 +53,8 @@ __device__ __forceinline__ void split_again(SamplingState& state) {
   }
 }
 
-// Where the answer lies. Whether the search is over: `floor` and `last` say which tokens stay, unless the last of those
-// at the floor has to be found (`locating`).
+// Find the bucket of the answer. Returns true if the search is over: `floor` and `last` then determine the tokens that
+// stay, unless the last token at the floor must still be found (`locating`).
 __device__ __forceinline__ bool narrow(SamplingState& state, const SamplingPart& found) {
   if (state.is_new) {
     double total = 0.0;
@@ -113,7 +114,7 @@ __device__ __forceinline__ int next_step(const Row& at, const SamplingState& sta
   return state.step < 10 ? (int)at.asked.steps[state.step] : END;
 }
 
-// Go on to the next step that measures something.
+// Continue with the next step that requires a measurement.
 __device__ __forceinline__ void go_on(const Row& at, SamplingState& state) {
   const double* settings = at.asked.settings;
   for (;;) {
@@ -146,15 +147,16 @@ __device__ __forceinline__ void go_on(const Row& at, SamplingState& state) {
   }
 }
 
-// Functions about what was measured say whether the next step is due (`go_on`).
+// The functions below process the measurements, and return true if the next step is due (`go_on`).
 
-// The step that wanted the weights gets them.
+// Pass the weights to the step that requested them.
 __device__ __forceinline__ bool weighed(const Row& at, SamplingState& state, const SamplingPart& found) {
   const double* settings = at.asked.settings;
   state.total = found.sums[0];
   switch (at.asked.steps[state.step - 1]) {
     case TYPICAL_P:
-      // Surprise and entropy differ by the distance of a logit from the mean of all, weighted with their probabilities.
+      // Surprise and entropy differ by the distance of a logit from the mean of all logits, weighted by their
+      // probabilities.
       state.centre = state.highest + found.sums[1] / state.total * state.temperature;
       begin_search(state, false, true, settings[setting::TYPICAL_P]);
       return false;
@@ -176,7 +178,7 @@ __device__ __forceinline__ bool weighed(const Row& at, SamplingState& state, con
   }
 }
 
-// Whether a row can be sampled.
+// Return FINE if a row can be sampled, else the reason why it cannot.
 __device__ __forceinline__ int status_of(const SamplingPart& found) {
   return found.flags & 1 ? HAS_NAN : found.flags & 2 ? HAS_INFINITY : found.counts[0] ? FINE : ALL_MASKED;
 }
@@ -188,13 +190,13 @@ __device__ __forceinline__ bool scanned(SamplingState& state, const SamplingPart
   return false;
 }
 
-// The most likely token, where it is all that is wanted.
+// Select the most likely token, if nothing else is needed.
 __device__ __forceinline__ void take_best(SamplingState& state, const SamplingPart& found) {
   state.operation = DONE, state.status = status_of(found);
   state.chosen = (int)(0xffffffffu - (unsigned)found.best);
 }
 
-// Few enough are in play: make them a list, then do this.
+// There are so few tokens in play that they become a list before `operation` follows.
 __device__ __forceinline__ void list_first(SamplingState& state, int operation) {
   state.after = operation, state.operation = SQUEEZE;
 }
@@ -206,11 +208,11 @@ __device__ __forceinline__ bool searched(SamplingState& state, const SamplingPar
     list_first(state, is_over ? SCAN : SEARCH);
     return false;
   }
-  if (is_over && state.by_distance) state.operation = SCAN;  // the most likely token may be out
+  if (is_over && state.by_distance) state.operation = SCAN;  // the most likely token may have been removed
   return is_over && !state.by_distance;
 }
 
-// What comes after an operation.
+// Decide on the step that follows an operation.
 __device__ __forceinline__ bool decide(const Row& at, SamplingState& state, const SamplingPart& found, bool alone) {
   const int operation = state.operation;
   state.ordered = state.bounded = state.applying = state.locating = state.bucket = 0;
@@ -248,7 +250,7 @@ __device__ __forceinline__ bool decide(const Row& at, SamplingState& state, cons
   }
 }
 
-// What comes after a token was found. An order by distance may have left the most likely token out.
+// Decide on the step that follows after a token was found. An order by distance may have removed the most likely token.
 __device__ __forceinline__ bool located(const Row& at, SamplingState& state, bool alone) {
   if (state.operation == DRAW) {
     state.probability = state.weight / state.total;

@@ -1,5 +1,5 @@
-// The tokens of a block: from the logits with edits and mask, from what the last operation left, or from the list; what
-// a history says of them; and what was removed meanwhile.
+// The tokens of a block: loaded from the logits with edits and mask, from the data that the last operation stored, or
+// from the list; the effects of a history on them; and the removal of tokens.
 #pragma once
 #include "sampling_row.cuh"
 
@@ -16,13 +16,13 @@ __device__ __forceinline__ void split(Tokens& tokens, int first, float4 a, float
   for (int i = 0; i < OWN; ++i) tokens.id[i] = first + i;
 }
 
-// What an earlier launch left: 32 bytes of a thread, two loads of 16.
+// Load the data that an earlier launch stored: 32 bytes per thread, in two loads of 16.
 __device__ __forceinline__ void load_own(const Row& at, Tokens& tokens) {
   const float4* own = reinterpret_cast<const float4*>(at.given.own + own_offset(at, at.part));
   split(tokens, at.part * PART + threadIdx.x * OWN, own[0], own[1]);
 }
 
-// What another block left in this launch.
+// Load the data that another block stored in this launch.
 __device__ __forceinline__ void load_other(const Row& at, int part, Tokens& tokens) {
   const float* own = at.given.own + own_offset(at, part);
 #pragma unroll
@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_list(const Row& at, int count, Tokens& toke
   }
 }
 
-// Edits in their order: each thread does those of its own tokens.
+// Apply edits in order. Each thread applies the edits of its own tokens.
 __device__ __forceinline__ void edit(const Row& at, Tokens& tokens) {
   const int* ids = at_offset<int>(at.given.table, at.given.table->edit_ids);
   const float* values = at_offset<float>(at.given.table, at.given.table->edit_values);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_given(const Row& at, Tokens& tokens) {
 
 // --- histories -------------------------------------------------------------------------------------------------------
 
-// Tokens that count: the last `most` of a history. Threads of all blocks of a row share them.
+// The tokens that count: the last `most` of a history. The threads of all blocks of a row share them.
 struct Window {
   const int* tokens;
   int count;
@@ -104,7 +104,7 @@ __device__ __forceinline__ Window window_of(const Row& at, int marking) {
   return window_of(at, marking == REPETITIONS ? settings[setting::DRY_LAST_N] : (double)BEHIND_ALL);
 }
 
-// How many tokens before `position` are those at the end of a window, at most `limit`.
+// Count the tokens before `position` that equal those at the end of a window, up to `limit`.
 __device__ __forceinline__ int agreeing(const Window& window, int position, int limit) {
   int length = 0;
   const int most = min(position, limit), last = window.count - 1;
@@ -113,9 +113,9 @@ __device__ __forceinline__ int agreeing(const Window& window, int position, int 
   return length;
 }
 
-// Write what a history says of a token: 1 = it completes an n-gram that was there (NGRAMS); 1 + 2 * how often it was
-// generated (OCCURRENCES); 1 + how long a repetition it continues (REPETITIONS). Sums and maxima of integers: the order
-// of threads does not matter.
+// Write the mark of each token in a history: 1 = the token completes an n-gram that has occurred (NGRAMS); 1 + 2 * the
+// number of times that it was generated (OCCURRENCES); 1 + the length of the repetition that it continues
+// (REPETITIONS). Marks are sums and maxima of integers, so the order of threads does not matter.
 __device__ __forceinline__ void mark(const Row& at, int marking, int parts) {
   const Window window = window_of(at, marking);
   int* marks = at.given.marks + (long long)at.number * at.given.vocab_size;
@@ -139,7 +139,7 @@ __device__ __forceinline__ void mark(const Row& at, int marking, int parts) {
   }
 }
 
-// A logit after what its mark says; penalties are multiplied by the temperature, since logits were divided in name only.
+// Apply a mark to a logit. Penalties are multiplied by the temperature, because logits are not actually divided by it.
 __device__ __forceinline__ float penalised(const Row& at, const SamplingState& state, float logit, int mark) {
   const double* settings = at.asked.settings;
   if (state.applying == NGRAMS || !in_play(logit)) return masked();
@@ -166,13 +166,13 @@ __device__ __forceinline__ void apply_marks(const Row& at, const SamplingState& 
     if (mark && !state.listed) marks[tokens.id[i]] = 0;
   }
   if (!state.listed) return;
-  __syncthreads();  // a list may lack tokens that have a mark: all are taken away where they were made
+  __syncthreads();  // a list may lack tokens that have a mark, so all marks are cleared where they were written
   const Window window = window_of(at, state.applying);
 #pragma unroll 1
   for (int position = threadIdx.x; position < window.count; position += THREADS) marks[window.tokens[position]] = 0;
 }
 
-// --- what was removed ------------------------------------------------------------------------------------------------
+// --- removed tokens ------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void drop(const SamplingState& state, Tokens& tokens) {
 #pragma unroll

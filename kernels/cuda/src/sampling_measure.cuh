@@ -1,11 +1,11 @@
-// What a block measures of its tokens, and how the parts of a row are added up: in the order of the parts, whatever the
-// order in which their blocks ran.
+// The measurements of a block's tokens, and the sums over the parts of a row. Parts are added in the order of their
+// numbers, whatever the order in which their blocks ran.
 #pragma once
 #include "sampling_load.cuh"
 
 namespace sampling {
 
-// How many are in play, the largest, the first of these; and whether any is NaN (1) or infinite (2).
+// Count the tokens in play, find the largest logit and the first token that has it, and flag NaN (1) and infinity (2).
 __device__ __forceinline__ void scan(const Tokens& tokens, const Room& room) {
   unsigned long long best = 0;
   int count = 0, flags = 0;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void scan(const Tokens& tokens, const Room& room) {
   }
 }
 
-// Tokens with at least `target` weight: how many, and the lightest, the last of these.
+// Count the tokens with at least `target` weight, and find the token with the least weight, or the last of several.
 __device__ __forceinline__ void find_likely(const Tokens& tokens, const Room& room) {
   const SamplingState& state = *room.state;
   unsigned long long lightest = 0;
@@ -61,14 +61,14 @@ __device__ __forceinline__ int bucket_of(const SamplingState& state, unsigned so
   return bucket;
 }
 
-// Buckets that an operation adds up.
+// The number of buckets that an operation adds up.
 __device__ __forceinline__ int buckets_of(int operation) {
   return operation == SEARCH ? BUCKETS : operation == SCAN || operation == LIKELY ? 1 : 2;
 }
 
-// Weights and numbers of tokens by bucket. A thread adds to a column of its own, so no atomics and one order; columns of
-// neighbouring threads lie in neighbouring banks. WEIGH: bucket 0 has the weights, 1 the weights times the distances
-// from the highest logit (in temperatures); SPREAD: distances, and their squares.
+// Add up weights and numbers of tokens by bucket. Each thread adds to its own column, so there are no atomics and the
+// order is fixed. Columns of adjacent threads lie in adjacent banks. WEIGH: bucket 0 has the weights, and bucket 1 has
+// the weights times the distances from the highest logit (in temperatures). SPREAD: distances, and their squares.
 __device__ __forceinline__ void add_up(const Tokens& tokens, const Room& room) {
   const SamplingState& state = *room.state;
   const int operation = state.operation, used = buckets_of(operation), thread = threadIdx.x;
@@ -113,7 +113,7 @@ __device__ __forceinline__ SamplingPart* result_of(const Row& at, int part) {
   return at.given.results + (long long)at.number * at.given.parts + part;
 }
 
-// Leave what this block measured where the last one finds it; whether this is the last one.
+// Store this block's measurements for the last block; return true if this is the last block.
 __device__ __forceinline__ bool is_last(const Row& at, const Room& room) {
   __syncthreads();
   SamplingPart* own = result_of(at, at.part);
@@ -132,7 +132,8 @@ __device__ __forceinline__ bool is_last(const Row& at, const Room& room) {
   return room.state->finished != 0;
 }
 
-// Add up what the blocks of a row left: sixteen lanes share the parts of a bucket, so that the loads are in flight together.
+// Add up the measurements that the blocks of a row stored. Sixteen lanes share the parts of a bucket, so that their
+// loads are in flight together.
 __device__ __forceinline__ void join(const Row& at, const Room& room) {
   const int used = buckets_of(room.state->operation), parts = at.given.parts, lanes = 16;
   unsigned long long best = 0;
@@ -169,8 +170,9 @@ __device__ __forceinline__ void join(const Row& at, const Room& room) {
 
 // --- lists -----------------------------------------------------------------------------------------------------------
 
-// Where each part's tokens go in the list: behind those of the parts before. Where the last token at the floor was looked
-// for, later ones there are out: those of later parts, and some of its own, of which so many stay as were missing.
+// Compute the offset of each part's tokens in the list, after those of the parts before it. If the last token at the
+// floor was searched for, later tokens at the floor are removed: all such tokens of later parts, and some of the part
+// that holds the last token, of which only the required number stays.
 __device__ __forceinline__ void find_offsets(const Row& at, const Room& room) {
   const SamplingState& state = *room.state;
   const int whole = state.bucket + !state.locating;
@@ -207,7 +209,7 @@ __device__ __forceinline__ void squeeze(const Row& at, const Tokens& tokens, con
     }
 }
 
-// The ids of what is in play, in order: a token's rank is how many come before it.
+// Write the ids of the tokens in play in order: the rank of a token is the number of tokens before it.
 __device__ __forceinline__ void write_list(const Row& at, const Tokens& tokens, const Room& room) {
   unsigned long long* all = reinterpret_cast<unsigned long long*>(room.columns);
   int* out = at.given.lists + (long long)at.number * PART;
@@ -231,8 +233,8 @@ __device__ __forceinline__ void write_list(const Row& at, const Tokens& tokens, 
   }
 }
 
-// Of an operation that looks for the token at which sums in order of the ids reach a target: tokens of the row's part in
-// which it lies. `before` becomes the sum before that part.
+// For an operation that searches for the token at which sums in order of ids reach a target: find the part of the row
+// that contains it. `before` becomes the sum before that part.
 __device__ __forceinline__ void find_part(const Row& at, const Room& room) {
   SamplingState& state = *room.state;
   const bool by_count = state.operation == SEARCH && state.by_number;
@@ -255,8 +257,8 @@ __device__ __forceinline__ void find_part(const Row& at, const Room& room) {
   __syncthreads();
 }
 
-// The first token at which sums in order of the ids pass the target (DRAW: of all in play; SEARCH: reach it, of those at
-// the floor), or the last that has any: `chosen`, and its `weight`.
+// Find the first token at which sums in order of ids pass the target (DRAW: over all tokens in play) or reach it
+// (SEARCH: over those at the floor), or else the last token that has any weight: `chosen`, and its `weight`.
 __device__ __forceinline__ void find_token(const Tokens& tokens, const Room& room) {
   SamplingState& state = *room.state;
   const bool draws = state.operation == DRAW;

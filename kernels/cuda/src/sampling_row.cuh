@@ -1,14 +1,15 @@
-// One row of logits on its way to a token, as kernels of sampling.cu see it.
+// The state of a row of logits from which a token is sampled, as the kernels of sampling.cu process it.
 //
-// A row is cut into parts of 2,048 tokens, a block each: 128 blocks for the largest vocabularies, so that even one row
-// fills a GPU. A launch takes every row through one operation: each block loads its part, drops what the last operation
-// removed, measures; the block that is done last adds the parts up in order and decides what comes next. Once at most
-// 2,048 tokens are in play they become a list, and the block that is last takes the row to its end alone: a list is a
-// row of one part, in registers, and so is a small vocabulary. Nothing depends on other rows.
+// A row is split into parts of 2,048 tokens, with one block each: 128 blocks for the largest vocabularies, so that
+// even one row fills a GPU. A launch executes one operation for every row: each block loads its part, drops the tokens
+// that the last operation removed, and measures; the last block to finish adds up the parts in order and decides on the
+// next operation. Once at most 2,048 tokens are in play, they become a list, and the last block completes the row
+// alone: a list is a row of one part, in registers, and so is a row of a small vocabulary. No row depends on other
+// rows.
 #pragma once
 #include "portable.cuh"
 
-// kernels.sampling.ROW.
+// The layout of kernels.sampling.ROW.
 struct SamplingRow {
   long long steps[10];
   double settings[18];
@@ -16,8 +17,8 @@ struct SamplingRow {
   long long span[8];
 };
 
-// What a call uploads: this, then at these offsets in bytes from its beginning: SamplingRow [count]; addresses of their
-// logits [count]; edits; histories; masks. outcomes: an address, SamplingOutcome [count].
+// The data that a call uploads: this struct, and, at these offsets in bytes from its beginning, SamplingRow [count];
+// addresses of their logits [count]; edits; histories; masks. outcomes: the address of SamplingOutcome [count].
 struct SamplingTable {
   long long rows;
   long long sources;
@@ -30,9 +31,10 @@ struct SamplingTable {
   int list_width;
 };
 
-// A row between two launches. What was removed but not yet dropped: tokens behind (`floor`, `last`) in an order where
-// `ordered` names one; what a `bounded` rule says. `listed`: tokens of the list, 0 = there is none. A search is about
-// sort keys from `low` to below `high`, which `pivots` split, the largest first.
+// The state of a row between two launches. Two kinds of tokens were removed but not dropped yet: the tokens after
+// (`floor`, `last`) in an order, if `ordered` names one, and the tokens that a `bounded` rule excludes. `listed`:
+// number of tokens of the list; 0 = there is no list. A search covers sort keys from `low` to below `high`, which
+// `pivots` split, the largest first.
 struct SamplingState {
   double temperature;
   double highest;
@@ -75,7 +77,7 @@ struct SamplingState {
   unsigned pivots[17];
 };
 
-// What a block measured, or all of a row's together.
+// The measurements of a block, or their totals for a row.
 struct SamplingPart {
   double sums[17];
   unsigned long long best;
@@ -89,9 +91,9 @@ struct SamplingOutcome {
   int status;
 };
 
-// own: [rows][parts][2048] changed logits; marks: [rows][vocab_size], zero between uses; list_values, list_ids: [rows]
-// [2048]; offsets: [rows][parts], where a part's tokens go in the list; tickets: [rows], zero between uses; lists:
-// [rows][2048], the likeliest tokens in order. distributions may be 0.
+// own: [rows][parts][2048] changed logits; marks: [rows][vocab_size], zero between uses; list_values, list_ids:
+// [rows][2048]; offsets: [rows][parts], offsets of the parts' tokens in the list; tickets: [rows], zero between uses;
+// lists: [rows][2048], the most likely tokens in order. distributions may be null.
 struct SamplingArguments {
   const SamplingTable* table;
   SamplingState* states;
@@ -111,7 +113,8 @@ struct SamplingArguments {
 
 namespace sampling {
 
-// As in kernels/sampling.py, and two that are no option: log(sum(exp)), and the ids of what is left in order.
+// As in kernels/sampling.py, and two steps that are not options: log(sum(exp)), and the ids of the remaining tokens in
+// order.
 enum Step {
   END, PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL_P, TOP_P, MIN_P, XTC, TEMPERATURE, MIROSTAT, NORMALIZE, LIST
 };
@@ -127,23 +130,23 @@ enum Span { SOURCE, FIRST_EDIT, END_EDIT, FIRST_TOKEN, END_TOKEN, MASK, FIRST_OU
 }
 enum Status { UNFINISHED = -1, FINE, HAS_NAN, HAS_INFINITY, ALL_MASKED };
 enum Operation { DONE, SCAN, MARK, WEIGH, SPREAD, SEARCH, LIKELY, SQUEEZE, DRAW, DISTRIBUTE, WRITE_LIST };
-// Orders: the largest logit first, or the nearest to the centre.
+// Orders: the largest logit first, or the nearest to the centre first.
 enum Order { UNORDERED, BY_SIZE, BY_DISTANCE };
-// Rules that are no order: a logit, or a weight, of at least `bound`; of those that have it the survivor alone.
+// Rules other than orders: a logit, or a weight, of at least `bound`; or no such weight, except that of the survivor.
 enum Bound { UNBOUNDED, BY_LOGIT, BY_WEIGHT, BUT_LIKELY };
-// What a history does to tokens.
+// The effects of a history on tokens.
 enum Marking { NO_MARKS, NGRAMS, OCCURRENCES, REPETITIONS };
 
 constexpr int THREADS = 256, WARPS = THREADS / WARP, OWN = 8, PART = THREADS * OWN, BUCKETS = 17;
 constexpr int BEHIND_ALL = 0x7fffffff;
-constexpr unsigned LOWEST_KEY = 0x00800000u;  // of the lowest finite logit
+constexpr unsigned LOWEST_KEY = 0x00800000u;  // key of the lowest finite logit
 constexpr float LARGEST_FLOAT = 3.4028234663852886e38f;
-// Dividing by a smaller temperature separates no two float32 logits that this one would not.
+// This temperature already separates all float32 logits that a smaller temperature would separate.
 constexpr double LOWEST_TEMPERATURE = 1e-30;
-// No penalty is larger, so that it stays a number.
+// The largest penalty, so that penalties are finite.
 constexpr double LARGEST_PENALTY = 1e38;
 
-// The tokens of a thread, in order of their ids from thread to thread; -inf: not in play.
+// The tokens of a thread, in order of their ids from thread to thread. -inf: not in play.
 struct Tokens {
   float value[OWN];
   int id[OWN];
@@ -172,7 +175,7 @@ __device__ __forceinline__ const T* at_offset(const SamplingTable* table, long l
   return reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + offset);
 }
 
-// What other blocks of this launch wrote: not from the first-level cache.
+// Read data that other blocks of this launch wrote, bypassing the L1 cache.
 template <class T>
 __device__ __forceinline__ T fresh(const T* address) {
   return *static_cast<const volatile T*>(address);
@@ -181,7 +184,7 @@ __device__ __forceinline__ T fresh(const T* address) {
 __device__ __forceinline__ float masked() { return __uint_as_float(0xff800000u); }
 __device__ __forceinline__ bool in_play(float x) { return x > masked(); }
 
-// Floats in the order of unsigned integers; both zeros are one.
+// Map floats to unsigned integers in the same order. Both zeros map to the same integer.
 __device__ __forceinline__ unsigned key_of(float x) {
   const unsigned bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -193,19 +196,19 @@ __device__ __forceinline__ float bounded(double x) {
   return (float)fmin(fmax(x, -(double)LARGEST_FLOAT), (double)LARGEST_FLOAT);
 }
 
-// A token's sort key in a search: by its logit, or by how near its logit is to the centre.
+// A token's sort key in a search: by its logit, or by the distance of its logit from the centre, nearest first.
 __device__ __forceinline__ unsigned sort_key_of(const SamplingState& state, bool by_distance, float x) {
   return key_of(by_distance ? bounded(-fabs((double)x - state.centre)) : x);
 }
 
-// One copy of it: inlined wherever it is needed it would be most of the code.
+// Not inlined, because its copies would be most of the code.
 __device__ __noinline__ double weight_at(double distance) { return exp(distance); }
 
 __device__ __forceinline__ double weight_of(const SamplingState& state, float x) {
   return weight_at(((double)x - state.highest) * (1.0 / state.temperature));
 }
 
-// Two numbers in [0, 1), those of NumPy's Philox with this key and counter (Salmon et al. 2011).
+// The two numbers in [0, 1) that NumPy's Philox returns for this key and counter (Salmon et al. 2011).
 __device__ __forceinline__ void uniforms(const unsigned long long (&counter)[3], double& first, double& second) {
   unsigned long long a = counter[2] + 1, b = 0, c = 0, d = 0, key_0 = counter[0], key_1 = counter[1];
   const unsigned long long multiplier_0 = 0xD2E7470EE14C6C93ull, multiplier_1 = 0xCA5A826395121157ull;
@@ -226,7 +229,7 @@ __device__ __forceinline__ unsigned long long block_largest(unsigned long long x
     const unsigned long long other = __shfl_xor_sync(ALL_LANES, x, distance);
     x = other > x ? other : x;
   }
-  __syncthreads();  // an earlier one has been read by all
+  __syncthreads();  // all threads have read an earlier result
   if (threadIdx.x % WARP == 0) room.warp_bests[threadIdx.x / WARP] = x;
   __syncthreads();
 #pragma unroll
@@ -234,7 +237,7 @@ __device__ __forceinline__ unsigned long long block_largest(unsigned long long x
   return x;
 }
 
-// The sum over the threads before this one.
+// The sum over the threads that precede this thread.
 __device__ __forceinline__ double sum_before(double x, const Room& room) {
   const int lane = threadIdx.x % WARP;
   double reached = x;
@@ -244,7 +247,7 @@ __device__ __forceinline__ double sum_before(double x, const Room& room) {
     if (lane >= distance) reached += other;
   }
   const double before = __shfl_up_sync(ALL_LANES, reached, 1);
-  __syncthreads();  // an earlier one has been read by all
+  __syncthreads();  // all threads have read an earlier result
   if (lane == WARP - 1) room.warp_sums[threadIdx.x / WARP] = reached;
   __syncthreads();
   double sum = 0.0;

@@ -1,5 +1,5 @@
-// What a GPU does at most: reading memory, and multiplying in registers alone. Results are written only so that the
-// compiler keeps what makes them.
+// The maximum rates of a GPU: memory reads, and multiplication in registers only. Results are written only so that the
+// compiler keeps the code that computes them.
 #include "portable.cuh"
 
 struct SpeedArguments {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void read_memory(const SpeedArguments& given) {
   if (seen == 0x12345678u) given.out[0] = 1.0f;
 }
 
-// count: rounds; a warp makes PRODUCTS tiles of 16 by 8 by 16 in each. Tiles do not wait for each other.
+// count: rounds. A warp computes PRODUCTS tiles of 16 by 8 by 16 in each round. Tiles do not depend on each other.
 constexpr int PRODUCTS = 8;
 
 __device__ __forceinline__ void multiply_bfloats(const SpeedArguments& given) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void multiply_bfloats(const SpeedArguments& given) {
   if (sum == -1.0f) given.out[0] = sum;
 }
 
-// The same of bytes, tiles of 16 by 8 by 32.
+// The same for bytes, with tiles of 16 by 8 by 32.
 __device__ __forceinline__ void multiply_many_bytes(const SpeedArguments& given) {
   int sums[PRODUCTS][4] = {};
   const int one = 0x01010101 + (int)(threadIdx.x & 1), left[4] = {one, one, one, one}, right[2] = {one, one};
@@ -53,7 +53,7 @@ __device__ __forceinline__ void multiply_many_bytes(const SpeedArguments& given)
   if (sum == -1) given.out[0] = 1.0f;
 }
 
-// The same of float32: a thread makes four times as many multiplications and additions in each round.
+// The same for float32: a thread performs four times as many multiply-adds in each round.
 __device__ __forceinline__ void multiply_floats(const SpeedArguments& given) {
   float sums[4 * PRODUCTS] = {}, factor = 1.0f + threadIdx.x;
   for (long long i = 0; i < given.count; ++i)

@@ -1,17 +1,17 @@
-// Matrices as they lie in device memory, and how a chunk of 32 columns of one row becomes numbers.
+// Matrices in device memory, and the conversion of a chunk of 32 columns of one row to numbers.
 //
-// There is one formula for all: value = (code's number - zero point) * factor - minimum. A code's number is the code, or
-// an entry of a grid; factors, zero points and minima are numbers per block, or integers per block times a number per
-// group of blocks. What a matrix has not is left out when a kernel is compiled.
+// One formula covers all formats: value = (code's number - zero point) * factor - minimum. A code's number is the
+// code, or an entry of a grid. Factors, zero points and minima are numbers per block, or integers per block times a
+// number per group of blocks. Parts that a matrix does not have are left out when a kernel is compiled.
 //
-// Codes of b bits lie in planes, the first one with the lowest bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2. A plane has the
-// same number of words for every chunk, [rows][chunks][words]: so lanes that read neighbouring chunks read neighbouring
-// bytes whatever b is, with one instruction of at most 16 bytes a plane (8 bits are two planes of 16 bytes).
+// Codes of b bits are stored in planes, the first of which holds the lowest bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2. A
+// plane has the same number of words for every chunk, [rows][chunks][words]. So lanes that read adjacent chunks read
+// adjacent bytes whatever b is, with one instruction of at most 16 bytes per plane (8 bits are two planes of 16 bytes).
 //
-// Inside a chunk codes lie in cells of 8 bits, as bytes that are multiplied want them, or of 4 bits, as the look-up of
-// four bytes at once does. A slice is as many columns as there are cells in a word. A plane of w bits has w words:
-// slice s is in word s % w, from bit s / w * w of each cell on. So a slice is cut out by a shift and a mask, and holds
-// columns in their order.
+// In a chunk, codes lie in cells of 8 bits, which byte products need, or in cells of 4 bits, which the look-up of four
+// bytes at a time needs. A slice has as many columns as a word has cells. A plane of w bits has w words: slice s is in
+// word s % w and starts at bit s / w * w of each cell. So a shift and a mask extract a slice, with its columns in
+// order.
 #pragma once
 #include "portable.cuh"
 
@@ -19,9 +19,10 @@ constexpr int CHUNK = 32;
 // Words of a chunk's columns as bytes.
 constexpr int BYTE_WORDS = CHUNK / 4;
 
-// Numbers are [rows][count]; chunk c (or of chunks with two halves that have numbers of their own half 2 c + h) reads
-// number c >> shift. chunks: of a row; of floats a row is as many times 32 numbers long. zero: of codes without zero
-// points of their own, a whole number; less it they are bytes with a sign. table: the grid as bytes in `unit`s, as near as they come; grid: its values.
+// Numbers are [rows][count]. Chunk c (or half 2 c + h, if the halves of chunks have separate numbers) reads number c
+// >> shift. chunks: chunks of a row; rows of floats have 32 numbers per chunk. zero: the zero point, an integer, of
+// codes without separate zero points; codes minus the zero point are signed bytes. table: the grid as bytes in `unit`s,
+// rounded to nearest; grid: its values.
 struct BlockMatrix {
   const unsigned char* data;
   const unsigned char* second;
@@ -66,7 +67,7 @@ __device__ __forceinline__ float to_float(exponent_bits x) { return __uint_as_fl
 
 // --- numbers of blocks ----------------------------------------------------------------------------------------------
 
-// Where numbers lie: one per block, or one per group and an integer per block.
+// The location of numbers: one per block, or one per group and an integer per block.
 struct BlockNumbers {
   const void* numbers;
   const void* integers;
@@ -81,7 +82,8 @@ struct alignas(sizeof(T) * n) Together {
   T of[n];
 };
 
-// Numbers of so few bits, and so small, that a few more bits are exact, times a byte as well.
+// True for numbers that are so small and have so few bits that their product with a number of a few bits is exact, even
+// after multiplication by a byte.
 template <class T>
 constexpr bool HAS_FEW_BITS = false;
 template <>
@@ -94,7 +96,7 @@ template <class Scale>
 struct Single {
   static constexpr bool IS_NARROW = HAS_FEW_BITS<Scale>;
   static constexpr bool IS_BESIDE = false;
-  static constexpr int NUMBER_BYTES = sizeof(Scale), INTEGER_BYTES = 0;  // of a half chunk
+  static constexpr int NUMBER_BYTES = sizeof(Scale), INTEGER_BYTES = 0;  // of half a chunk
   template <int halves>
   struct Loaded {
     Scale numbers[halves];
@@ -108,7 +110,7 @@ struct Single {
   };
 };
 
-// A number per group, times an integer per block. Blocks of 16 columns have their two integers side by side.
+// A number per group, times an integer per block. With blocks of 16 columns, the two integers of a chunk are adjacent.
 template <class Scale, class Integer>
 struct Double {
   static constexpr bool IS_NARROW = HAS_FEW_BITS<Scale>;
@@ -128,7 +130,7 @@ struct Double {
   };
 };
 
-// The same, its integers being in the high halves of the bytes whose low ones factors have.
+// The same, with integers in the high halves of the bytes that hold those of the factors in their low halves.
 template <class Scale>
 struct Beside {
   static constexpr bool IS_BESIDE = true;
@@ -149,7 +151,7 @@ struct Beside {
   };
 };
 
-// What is subtracted: the matrix's zero point from all codes; ...
+// What is subtracted: the zero point of the matrix, from all codes.
 struct Constant {
   static constexpr bool HAS_POINTS = false, HAS_MINIMUM = false, IS_BESIDE = false;
   static constexpr int NUMBER_BYTES = 0, INTEGER_BYTES = 0;
@@ -160,13 +162,13 @@ struct Constant {
   };
 };
 
-// ... a block's own zero point; ...
+// What is subtracted: the zero point of a block, from its codes.
 template <class T>
 struct Point : Single<T> {
   static constexpr bool HAS_POINTS = true, HAS_MINIMUM = false;
 };
 
-// ... or a minimum, from the product with the factor.
+// What is subtracted: a minimum, from the product with the factor.
 template <class Numbers>
 struct Minimum : Numbers {
   static constexpr bool HAS_POINTS = false, HAS_MINIMUM = true;
@@ -174,7 +176,7 @@ struct Minimum : Numbers {
 
 // --- chunks ---------------------------------------------------------------------------------------------------------
 
-// Sixteen numbers in shared memory: lanes that look up different ones do so in different banks.
+// Sixteen numbers in shared memory. Lanes that look up different numbers read different banks.
 __device__ __forceinline__ const float* shared_grid(const BlockMatrix& matrix) {
   SHARED(float, values, 16);
   __syncthreads();
@@ -192,7 +194,7 @@ __device__ __forceinline__ unsigned four_of(const int (&table)[4], unsigned sele
   return __byte_perm(low, high, 0x3210u | (selector & 0x8888u) >> 1);
 }
 
-// What a chunk of a row subtracts and is multiplied by, per half (or whole: halves = 1).
+// The zero point, factor and minimum of a chunk of a row, per half (or of the whole chunk: halves = 1).
 template <int halves>
 struct Factors {
   float scale[halves];
@@ -204,7 +206,8 @@ struct Factors {
 template <int bits, int halves, bool grid, class Factor, class Offset>
 struct BlockReader {
   static constexpr int WORDS = bits, HALVES = halves, COLUMNS = CHUNK / halves;
-  // Planes as codes see them, words of the two planes in memory, and what was subtracted from the codes.
+  // The bits of codes in the two planes, the words of the two planes in memory, and what was subtracted from the
+  // codes.
   static constexpr int FIRST = bits == 8 ? 8 : bits >= 4 ? 4 : 2, SECOND = bits - FIRST;
   static constexpr int WORDS_1 = bits >= 4 ? 4 : 2, WORDS_2 = bits - WORDS_1, BIAS = bits == 8 ? 128 : 0;
   static constexpr int CELL = grid ? 4 : 8;
@@ -213,14 +216,14 @@ struct BlockReader {
   using OwnOffset = Offset;
   static constexpr bool HAS_MINIMUM = Offset::HAS_MINIMUM, HAS_ZERO = !grid && !HAS_MINIMUM, IS_GRID = grid;
   static constexpr bool HAS_POINTS = HAS_ZERO && Offset::HAS_POINTS;
-  // Codes less the zero point that they have in common are bytes with a sign.
+  // Codes minus their common zero point are signed bytes.
   static constexpr bool ARE_SIGNED = HAS_ZERO && !HAS_POINTS;
-  // Two bits times a factor are a float exactly.
+  // A number of two significant bits times a factor is an exact float.
   static constexpr bool IS_NARROW = !grid && Factor::IS_NARROW;
   static constexpr bool ARE_IN_PLACE = bits == 4 && !grid && halves == 1;
   static_assert(!grid || bits <= 4, "tables have 16 entries");
 
-  // As it was read: nothing waits for it before it is used.
+  // A chunk in its stored form. Nothing is computed from the chunk before it is used, so that no read is waited for.
   struct Chunk {
     unsigned codes[WORDS];
     typename Factor::template Loaded<halves> factor;
@@ -228,9 +231,9 @@ struct BlockReader {
   };
 
   const BlockMatrix& matrix;
-  const float* values = nullptr;  // of a grid, where numbers are asked for
+  const float* values = nullptr;  // of a grid, if numbers are requested
 
-  // A reader that is asked for numbers. All threads of a block make it together.
+  // Return a reader for numbers. All threads of a block call this together.
   __device__ __forceinline__ static BlockReader of_numbers(const BlockMatrix& matrix) {
     if constexpr (grid) return BlockReader{matrix, shared_grid(matrix)};
     else return BlockReader{matrix};
@@ -264,8 +267,8 @@ struct BlockReader {
     return found;
   }
 
-  // The chunk's columns 4 g to 4 g + 3 as signed bytes in word g: codes less BIAS, or a grid's bytes. Codes of four bits in
-  // the high half of a byte stay there, so that nothing is shifted: `dot` knows it.
+  // The chunk's columns 4 g to 4 g + 3 as signed bytes in word g: codes minus BIAS, or bytes of a grid. 4-bit codes in
+  // the high half of a byte stay there, so that nothing is shifted; `dot` accounts for this.
   __device__ __forceinline__ void bytes(const Chunk& chunk, int (&words)[BYTE_WORDS]) const {
     if constexpr (ARE_IN_PLACE) {
 #pragma unroll
@@ -284,27 +287,27 @@ struct BlockReader {
     }
   }
 
-  // Word q of those alone; code(i) is word i of the chunk.
+  // Only word q of these words; code(i) is word i of the chunk.
   template <class Code>
   __device__ __forceinline__ int byte_word(const Code& code, int q) const {
     if constexpr (grid) return four_of<bits>(matrix.table, slice_of(code, q / 2) >> q % 2 * 16);
     else return slice_of(code, q);
   }
 
-  // The same less the zero point, where codes have one in common.
+  // The same minus the zero point, if all codes share a zero point.
   __device__ __forceinline__ int signed_bytes(int word) const {
-    if constexpr (!ARE_SIGNED || bits == 8) return word;  // 8 bits are stored less 128, which is their zero point
+    if constexpr (!ARE_SIGNED || bits == 8) return word;  // 8-bit codes are stored minus 128, their zero point
     else return (int)(((unsigned)word + (128u - (unsigned)(int)matrix.zero) * 0x01010101u) ^ 0x80808080u);
   }
 
-  // Of a row's bytes the sums of a chunk's halves, or of it all, of two numbers of 16 bits.
+  // The sums of a row's bytes over a chunk's halves, or over the chunk, from two 16-bit numbers.
   __device__ __forceinline__ static float ones_of(int sums, int half) {
     const int low = (short)sums, high = sums >> 16;
     return (float)(halves == 1 ? low + high : half ? high : low);
   }
 
-  // What the chunk adds to a sum: its bytes times those of a row, in units of the row's scale. ones(half): of the row's
-  // bytes the sum, as `ones_of` has it.
+  // Return what the chunk adds to a sum: its bytes times those of a row, in units of the row's scale.
+  // ones_of_half(half): the sum of the row's bytes, as from `ones_of`.
   template <class Ones>
   __device__ __forceinline__ float dot(
       const int (&words)[BYTE_WORDS], const Factors<halves>& given, const int (&x)[BYTE_WORDS], const Ones& ones_of_half) const {
@@ -334,7 +337,7 @@ struct BlockReader {
     return total;
   }
 
-  // The numbers of columns 4 g to 4 g + 3 before anything is done to them.
+  // The numbers of columns 4 g to 4 g + 3, before zero points and factors are applied.
   __device__ __forceinline__ void numbers(const Chunk& chunk, int g, float (&found)[4]) const {
     if constexpr (grid) {
       const unsigned four = slice(chunk, g / 2) >> g % 2 * 16;
@@ -348,7 +351,7 @@ struct BlockReader {
     }
   }
 
-  // The values of columns 4 g to 4 g + 3, but for their factor where there is no minimum (see `factor_left`).
+  // The values of columns 4 g to 4 g + 3, without their factor if there is no minimum (see `factor_left`).
   __device__ __forceinline__ void unscaled(const Chunk& chunk, const Factors<halves>& given, int g, float (&found)[4]) const {
     const int half = g * 4 / COLUMNS;
     numbers(chunk, g, found);
@@ -371,9 +374,9 @@ struct BlockReader {
     }
   }
 
-  // The same to be rounded to bfloat16, in fewer instructions: a code becomes the number 128 + code (of 8 bits 32,768 +
-  // code) by putting its bits where they belong, and what is too much is part of what is subtracted. What this loses is
-  // less than a hundredth of what the rounding does.
+  // The same for values to be rounded to bfloat16, in fewer instructions: a code becomes the number 128 + code (with 8
+  // bits, 32,768 + code) when its bits are put in place, and the excess is part of what is subtracted. The loss is less
+  // than a hundredth of the rounding error.
   __device__ __forceinline__ void four_of_prompt(
       const Chunk& chunk, const Factors<halves>& given, int g, float (&found)[4]) const {
     if constexpr (grid) {
@@ -400,7 +403,7 @@ struct BlockReader {
     return right >= 0 ? word >> right : word << -right;
   }
 
-  // Slice s of the codes, a cell each.
+  // Slice s of the codes, one per cell.
   __device__ __forceinline__ static unsigned slice(const Chunk& chunk, int s) {
     return slice_of([&](int word) { return chunk.codes[word]; }, s);
   }
@@ -416,22 +419,22 @@ struct BlockReader {
   }
 };
 
-// A chunk as 32 values for tensor cores: of integers ...
+// A chunk as 32 values for tensor cores, from integers.
 template <class Reader>
 struct BlockSource {
   using Reads = Reader;
-  static constexpr int HALVES = 2;  // of a chunk that are read at once
+  static constexpr int HALVES = 2;  // halves of a chunk that are read together
   typename Reader::Chunk chunk;
 
   __device__ __forceinline__ void read(const Reader& reader, long long row, int which) { reader.read(row, which, chunk); }
   __device__ __forceinline__ void read_halves(const Reader& reader, long long row, int which, int) {
     read(reader, row, which);
   }
-  // The values as pairs of bfloat16, ...
+  // All values as pairs of bfloat16.
   __device__ __forceinline__ void pairs(const Reader& reader, unsigned (&found)[CHUNK / 2]) const {
     some_pairs<0>(reader, found);
   }
-  // ... those of half of the columns.
+  // The values of half of the columns.
   __device__ __forceinline__ void pairs_of_half(const Reader& reader, int half, unsigned (&found)[CHUNK / 4]) const {
     if (half == 0) some_pairs<0>(reader, found);
     else some_pairs<CHUNK / 8>(reader, found);
@@ -457,16 +460,16 @@ __device__ constexpr bool is_bfloat(float) { return false; }
 // Rows of floats, [rows][32 chunks] with zeros at the end.
 template <class T>
 struct DenseReader {
-  static constexpr int WIDTH = 16 / sizeof(T);  // numbers that are read at once
+  static constexpr int WIDTH = 16 / sizeof(T);  // numbers that are read together
 
   const BlockMatrix& matrix;
 
   __device__ __forceinline__ static DenseReader of_numbers(const BlockMatrix& matrix) { return DenseReader{matrix}; }
-  // Columns WIDTH part to WIDTH (part + 1) - 1, as they lie in memory.
+  // Columns WIDTH part to WIDTH (part + 1) - 1, as they are stored.
   __device__ __forceinline__ void read(long long row, int part, unsigned (&words)[4]) const {
     load_once<4>(address(row, part), words);
   }
-  // The same where the next part is read as well, but not at once.
+  // The same if the next part is also read, but by a separate instruction.
   __device__ __forceinline__ void read_beside(long long row, int part, unsigned (&words)[4]) const {
     load_four(address(row, part), words);
   }
@@ -477,7 +480,7 @@ struct DenseReader {
       else found[i] = to_float(T{(unsigned short)(words[i / 2] >> i % 2 * 16)});
     }
   }
-  // They as pairs of bfloat16.
+  // The numbers as pairs of bfloat16.
   __device__ __forceinline__ static void pairs(const unsigned (&words)[4], unsigned* found) {
     float read[WIDTH];
     numbers(words, read);
@@ -493,7 +496,7 @@ struct DenseReader {
   }
 };
 
-// ... and of floats.
+// A chunk as 32 values for tensor cores, from floats.
 template <class T>
 struct DenseSource {
   using Reads = DenseReader<T>;
@@ -510,7 +513,7 @@ struct DenseSource {
   }
 };
 
-// The same, half a chunk at a time: a chunk of many registers.
+// The same, half a chunk at a time, because a whole chunk needs many registers.
 template <class T>
 struct DenseHalf {
   using Reads = DenseReader<T>;

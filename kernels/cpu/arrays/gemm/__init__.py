@@ -1,7 +1,7 @@
-"""Products with a constant operand, float32 and 8 bits: packed once, multiplied in tiles that stay in registers.
+"""Matmuls with a constant operand, in float32 or 8 bits. The operand is packed once and multiplied in register tiles.
 
-A product is left [M, K] @ right [K, N], both packed in words of four bytes: one float32, or four bytes along K. Left
-panels are a few rows, word by word; right panels a few vectors of columns (see `micro`). `product` multiplies them,
-in any instruction set; what is done with a finished tile (bias, activation, zero points, rounding to 8 bits) is an
-operator of its own. `linear` and `convolution` are what callers use. Knows nothing of nodes or graphs.
+A matmul is left [M, K] @ right [K, N], with both operands packed in words of four bytes: one float32, or four bytes
+along K. A left panel holds a few rows, word by word; a right panel holds a few vectors of columns (see `micro`).
+`product` multiplies panels with any instruction set. Separate operators process finished tiles (bias, activation, zero
+points, quantisation to 8 bits). Callers use `linear` and `convolution`. The package is independent of nodes and graphs.
 """

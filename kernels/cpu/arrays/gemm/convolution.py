@@ -1,6 +1,6 @@
-"""Convolution with constant kernels: windows are packed in parts that stay in the cache, and multiplied.
+"""Convolution with constant kernels. Windows are packed in parts that fit in the cache, and then multiplied.
 
-Of float32 images, or of 8-bit integers less their zero points: exact sums, or bytes again.
+Images are float32, or 8-bit integers with a zero point. Integer sums are exact, and can be quantised to bytes again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from .windows import Tables, Windows, pack_byte_windows, pack_windows, window_ta
 
 _FLOPS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_FLOAT = 100.0, 0.3
 _PRODUCTS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_BYTE = 200.0, 0.2
-# Bytes of packed windows at a time, for each thread: what its second cache holds beside the kernels.
+# Bytes of windows that are packed per thread at a time. They fit in the second-level cache together with the kernels.
 _PART_BYTES = 1 << 19
 _KEPT = 8
-# Bytes behind an image that gathering may touch.
+# Number of bytes after an image that gather instructions may read.
 _SLACK = 64
 
 
 class Convolution:
-    """function(conv(x, kernels) + bias + addend) of images [N, C, ...] that have their pads.
+    """The convolution function(conv(x, kernels) + bias + addend) of padded images [N, C, ...].
 
     Args:
-        kernels: what `pack_kernels` made. bias: float32 [M].
-        function, parameters: a key of UNARY and what it takes.
+        kernels: return value of `pack_kernels`.
+        bias: float32 [M].
+        function, parameters: key of UNARY, and the function's parameters.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class Convolution:
         self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
 
     def __call__(self, x: Float32, windows: Windows, addend: Float32 | None = None) -> Float32:
-        """x: float32 [N, C, ...]; addend: float32 [N, M, counts ...]; to [N, M, counts ...]."""
+        """Convolve x, float32 [N, C, ...], to [N, M, counts ...]. The addend is float32 with the result's shape."""
         shape = (len(x), self._kernels.lines, *windows.counts)
         if x.dtype != np.float32 or x.shape[1] * math.prod(windows.kernel) != self._kernels.words:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}, kernels have {self._kernels.words} elements")
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, the kernels have {self._kernels.words} elements")
         x, addend = np.ascontiguousarray(x), fitting("addend is", addend, shape)
         out = np.empty(shape, np.float32)
         if not out.size:
@@ -68,7 +69,7 @@ class Convolution:
         return out
 
     def _made(self, extents: tuple[int, ...], windows: Windows, has_addend: bool) -> tuple[NodeProgram, int]:
-        """The program, and the bytes of packed windows at a time."""
+        """Return the program, and the number of bytes of windows that are packed at a time."""
         kind, kernels, (p, q) = floats(), self._kernels, self._parameters
         tables = window_tables(extents, windows, kind.tiling)
         row_bytes, finish = windows.positions * WORD_BYTES, finish_op(kind, self._function)
@@ -87,14 +88,15 @@ def _phases(
     kind: Kind, kernels: PackedOperand, windows: Windows, tables: Tables, pack: NativeOp, flip: int, finish: NativeOp,
     finishing: FinishArguments, itemsize: int, threads: Threads,
 ) -> tuple[list[list[Call]], int]:  # fmt: skip
-    """Windows of "image" are packed to "right", and multiplied, part by part; and the bytes of a part.
+    """Return the phases, which pack windows of "image" to "right" and multiply them in parts, and the bytes of a part.
 
     Args:
-        finishing: for all positions. itemsize: bytes of a result.
+        finishing: arguments for all positions.
+        itemsize: bytes of a result.
     """
     phases, positions, right, tiling = [], windows.positions, Binding("right"), kind.tiling
     panels, panel_bytes = tiling.panels(positions), kernels.words * tiling.vectors * VECTOR_BYTES
-    # Equal parts of no more than fit into the threads' caches.
+    # The parts are of equal size and fit in the threads' caches.
     parts = -(-panels // max(threads.count, _PART_BYTES * threads.count // panel_bytes))
     together = -(-panels // parts)
     for first in range(0, panels, together):
@@ -115,15 +117,17 @@ def _phases(
 
 
 def supported(dtype: Any, w_zero: Any) -> bool:
-    """Whether kernels of this type and zero points become signed bytes with zero point 0."""
+    """Return True if kernels of this type with these zero points can be converted to signed bytes with zero point 0."""
     return bool(dtype in (np.int8, np.uint8) and np.all(np.asarray(w_zero) == (HALF if dtype == np.uint8 else 0)))
 
 
 class IntegerConvolution:
-    """conv(x - x_zero, kernels - their zero point) + bias of images [N, C, ...], modulo 2 ** 32; see `supported`.
+    """The convolution conv(x - x_zero, kernels - their zero point) + bias of images [N, C, ...], modulo 2 ** 32.
+
+    `supported` returns True for kernels that this class accepts.
 
     Args:
-        kernels: what `pack_integer_kernels` made.
+        kernels: return value of `pack_integer_kernels`.
         bias: int32 [M].
     """
 
@@ -137,14 +141,14 @@ class IntegerConvolution:
     def sums(
         self, x: NDArray[Any], pads: Sequence[tuple[int, int]], windows: Windows, x_zero: int
     ) -> NDArray[np.int32]:
-        """x: int8 or uint8 [N, C, ...]; pads: before and after, per spatial axis; to int32 [N, M, counts ...]."""
+        """Convolve int8 or uint8 x [N, C, ...] to int32 [N, M, counts ...]. Each axis has (before, after) `pads`."""
         return self._run(x, pads, windows, x_zero, np.dtype(np.int32))
 
     def rounded(
         self, x: NDArray[Any], pads: Sequence[tuple[int, int]], windows: Windows, x_zero: int, factors: Float32,
         point: int, dtype: np.dtype[Any],
     ) -> NDArray[Any]:  # fmt: skip
-        """round(sums * factors [M]) + point, saturated, as int8 or uint8."""
+        """Return round(sums * factors [M]) + point, saturated, as int8 or uint8."""
         return self._run(x, pads, windows, x_zero, dtype, factors, point)
 
     def _run(
@@ -153,7 +157,7 @@ class IntegerConvolution:
     ) -> NDArray[Any]:  # fmt: skip
         kernels = self._kernels
         if x.dtype not in (np.int8, np.uint8) or x.shape[1] * math.prod(windows.kernel) != kernels.terms:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}, kernels have {kernels.terms} elements")
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, the kernels have {kernels.terms} elements")
         factors = fitting("factors are", factors, (kernels.lines,))
         out = np.empty((len(x), kernels.lines, *windows.counts), dtype)
         if not out.size:
@@ -176,7 +180,7 @@ class IntegerConvolution:
     def _made(
         self, extents: tuple[int, ...], windows: Windows, dtype: np.dtype[Any], x_type: np.dtype[Any], point: int
     ) -> tuple[NodeProgram, int]:
-        """The program, and the bytes of packed windows at a time."""
+        """Return the program, and the number of bytes of windows that are packed at a time."""
         kind, kernels, positions, result = integers(), self._kernels, windows.positions, result_of(dtype)
         taps, offsets = window_tables(extents, windows, kind.tiling)
         bases = np.zeros(kernels.words * WORD_BYTES, np.int32)

@@ -1,7 +1,8 @@
 """Attention over dense float32 tensors: softmax(scale * query @ keys + bias) @ values, a panel of queries at a time.
 
 Scores are computed with keys as rows and queries as lanes. So the softmax needs no sums across lanes, and its weights
-lie as the second product wants its right operand: nothing is moved between the two. Keys and values are packed first.
+already have the layout of the second matmul's right operand: no data is rearranged between the matmuls. Keys and values
+are packed first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .product import FinishArguments, GemmArguments, finish_op, product_call
 
 
 class TensorArguments(Arguments):
-    """A tensor of four axes: bytes from one batch, head, row and column to the next."""
+    """A tensor with four axes: its address, and the bytes between batches, heads, rows and columns."""
 
     address: Address
     batch: int
@@ -50,16 +51,17 @@ class HeadsArguments(Arguments):
 
 
 class PackingArguments(HeadsArguments):
-    """What is packed."""
+    """The tensors to pack."""
 
     keys: TensorArguments
     values: TensorArguments
 
 
 class DenseAttentionArguments(HeadsArguments):
-    """Queries [rows, size] of every head, a bias (0 = none), where results go.
+    """Queries [rows, size] of every head, a bias (0 = none), and the destination of results.
 
-    `product`: what `multiply` is told, but for the operands and their rows. `nan_is_zero`: rows of NaN become 0.
+    `product` holds the arguments of `multiply` except the operands and their rows. With `nan_is_zero`, rows of NaN
+    become 0.
     """
 
     query: TensorArguments
@@ -72,9 +74,9 @@ class DenseAttentionArguments(HeadsArguments):
     product: GemmArguments
 
 
-# Left panels that are multiplied at a time.
+# Number of left panels that are multiplied at a time.
 _GROUP = 16
-# What the arguments of a product take, whole cache lines.
+# Bytes of the arguments of a matmul, in whole cache lines.
 _PRODUCT_BYTES = -(-8 * words_of(GemmArguments) // 64) * 64
 _FLOPS_PER_NANOSECOND = 60.0
 
@@ -87,7 +89,7 @@ _LEFT, _ROWS, _LEFT_PANELS, _LEFT_GROUP, _RIGHT, _WORDS, _OUT = (
 
 @inline
 def _pack(source: int, line_step: int, word_step: int, lines: int, words: int, tile_rows: int, out: int) -> None:
-    """Lines of words, wherever they lie, as left panels."""
+    """Pack lines of words with any strides as left panels."""
     panels = -(-lines // tile_rows)
     for panel in range(panels):
         line = first_row(panel, panels, lines)
@@ -108,7 +110,7 @@ def _pack(source: int, line_step: int, word_step: int, lines: int, words: int, t
 
 @native_op(PackingArguments)
 def pack_keys_and_values(arguments: PackingArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items are heads of batches, for keys, and again for values."""
+    """Pack the heads of batches; even items are keys, odd items are values."""
     heads, length = arguments.heads, arguments.length
     size, width, tile_rows = arguments.size, arguments.width, arguments.tile_rows
     for item in range(begin, end):
@@ -132,7 +134,7 @@ def pack_keys_and_values(arguments: PackingArguments, context: int, begin: int, 
 def _multiply(
     arguments: DenseAttentionArguments, scratch: int, left: int, rows: int, right: int, words: int, out: int
 ) -> None:
-    """A product of packed operands with one right panel, written as [rows][columns of the panel]."""
+    """Multiply packed left panels by one right panel, and write the result as [rows][columns of the panel]."""
     panels = -(-rows // arguments.tile_rows)
     group = min(panels, _GROUP)
     memory.copy_arguments(arguments.product, scratch)
@@ -150,7 +152,7 @@ def _multiply(
 def _softmax(
     scores: int, length: int, row_bytes: int, scale: float, bias: int, bias_row: int, bias_column: int, rows: int
 ) -> Any:
-    """e ** (scale * score + bias - largest) of LANES queries in place, keys apart by row_bytes; returns the sums."""
+    """Compute e ** (scale * score + bias - largest) for LANES queries in place, and return the sums over keys."""
     largest = splat_float32(-np.inf)
     for key in range(length):
         address, there = scores + key * row_bytes, bias + key * bias_column
@@ -178,7 +180,7 @@ def _softmax(
 
 @once
 def attend_op(tiling: Tiling) -> NativeOp:
-    """Items are panels of queries, head by head."""
+    """Return the attention operator. Items are panels of queries, head by head."""
     vectors, columns = tiling.vectors, tiling.columns
     row_bytes = vectors * VECTOR_BYTES
     sums_bytes = _GROUP * tiling.rows * row_bytes
@@ -242,7 +244,7 @@ def attend_op(tiling: Tiling) -> NativeOp:
 
 
 def _queries_last(bias: Float32) -> Float32:
-    """The same terms, each key's side by side for all queries, as they are added: worth it where heads share them."""
+    """Return the bias with each key's terms for all queries side by side, which pays off if heads share the bias."""
     if bias.strides[2] in (0, 4):
         return bias
     distinct = bias[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in bias.strides)]
@@ -250,26 +252,30 @@ def _queries_last(bias: Float32) -> Float32:
 
 
 class DenseAttention:
-    """Runs attention on arrays; the calls for a shape are written once."""
+    """Attention on arrays. The calls for a shape are built once."""
 
     def __init__(self, threads: Threads, scale: float, *, nan_is_zero: bool = False) -> None:
         self._threads, self._scale, self._nan_is_zero = threads, float(np.float32(scale)), nan_is_zero
         self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
 
     def __call__(self, query: Float32, keys: Float32, values: Float32, bias: Float32 | None) -> Float32:
-        """query: [B, H, T, size]; keys: [B, H, size, S]; values: [B, H, S, width]; bias: [B, H, T, S] or None.
+        """Return attention [B, H, T, width], a view of [B, T, H, width]. All arrays are float32 with any strides.
 
-        All float32 with any strides (broadcast views will do); to [B, H, T, width], a view of [B, T, H, width].
+        Args:
+            query: [B, H, T, size].
+            keys: [B, H, size, S].
+            values: [B, H, S, width].
+            bias: [B, H, T, S] or None. All operands may be broadcast views.
         """
         batch, heads, rows, size = query.shape
         length, width = values.shape[2:]
         shapes = ((batch, heads, rows, size), (batch, heads, size, length), (batch, heads, length, width))
         given = (query, keys, values)
         if any(x.shape != shape or x.dtype != np.float32 for x, shape in zip(given, shapes, strict=True)):
-            raise ValueError(f"queries, keys and values {[(x.dtype, list(x.shape)) for x in given]} do not fit")
+            raise ValueError(f"queries, keys and values {[(x.dtype, list(x.shape)) for x in given]} do not match")
         if bias is not None and (bias.shape != (batch, heads, rows, length) or bias.dtype != np.float32):
             raise ValueError(f"bias is {bias.dtype} {list(bias.shape)}, expected {[batch, heads, rows, length]}")
-        # Heads lie side by side in memory, as what follows attention wants them.
+        # Heads are side by side in memory, which is the layout that the operators after attention expect.
         out = np.empty((batch, rows, heads, width), np.float32)
         if not out.size:
             return out.transpose(0, 2, 1, 3)
@@ -302,13 +308,13 @@ class DenseAttention:
         packing = PackingArguments(**shared, keys=tensors["keys"], values=tensors["values"])
         row_bytes = tiling.columns * WORD_BYTES
         finishing = FinishArguments(out=0, out_stride=row_bytes, width=tiling.columns)
-        # With one right panel; the operands, and how many rows and words they have, are filled in for each product.
+        # A matmul with one right panel. The operands and their numbers of rows and words are set for each call.
         product: Any = product_call(floats(), 0, 1, 0, 1, 0, finish_op(floats(), "copy"), finishing, threads=1)
         attending = DenseAttentionArguments(
             **shared, query=tensors["query"], bias=tensors["bias"], out=Binding("out"), rows=rows, scale=self._scale,
             nan_is_zero=self._nan_is_zero, multiply=product.op, product=product.arguments,
         )  # fmt: skip
-        # Arguments and sums of products, queries, scores, results and totals.
+        # The scratch holds the arguments and sums of matmuls, queries, scores, results and totals.
         scratch = _PRODUCT_BYTES + (_GROUP * tiling.rows + size + length + width + 1) * row_bytes
         items = Items(factor=batch * heads * -(-rows // tiling.columns))
         flops = 2.0 * batch * heads * rows * length * (size + width)

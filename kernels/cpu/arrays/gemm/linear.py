@@ -1,6 +1,6 @@
-"""Products x @ weight with a constant weight, and what follows them; and of 8-bit matrices both of which are computed.
+"""Linear layers x @ weight with a constant weight, and matmuls of two computed 8-bit matrices.
 
-Operands are float32, or 8-bit integers less their zero points, of which the sums are exact.
+Operands are float32, or 8-bit integers with a zero point. Integer sums are exact.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from .packing import HALF, PackedOperand, byte_rows_call, flip_to_unsigned, matr
 from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
 from .windows import pack_byte_windows, windows_call
 
-# Rows that are packed at a time, which bounds the memory for them.
+# Number of rows that are packed at a time, which limits the memory for packed rows.
 _FLOAT_ROWS_AT_ONCE, _BYTE_ROWS_AT_ONCE = 2048, 4096
 _FLOPS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_FLOAT = 100.0, 0.5
 _PRODUCTS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_BYTE = 200.0, 0.2
 _COMPUTED_PRODUCTS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_OPERAND = 150.0, 0.3
 _INT32 = np.dtype(np.int32)
 _BYTES = (np.int8, np.uint8)
-# Bytes behind a matrix that gathering may touch.
+# Number of bytes after a matrix that gather instructions may read.
 _SLACK = 64
 
 
 class DenseLinear:
-    """function(x @ weight + bias + addend).
+    """The linear layer function(x @ weight + bias + addend).
 
-    A row of the result depends on that row alone, to the last bit, whatever the number of rows and threads.
+    A row of the result depends only on its row of x: it is bit-identical for any number of rows and threads.
 
     Args:
-        weight: what `pack_weight` made.
-        bias: float32 [N]. function, parameters: a key of UNARY and what it takes.
+        weight: return value of `pack_weight`.
+        bias: float32 [N].
+        function, parameters: key of UNARY, and the function's parameters.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class DenseLinear:
         self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
 
     def __call__(self, x: Float32, addend: Float32 | None = None) -> Float32:
-        """x: float32 [M, K]; addend: float32 [M, N]."""
+        """Compute the layer for x, float32 [M, K], and addend, float32 [M, N]."""
         words, columns = self._weight.words, self._weight.lines
         if x.ndim != 2 or x.shape[1] != words or x.dtype != np.float32:
             raise ValueError(f"x is {x.dtype} {list(x.shape)}, the weight has {words} rows")
@@ -85,41 +86,41 @@ class DenseLinear:
 
 
 class IntegerLinear:
-    """(x - x_zero) @ (weight - w_zero), modulo 2 ** 32.
+    """The linear layer (x - x_zero) @ (weight - w_zero), modulo 2 ** 32.
 
     Args:
-        weight: what `pack_integer_weight` made.
-        w_zero: its zero point, one or one per column; None = 0.
+        weight: return value of `pack_integer_weight`.
+        w_zero: zero points of the weight, either a single one or one per column; None = 0.
 
     Raises:
-        ValueError: the zero points do not fit.
+        ValueError: the number of zero points is wrong.
     """
 
     def __init__(self, threads: Threads, weight: PackedOperand, w_zero: NDArray[Any] | None = None) -> None:
         points = np.zeros((), np.int32) if w_zero is None else np.asarray(w_zero).astype(np.int32)
         if points.size not in (1, weight.lines):
-            raise ValueError(f"{points.size} zero points for {weight.lines} columns")
+            raise ValueError(f"{points.size} zero points for {weight.lines} columns, expected one or one per column")
         moved = np.broadcast_to(points.reshape(-1) + np.int32(weight.moved), (weight.lines,))
         self._threads, self._weight = threads, weight
         self._factors = np.ascontiguousarray(-moved) if np.any(moved) else None
-        # Of the columns less their zero points: what one step of x_zero takes away.
+        # The sums of the columns after their zero points are subtracted. The result subtracts x_zero times these sums.
         self._sums = weight.sums - np.int32(weight.terms) * moved
         self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
         self.columns, self.terms = weight.lines, weight.terms
 
     def sums(self, x: NDArray[Any], x_zero: int) -> NDArray[np.int32]:
-        """x: int8 or uint8 [M, K]; to int32 [M, N]."""
+        """Return the sums, int32 [M, N], for x, int8 or uint8 [M, K]."""
         return self._run(x, x_zero, _INT32)
 
     def scaled(
         self, x: NDArray[Any], x_zero: int, scales: Float32, bias: Float32 | None = None,
         addend: Float32 | None = None, function: str = "copy",
     ) -> Float32:  # fmt: skip
-        """function(sums * scales [N] + bias [N] + addend [M, N]) as float32; function: a key of UNARY."""
+        """Return function(sums * scales [N] + bias [N] + addend [M, N]) as float32. `function` is a key of UNARY."""
         return self._run(x, x_zero, np.dtype(np.float32), scales, bias, addend=addend, function=function)
 
     def rounded(self, x: NDArray[Any], x_zero: int, scales: Float32, point: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """round(sums * scales) + point, saturated, as int8 or uint8."""
+        """Return round(sums * scales) + point, saturated, as int8 or uint8."""
         return self._run(x, x_zero, dtype, scales, None, point)
 
     def _run(
@@ -149,7 +150,7 @@ class IntegerLinear:
         self, rows: int, dtype: np.dtype[Any], x_type: np.dtype[Any], absent: tuple[bool, bool, bool], point: int,
         function: str,
     ) -> NodeProgram:  # fmt: skip
-        """`absent`: of terms per column, bias and addend."""
+        """Return the program. `absent` is True for each term that is missing: terms per column, bias, addend."""
         kind, weight, result = integers(), self._weight, result_of(dtype)
         left, sums = Binding("left"), Binding("row_sums")
         packing = byte_rows_call(Binding("x"), x_type, rows, weight.terms, kind.tiling, left, sums)
@@ -170,20 +171,20 @@ class IntegerLinear:
 
 
 class IntegerMatMul:
-    """(a - a_zero) @ (b - b_zero) of a [B, M, K] and b [B, K, N], int8 or uint8 each, modulo 2 ** 32."""
+    """The matmul (a - a_zero) @ (b - b_zero) of a [B, M, K] and b [B, K, N], int8 or uint8, modulo 2 ** 32."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms()
 
     def sums(self, a: NDArray[Any], a_zero: int, b: NDArray[Any], b_zero: int) -> NDArray[np.int32]:
-        """int32 [B, M, N]."""
+        """Return the sums, int32 [B, M, N]."""
         return self._run(a, a_zero, b, b_zero, _INT32)
 
     def rounded(
         self, a: NDArray[Any], a_zero: int, b: NDArray[Any], b_zero: int, factor: float, point: int, dtype: Any
     ) -> NDArray[Any]:
-        """round(sums * factor) + point, saturated, as int8 or uint8."""
+        """Return round(sums * factor) + point, saturated, as int8 or uint8."""
         return self._run(a, a_zero, b, b_zero, np.dtype(dtype), factor, point)
 
     def _run(
@@ -191,7 +192,7 @@ class IntegerMatMul:
         point: int = 0,
     ) -> NDArray[Any]:  # fmt: skip
         if a.ndim != 3 or b.ndim != 3 or a.shape[::2] != (len(b), b.shape[1]):
-            raise ValueError(f"matrices {list(a.shape)} and {list(b.shape)} do not fit")
+            raise ValueError(f"matrices {list(a.shape)} and {list(b.shape)} do not match")
         if a.dtype not in _BYTES or b.dtype not in _BYTES:
             raise ValueError(f"matrices are {a.dtype} and {b.dtype}, expected int8 or uint8")
         (batch, rows, terms), columns, tiling = a.shape, b.shape[2], integers().tiling
@@ -202,7 +203,7 @@ class IntegerMatMul:
         a = np.ascontiguousarray(a)
         a_moved = a_zero - (HALF if a.dtype == np.uint8 else 0)
         b_moved = b_zero + (HALF if b.dtype == np.int8 else 0)
-        sums = np.ascontiguousarray(b.sum(axis=1, dtype=np.int32))  # of a view, sum() may keep the order of its axes
+        sums = np.ascontiguousarray(b.sum(axis=1, dtype=np.int32))  # sum() may keep the order of a view's axes
         column_terms = (sums - np.int32(terms * b_zero)) * np.int32(-a_moved)
         program, panels = self._programs.get(self._made, a.shape, columns, a.dtype, b.dtype, dtype, point)
         source = own_memory("source", b.size + _SLACK)
@@ -220,7 +221,7 @@ class IntegerMatMul:
         self, shape: tuple[int, int, int], columns: int, a_type: np.dtype[Any], b_type: np.dtype[Any],
         dtype: np.dtype[Any], point: int,
     ) -> tuple[NodeProgram, int]:  # fmt: skip
-        """The program, and the panels of a right operand."""
+        """Return the program, and the number of panels of a right operand."""
         (batch, rows, terms), kind, result = shape, integers(), result_of(dtype)
         tiling, words = kind.tiling, kind.tiling.words(terms)
         tables = matrix_tables(np.empty((terms, columns), np.uint8), tiling, words * WORD_BYTES)

@@ -1,10 +1,11 @@
-"""How operands are cut (panels of the left one by rows, of the right one by columns, blocks along K); micro-kernels.
+"""The partition of operands (left panels by rows, right panels by columns, blocks along K), and micro-kernels.
 
-Left panels are as equal as they can be: 197 rows in panels of at most 14 are 2 of 14 and 13 of 13, so that no work is
-wasted on rows that do not exist. Row r0 of a panel of h rows lies at word r0 * K, word k of its rows at r0 * K + k * h.
+The heights of left panels are as equal as possible: 197 rows in panels of at most 14 rows make 2 panels of 14 and 13
+panels of 13, so that no work is wasted on rows that do not exist. Row r0 of a panel of h rows starts at word r0 * K,
+word k of its rows at r0 * K + k * h.
 
 A micro-kernel adds the products of a block of words to a tile of sums. Every sum is a chain over K in order, whatever
-the tile's height and the blocks' size, so that results do not depend on how a product is cut.
+the tile's height and the blocks' size, so that results do not depend on the partition.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from ...jit.isa import isa
 from ...jit.variants import once
 from ...linear.dot import Dot, dot_for
 
-# How far ahead the right panel is asked for; it may come from memory.
+# Prefetch distance in the right panel, which may have to be read from memory.
 _PREFETCH_BYTES = 2048
 WORD_BYTES = 4
 VECTOR_BYTES = WORD_BYTES * LANES
 TILE_SLACK_ROWS = 32
-# Words along K that are multiplied at a time: a right panel's block of them stays in the first cache.
+# Number of words along K that are multiplied at a time. A block of this size of a right panel fits in the first-level
+# cache.
 BLOCK_WORDS = 256
-# Rows whose block of words stays in the second cache beside everything else.
+# Number of rows whose block of words fits in the second-level cache together with all other data.
 _GROUP_ROWS = 280
-# Right panels that an item works on, at most, and items per thread that there should be.
+# Maximum number of right panels in an item, and target number of items per thread.
 _GROUP_PANELS, _ITEMS_PER_THREAD = 2, 6
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """What an instruction set's registers hold: `rows` times `vectors` of sums, beside the operands.
+    """The capacity of an instruction set's registers: `rows` times `vectors` of sums, in addition to the operands.
 
-    With `is_tiled` they are AMX's: rows of a left panel lie one after the other, words are filled up to whole tiles,
-    and TILE_SLACK_ROWS behind the last row may be read.
+    If `is_tiled`, the registers are AMX tiles: the rows of a left panel are stored one after the other, words are
+    padded to whole tiles, and TILE_SLACK_ROWS rows after the last row may be read.
     """
 
     rows: int
@@ -47,31 +49,31 @@ class Tiling:
 
     @property
     def columns(self) -> int:
-        """Columns of a right panel."""
+        """The number of columns of a right panel."""
         return self.vectors * LANES
 
     def words(self, terms: int) -> int:
-        """Words of so many bytes along K."""
+        """Return the number of words for `terms` bytes along K."""
         words = -(-terms // WORD_BYTES)
         return -(-words // LANES) * LANES if self.is_tiled else words
 
     def left_bytes(self, rows: int, words: int) -> int:
-        """What a packed left operand takes."""
+        """Return the number of bytes of a packed left operand."""
         return (rows + TILE_SLACK_ROWS * self.is_tiled) * words * WORD_BYTES
 
     def panels(self, columns: int) -> int:
-        """Right panels of so many columns."""
+        """Return the number of right panels for `columns` columns."""
         return -(-columns // self.columns)
 
 
-# Two by two of AMX's tiles.
+# Two by two AMX tiles.
 TILED = Tiling(32, 2, is_tiled=True)
-# 32 registers of 64 bytes; 16 of 32 bytes; 16 of 16 bytes.
+# For 32 registers of 64 bytes (amx, vnni), 16 of 32 bytes (avx2), and 16 of 16 bytes (portable).
 TILINGS = {"amx": Tiling(14, 2), "vnni": Tiling(14, 2), "avx2": Tiling(6, 1), "portable": Tiling(3, 1)}
 
 
 class Grid(Arguments, kw_only=False):
-    """The items of a product: groups of left panels times groups of right panels."""
+    """The items of a matmul: groups of left panels times groups of right panels."""
 
     left_panels: int
     left_group: int
@@ -80,16 +82,16 @@ class Grid(Arguments, kw_only=False):
 
     @property
     def items(self) -> int:
-        """Groups times groups."""
+        """The number of items."""
         return -(-self.left_panels // self.left_group) * -(-self.right_panels // self.right_group)
 
     def scratch_bytes(self, tiling: Tiling) -> int:
-        """The sums of an item."""
+        """Return the number of bytes for the sums of an item."""
         return self.left_group * tiling.rows * self.right_group * tiling.vectors * VECTOR_BYTES
 
 
 def grid(tiling: Tiling, rows: int, right_panels: int, threads: int) -> Grid:
-    """Groups large enough to reuse what was read, small enough to share out among threads."""
+    """Return groups that are large enough to reuse loaded data and small enough to be shared among threads."""
     left_panels = -(-rows // tiling.rows)
     right_group = max(1, min(_GROUP_PANELS, right_panels // (threads * _ITEMS_PER_THREAD)))
     left_group = min(left_panels, _GROUP_ROWS // tiling.rows)
@@ -102,18 +104,18 @@ def grid(tiling: Tiling, rows: int, right_panels: int, threads: int) -> Grid:
 
 @inline
 def first_row(panel: int, panels: int, rows: int) -> Any:
-    """The first row of a left panel; that of panel number `panels` is the number of rows."""
+    """Return the first row of a left panel. For `panel` = `panels`, the result is the number of rows."""
     size = rows // panels
     return panel * size + min(panel, rows - size * panels)
 
 
-# Of a word: `spread` makes what `add` takes of a left row's, which adds its product with a vector of right ones to sums
-# of type `vector`.
+# Operations on words: `spread` prepares a word of a left row for `add`, which multiplies it by a vector of right words
+# and adds the products to sums of type `vector`.
 
 
 @dataclass(frozen=True)
 class Floats:
-    """A word is a float32 number."""
+    """Words that are float32 numbers."""
 
     isa: str
     vector = FLOAT_VECTOR
@@ -130,13 +132,13 @@ class Floats:
         return e.splat(e.load(address, FLOAT))
 
     def add(self, e: Emitter, sums: Any, left: Any, right: Any) -> Any:
-        # Fused where the machine can, else two instructions: a library call per product would be no use.
+        # Fused if the machine has fused multiply-add, else two instructions: a library call would be far too slow.
         return e.fast_multiply_add(left, right, sums)
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """A word is four bytes along K: signed ones on the left, unsigned ones on the right; sums are exact."""
+    """Words that are four bytes along K, signed on the left and unsigned on the right. Sums are exact."""
 
     isa: str
     dot: Dot
@@ -162,22 +164,22 @@ Kind = Floats | Bytes
 
 @once
 def floats() -> Floats:
-    """float32 products on this machine."""
+    """Return the kind of float32 matmuls on this machine."""
     return Floats(isa())
 
 
 @once
 def integers() -> Bytes:
-    """8-bit products on this machine."""
+    """Return the kind of 8-bit matmuls on this machine."""
     return Bytes(isa(), dot_for(isa(), 8))
 
 
 @once
 def micro(kind: Kind, rows: int) -> Any:
-    """The micro-kernel of tiles of so many rows.
+    """Return the micro-kernel for tiles of `rows` rows.
 
-    Its arguments: addresses of the left and right panel's words; how many (at least 1); the address of the sums
-    [rows][vectors]; whether they begin at 0; bytes between left rows (of `tiled_micro`).
+    Its arguments are the addresses of the left and right panel's words; the number of words (at least 1); the address
+    of the sums [rows][vectors]; 1 if the sums start at 0, else 0; and the bytes between left rows (for `tiled_micro`).
     """
     vectors = kind.tiling.vectors
 
@@ -206,7 +208,10 @@ def micro(kind: Kind, rows: int) -> Any:
 
 @once
 def tiled_micro(tile_rows: int) -> Any:
-    """The same of bytes with AMX, for one or two tiles of rows; sums are never fresh, words a multiple of 16."""
+    """Return the AMX micro-kernel for bytes, for one or two tiles of rows.
+
+    The sums never start at 0, and the number of words is a multiple of 16.
+    """
     row_bytes = TILED.vectors * VECTOR_BYTES
 
     def emit(e: Emitter, left: Any, right: Any, words: Any, sums_at: Any, fresh: Any, stride: Any) -> None:

@@ -1,7 +1,7 @@
-"""Packing operands: constants once, rows that are computed by operators.
+"""Packing of operands. Constants are packed once, and computed rows are packed by operators.
 
-Of 8-bit products four bytes along K make a word, signed on the left, unsigned on the right. A byte of the other kind is
-moved by 128, which is flipping its highest bit; zero points move along.
+In 8-bit matmuls, four bytes along K form a word, signed on the left and unsigned on the right. A byte of the other
+signedness is moved by 128, which flips its highest bit, and its zero point is moved with it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _emit_transpose(e: Emitter, source: Any, line_step: Any, lines: Any, words: 
             e.store_masked(vector, e.at(target, b.mul(word_step, INT64(word))), mask)
 
 
-# Word k of line m, at source + m * line_step + 4 * k, goes to out + k * word_step + 4 * m; nothing else is touched.
-# Its arguments, one tuple: source, line_step, lines (1 to 16), words (at least 1), out, word_step.
+# Writes word k of line m, at source + m * line_step + 4 * k, to out + k * word_step + 4 * m. Accesses no other memory.
+# The arguments, in one tuple: source, line_step, lines (1 to 16), words (at least 1), out, word_step.
 transpose_lines = micro_kernel(_emit_transpose)
 
 
@@ -55,8 +55,12 @@ class PackedOperand:
     """A packed constant operand.
 
     Attributes:
-        data: in words. lines: rows (left) or columns (right). words: along K; terms: K.
-        moved: what was added to bytes. sums: int32 [lines], of bytes as they are packed.
+        data: packed words.
+        lines: number of rows (left) or columns (right).
+        words: number of words along K.
+        terms: K.
+        moved: number that was added to the bytes.
+        sums: int32 [lines], sums of the packed bytes.
     """
 
     data: NDArray[Any]
@@ -68,13 +72,13 @@ class PackedOperand:
 
 
 def pack_weight(threads: Threads, weight: NDArray[np.float32], arena: Arena | None = None) -> PackedOperand:
-    """[K, N] float32 of any strides as panels [panel][K][columns]; what lies beyond the last column is unused.
+    """Pack float32 [K, N] with any strides into panels [panel][K][columns]. Columns after the last one are unused.
 
     Args:
-        arena: where the panels get their memory; None = on their own.
+        arena: arena that provides the panels' memory; None = a separate allocation.
 
     Raises:
-        ValueError: the matrix spans more than tables of int32 reach.
+        ValueError: the matrix spans more elements than int32 can index.
     """
     tiling, (words, lines) = floats().tiling, weight.shape
     data = new_array(arena, (tiling.panels(lines), words, tiling.columns), weight.dtype)
@@ -84,7 +88,7 @@ def pack_weight(threads: Threads, weight: NDArray[np.float32], arena: Arena | No
 
 
 def pack_integer_weight(threads: Threads, weight: NDArray[Any], arena: Arena | None = None) -> PackedOperand:
-    """The same of int8 or uint8 as panels [panel][words][columns][4]."""
+    """Pack int8 or uint8 [K, N] into panels [panel][words][columns][4]."""
     tiling, (terms, lines) = integers().tiling, weight.shape
     words, panels, flip = tiling.words(terms), tiling.panels(lines), flip_to_unsigned(weight.dtype)
     moved = HALF if weight.dtype == np.int8 else 0
@@ -103,7 +107,7 @@ def _run(threads: Threads, out: NDArray[Any], *calls: Call) -> None:
 
 
 def _with_slack(matrix: NDArray[Any]) -> NDArray[Any]:
-    """A contiguous copy behind whose end a few bytes may be read, as gathering does."""
+    """Return a contiguous copy with a few readable bytes after its end, because gathering reads past it."""
     memory = np.empty(matrix.size + LANES, matrix.dtype)
     copy = memory[: matrix.size].reshape(matrix.shape)
     copy[...] = matrix
@@ -111,10 +115,13 @@ def _with_slack(matrix: NDArray[Any]) -> NDArray[Any]:
 
 
 def matrix_tables(matrix: NDArray[Any], tiling: Tiling, rows: int) -> Tables:
-    """Where the rows of a matrix begin (filled up to so many), and where its columns lie in a row, in elements."""
+    """Return the offsets of a matrix's rows (padded to `rows`) and of its columns within a row, in elements."""
     steps = [stride // matrix.itemsize for stride in matrix.strides]
     if min(steps) < 0 or sum(step * size for step, size in zip(steps, matrix.shape, strict=True)) >= 1 << 31:
-        raise ValueError(f"a matrix of shape {list(matrix.shape)} and strides {list(matrix.strides)} cannot be packed")
+        raise ValueError(
+            f"a matrix of shape {list(matrix.shape)} and strides {list(matrix.strides)} cannot be packed: it must span "
+            "less than 2 ** 31 elements, with no negative stride"
+        )
     bases = np.zeros(rows, np.int32)
     bases[: len(matrix)] = np.arange(len(matrix)) * steps[0]
     offsets = np.zeros(tiling.panels(matrix.shape[1]) * tiling.columns, np.int32)
@@ -123,13 +130,13 @@ def matrix_tables(matrix: NDArray[Any], tiling: Tiling, rows: int) -> Tables:
 
 
 def pack_kernels(kernels: NDArray[np.float32]) -> PackedOperand:
-    """[M, C, kernel ...] float32 as panels of rows, word by word."""
+    """Pack float32 [M, C, kernel ...] into panels of rows, word by word."""
     rows = kernels.reshape(len(kernels), -1)
     return PackedOperand(left_panels(rows, floats().tiling), *rows.shape, rows.shape[1])
 
 
 def pack_integer_kernels(kernels: NDArray[Any]) -> PackedOperand:
-    """The same of int8 or uint8."""
+    """Pack int8 or uint8 [M, C, kernel ...] into panels of rows, word by word."""
     matrix, tiling = np.ascontiguousarray(kernels.reshape(len(kernels), -1)), integers().tiling
     lines, terms = matrix.shape
     words, moved = tiling.words(terms), 0 if matrix.dtype == np.int8 else -HALF
@@ -140,7 +147,7 @@ def pack_integer_kernels(kernels: NDArray[Any]) -> PackedOperand:
 
 
 def left_panels(rows: NDArray[Any], tiling: Tiling) -> NDArray[Any]:
-    """Rows of words [M, K] as left panels."""
+    """Return rows of words [M, K] as left panels."""
     lines, words = rows.shape
     data = huge_array((tiling.left_bytes(lines, words) // WORD_BYTES,), rows.dtype)
     panels = -(-lines // tiling.rows)
@@ -152,7 +159,7 @@ def left_panels(rows: NDArray[Any], tiling: Tiling) -> NDArray[Any]:
 
 
 class RowsArguments(Arguments):
-    """Rows of words, and the panels that they become."""
+    """Rows of words, and the panels that they are packed into."""
 
     x: Address
     x_stride: int
@@ -164,7 +171,7 @@ class RowsArguments(Arguments):
 
 @native_op(RowsArguments)
 def pack_rows(arguments: RowsArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Rows of words, each contiguous, as left panels; items are panels."""
+    """Pack contiguous rows of words into left panels. Items are panels."""
     stride, rows, panels = arguments.x_stride, arguments.rows, arguments.panels
     words = arguments.word_count
     for panel in range(begin, end):
@@ -176,7 +183,7 @@ def pack_rows(arguments: RowsArguments, context: int, begin: int, end: int, scra
 
 
 class PanelSumsArguments(Arguments):
-    """Right panels of so many words and vectors of columns, of which `terms` bytes along K count; int32 sums."""
+    """Right panels of `word_count` words (`terms` bytes) along K and `vectors` vectors of columns, and their sums."""
 
     panels: Address
     word_count: int
@@ -187,7 +194,7 @@ class PanelSumsArguments(Arguments):
 
 @native_op(PanelSumsArguments)
 def sum_byte_panels(arguments: PanelSumsArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """What the columns of right panels add up to; items are panels, the bytes behind the terms are not counted."""
+    """Sum the columns of right panels. Items are panels; bytes after the first `terms` are not counted."""
     words, terms, vectors = arguments.word_count, arguments.terms, arguments.vectors
     whole, step = terms // WORD_BYTES, vectors * VECTOR_BYTES
     rest = (1 << 8 * (terms - whole * WORD_BYTES)) - 1
@@ -207,10 +214,10 @@ def sum_byte_panels(arguments: PanelSumsArguments, context: int, begin: int, end
 
 
 class ByteRowsArguments(Arguments):
-    """Rows of `terms` bytes, the left panels and the int32 sums that they become.
+    """Rows of `terms` bytes, and the left panels and int32 sums that are computed from them.
 
-    `flip`: 0, or the highest bit of four bytes. `word_count`: words of a row, filled up with zeros. `is_tiled`: a row
-    stays in one piece.
+    `flip` is 0, or the highest bit of each of four bytes. `word_count` is the number of words of a row, padded with
+    zeros. If `is_tiled`, each row remains contiguous.
     """
 
     x: Address
@@ -226,13 +233,13 @@ class ByteRowsArguments(Arguments):
 
 
 def flip_to_unsigned(dtype: Any) -> int:
-    """`flip` for windows of this type: signed bytes become unsigned ones."""
+    """Return the value of `flip` that makes signed bytes unsigned, for windows of this type."""
     return _HIGH_BITS - (1 << 32) if dtype == np.int8 else 0
 
 
 @native_op(ByteRowsArguments)
 def pack_byte_rows(arguments: ByteRowsArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Rows of bytes, each contiguous, as left panels, and the sums of rows; items are panels."""
+    """Pack contiguous rows of bytes into left panels, and sum the rows. Items are panels."""
     stride, rows, panels = arguments.x_stride, arguments.rows, arguments.panels
     terms, flip = arguments.terms, arguments.flip
     words, whole, is_tiled = arguments.word_count, terms // WORD_BYTES, arguments.is_tiled
@@ -272,7 +279,7 @@ def pack_byte_rows(arguments: ByteRowsArguments, context: int, begin: int, end: 
 
 
 def byte_rows_call(x: Any, dtype: Any, rows: int, terms: int, tiling: Tiling, out: Any, sums: Any) -> Call:
-    """Pack contiguous rows of bytes of a type, from an address to others."""
+    """Return the call that packs contiguous rows of bytes into left panels, with their sums."""
     panels, flip = -(-rows // tiling.rows), _HIGH_BITS - (1 << 32) if dtype == np.uint8 else 0
     arguments = ByteRowsArguments(
         x=x, x_stride=terms, rows=rows, panels=panels, terms=terms, out=out, sums=sums, flip=flip,
@@ -282,7 +289,7 @@ def byte_rows_call(x: Any, dtype: Any, rows: int, terms: int, tiling: Tiling, ou
 
 
 def rows_call(x: Any, stride: int, rows: int, words: int, tiling: Tiling, out: Any) -> Call:
-    """Pack rows of words, `stride` bytes apart, from an address to another."""
+    """Return the call that packs rows of words, `stride` bytes apart, into left panels."""
     panels = -(-rows // tiling.rows)
     arguments = RowsArguments(x=x, x_stride=stride, rows=rows, panels=panels, word_count=words, out=out)
     return Call(pack_rows, arguments, Items(factor=panels))

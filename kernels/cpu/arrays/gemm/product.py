@@ -1,9 +1,9 @@
-"""The operator that multiplies packed operands, and those that it hands finished tiles of sums to.
+"""The operator that multiplies packed operands, and the operators that finish tiles of sums.
 
-These add terms, apply a function and write results. Integer sums stay, or become float32 numbers, or are rounded to 8
-bits again. With operands moved to signed a and unsigned b, whose zero points are p and q, the product of a row and a
-column is sum(a b) - q sum(a) - p sum(b) + K p q: a factor per column times a number per row is added, then a number per
-row and a number per column.
+Finishing adds terms, applies a function and writes results. Integer sums stay int32, or are converted to float32, or
+are quantised to 8 bits again. For operands that were moved to signed a and unsigned b with zero points p and q, the
+product of a row and a column is sum(a b) - q sum(a) - p sum(b) + K p q. So three terms are added: a factor per column
+times a number per row, a number per row, and a number per column.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .micro import BLOCK_WORDS, TILED, VECTOR_BYTES, WORD_BYTES, Floats, Grid, K
 
 
 class FinishArguments(Arguments):
-    """Where tiles go, and what is added to them per column, per row and per element; 0 = nothing.
+    """The destination of tiles, and the terms to add to them per column, per row and per element; 0 = none.
 
-    `p`, `q`: the two numbers that every function takes. The others are for integers. `column_factors`: what the
-    `row_sums` are multiplied by. `point`, `low`, `high`: of bytes, their zero point and limits.
+    `p` and `q` are the two parameters that every function takes. The fields after `q` are for integers:
+    `column_factors` are multiplied by `row_sums`; `point`, `low` and `high` are the zero point and the limits of bytes.
     """
 
     out: Address
@@ -63,7 +63,7 @@ class FinishArguments(Arguments):
 
 
 def fitting(name: str, terms: Float32 | None, shape: tuple[int, ...]) -> Float32 | None:
-    """Terms of such a shape, contiguous; the name is as in "bias is"."""
+    """Return terms as a contiguous array after checking their shape. The name includes a verb, as in "bias is"."""
     if terms is None:
         return None
     if terms.shape != shape or terms.dtype != np.float32:
@@ -75,12 +75,12 @@ Result = Literal["int32", "float32", "bytes"]
 
 
 def result_of(dtype: np.dtype[Any]) -> Result:
-    """What integer sums become where results have this type."""
+    """Return the kind of result that integer sums are converted to, from the type of the results."""
     return "bytes" if dtype.itemsize == 1 else "int32" if dtype == np.int32 else "float32"
 
 
 def limits(dtype: np.dtype[Any], point: int) -> dict[str, Any]:
-    """The FinishArguments that say what bytes of a type are kept within; none for other types."""
+    """Return the zero point and limits as fields of FinishArguments for a type of bytes; no fields for other types."""
     if dtype.itemsize > 1:
         return {}
     return {"point": point, "low": np.iinfo(dtype).min, "high": np.iinfo(dtype).max}
@@ -88,8 +88,11 @@ def limits(dtype: np.dtype[Any], point: int) -> dict[str, Any]:
 
 @once
 def finish_op(kind: Kind, function: str, result: Result = "float32") -> NativeOp:
-    """(arguments, address of the sums, first row, first column, rows): function(sums + biases + addend), integer sums
-    being scaled before; int32 sums as they are; or bytes: round(scaled) + point, saturated."""
+    """Return the operator (arguments, address of the sums, first row, first column, rows) that finishes a tile.
+
+    It computes function(sums + biases + addend). Integer sums are scaled to floats first, stay int32, or are converted
+    to bytes: round(scaled) + point, saturated.
+    """
     apply, vectors, is_float = UNARY[function].function, kind.tiling.vectors, isinstance(kind, Floats)
     is_int32, is_bytes = result == "int32", result == "bytes"
     item = 1 if is_bytes else 4
@@ -107,7 +110,7 @@ def finish_op(kind: Kind, function: str, result: Result = "float32") -> NativeOp
             first = column + vector * LANES
             left = min(width - first, LANES)
             if left > 0:
-                # What a column has is read once for all rows: results are written between them.
+                # The terms of a column are read once for all rows: the compiler cannot move reads past written results.
                 factor, term = splat_int32(0), splat_int32(0)
                 scales, shift = splat_float32(1.0), splat_float32(0.0)
                 if column_bias != 0:
@@ -155,9 +158,9 @@ def finish_op(kind: Kind, function: str, result: Result = "float32") -> NativeOp
 
 
 class GemmArguments(Arguments):
-    """Packed operands of `word_count` words along K, how they are cut, and what finishes tiles.
+    """Packed operands of `word_count` words along K, their partition, and the operator that finishes tiles.
 
-    `finishing`: what `finish` is told.
+    `finishing` holds the arguments of `finish`.
     """
 
     left: Address
@@ -189,7 +192,7 @@ def _tiled() -> Any:
 
 
 def _untiled(kind: Kind) -> Any:
-    """Calls the micro-kernel for a tile's height: a chain of inlined functions, tallest first."""
+    """Return a function that calls the micro-kernel for a tile's height: a chain of inlined branches, tallest first."""
     smallest = micro(kind, 1)
     chosen = inline(lambda height, operands: smallest(operands))
     for rows in range(2, kind.tiling.rows + 1):
@@ -210,7 +213,7 @@ def _either(rows: int, kernel: Any, other: Any) -> Any:
 
 @once
 def product_op(kind: Kind) -> NativeOp:
-    """Items are groups of left panels, for each group of right panels (see `micro.Grid`)."""
+    """Return the matmul operator. An item is a group of left panels and a group of right panels (see `micro.Grid`)."""
     multiply = _tiled() if kind.tiling.is_tiled else _untiled(kind)
     tile_rows, tile_vectors = kind.tiling.rows, kind.tiling.vectors
     tile_bytes = tile_rows * tile_vectors * VECTOR_BYTES
@@ -257,12 +260,12 @@ def product_call(
     kind: Kind, left: Any, rows: int, right: Any, right_panels: int, words: int, finish: NativeOp,
     finishing: FinishArguments, *, threads: int,
 ) -> Call:  # fmt: skip
-    """Multiply packed rows with packed columns, and finish every tile.
+    """Return the call that multiplies packed rows by packed columns and finishes every tile.
 
     Args:
-        left, right: an address, or an array or binding that stands for one.
-        finishing: what `finish` is told.
-        threads: how many there will be.
+        left, right: address, or an array or binding that represents one.
+        finishing: arguments of `finish`.
+        threads: number of threads at run time.
     """
     cut = grid(kind.tiling, rows, right_panels, threads)
     arguments = GemmArguments(

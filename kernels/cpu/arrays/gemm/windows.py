@@ -1,7 +1,7 @@
-"""What the windows of a convolution see: packed as right panels (im2col), or as rows of taps for products by BLAS.
+"""The windows of a convolution, packed as right panels (im2col) or as rows of taps for matmuls by BLAS.
 
-Two tables say where everything lies: an element is `base of the tap + offset of the position` from the start of the
-image. Positions whose offsets follow each other are copied sixteen at a time, others gathered.
+Two tables locate the elements: an element is at `base of the tap + offset of the position` from the start of the image.
+Positions with consecutive offsets are copied sixteen at a time; the other positions are gathered.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ...program.thread_pool import Threads
 from .micro import VECTOR_BYTES, Tiling, floats
 
 _NANOSECONDS_PER_ELEMENT = 0.5
-# Per tap (or row of a matrix) and per position (or column) where it lies, in elements.
+# Location, in elements, of each tap (or row of a matrix) and of each position (or column).
 Tables = tuple[NDArray[np.int32], NDArray[np.int32]]
-# Words along K in an item.
+# Number of words along K in an item.
 PIECE_WORDS = 64
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows lie in an image that has its pads: per spatial axis the kernel's size, steps, and their number."""
+    """The windows in a padded image: per spatial axis the kernel's size, stride and dilation, and the window count."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -47,14 +47,14 @@ class Windows:
 
     @property
     def positions(self) -> int:
-        """How many windows."""
+        """The number of windows."""
         return math.prod(self.counts)
 
 
 class WindowsArguments(Arguments):
     """An image, the two tables (`bases` of taps, `offsets` of `positions`), and panels of `word_count` words along K.
 
-    `first_panel`: the one that is the first at `out`. `flip`: the bits to flip in every four bytes.
+    `first_panel` is the first panel that is written to `out`. `flip` holds the bits to flip in every four bytes.
     """
 
     image: Address
@@ -70,10 +70,10 @@ class WindowsArguments(Arguments):
 def _gathering(element_bytes: int) -> Any:
     @intrinsic(INTEGERS, "int64", INTEGERS)
     def gather(e: Emitter, address: Any, indices: Any) -> Any:
-        """LANES int32 words at an address plus each lane's index in elements; no alignment is needed."""
+        """Gather LANES unaligned int32 words, each at the address plus the lane's index in elements."""
         mask = constant(ir.VectorType(INT1, LANES), 1)
         addresses = e.builder.gep(e.pointer(address), [indices], source_etype=ir.IntType(8 * element_bytes))
-        addresses.type = ir.VectorType(POINTER, LANES)  # of a vector of indices; llvmlite takes it for one pointer
+        addresses.type = ir.VectorType(POINTER, LANES)  # a vector of pointers, which llvmlite mistakes for one pointer
         operands = [addresses, INT32(1), mask, ir.Constant(INT32_VECTOR, None)]
         return e.call("llvm.masked.gather.v16i32.v16p0", INT32_VECTOR, operands)
 
@@ -84,11 +84,12 @@ gather_words, gather_at_bytes = _gathering(4), _gathering(1)
 
 
 def _packing(tiling: Tiling, name: str, copy: Any) -> NativeOp:
-    """Items are panels times pieces of PIECE_WORDS along K.
+    """Return the operator that packs windows. Items are panels times pieces of PIECE_WORDS along K.
 
     Args:
-        copy: (arguments, offsets, follow, first_word, last_word, out, step) writes a vector of positions at each of
-            these words, `step` bytes apart, from the offsets that it is given; `follow` says that they are consecutive.
+        copy: function (arguments, offsets, follow, first_word, last_word, out, step) that writes a vector of positions
+            for each word in [first_word, last_word), `step` bytes apart, from the given offsets. `follow` is true if
+            the offsets are consecutive.
     """
     vectors, columns = tiling.vectors, tiling.columns
     word_bytes = vectors * VECTOR_BYTES
@@ -129,13 +130,13 @@ def _copy_floats(
 
 @once
 def pack_windows(tiling: Tiling) -> NativeOp:
-    """float32 elements."""
+    """Return the operator that packs windows of float32."""
     return _packing(tiling, "pack_windows", _copy_floats)
 
 
 @inline
 def _neighbours(address: int) -> Any:
-    """LANES bytes as int32 lanes."""
+    """Load LANES bytes as int32 lanes."""
     return to_int32(load_uint8(address))
 
 
@@ -161,7 +162,7 @@ def _copy_bytes(
 
 @once
 def pack_byte_windows(tiling: Tiling) -> NativeOp:
-    """The same of bytes, four taps to a word: there are four bases for each. Three bytes behind the image are read."""
+    """Return the operator for bytes, with four taps (and bases) per word. It reads three bytes past the image's end."""
     return _packing(tiling, "pack_byte_windows", _copy_bytes)
 
 
@@ -169,7 +170,7 @@ def windows_call(
     op: NativeOp, image: Any, tables: Tables, words: int, positions: int, out: Any, panels: int, *, first: int = 0,
     flip: int = 0,
 ) -> Call:  # fmt: skip
-    """Pack so many panels, from `first` on. `op`: `pack_windows` or `pack_byte_windows`; the others as it is told."""
+    """Return the call that packs `panels` panels, starting at `first`, with `pack_windows` or `pack_byte_windows`."""
     arguments = WindowsArguments(
         image=image, bases=tables[0], offsets=tables[1], word_count=words, positions=positions, out=out,
         first_panel=first, flip=flip,
@@ -178,7 +179,7 @@ def windows_call(
 
 
 def window_tables(extents: tuple[int, ...], windows: Windows, tiling: Tiling) -> Tables:
-    """Per tap and per position where it lies, in elements; positions are filled up with the first one."""
+    """Return the location of each tap and position, in elements. Positions are padded with the first position."""
     steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
     inside = zip(windows.kernel, map(mul, steps[1:], windows.dilations), strict=True)
     taps = _sums([(extents[0], steps[0]), *inside])
@@ -189,7 +190,7 @@ def window_tables(extents: tuple[int, ...], windows: Windows, tiling: Tiling) ->
 
 
 def _sums(axes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """Offsets of a grid of (count, step) axes, in order."""
+    """Return the offsets of a grid of (count, step) axes, in order."""
     total = np.zeros(1, np.int64)
     for count, step in axes:
         total = (total[:, None] + np.arange(count, dtype=np.int64) * step).reshape(-1)
@@ -197,7 +198,7 @@ def _sums(axes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
 
 
 class ColumnsArguments(Arguments):
-    """Planes, in which the element of a tap and a position lies at base + offset, and [planes][taps][positions]."""
+    """Planes, in which the element for a tap and a position is at base + offset, and [planes][taps][positions]."""
 
     x: Address
     plane_bytes: int
@@ -232,7 +233,7 @@ _COPIES: dict[int, Any] = {4: _copy_words, 8: _copy_double_words}
 
 @once
 def columns_op(itemsize: int) -> NativeOp:
-    """Items are taps of planes."""
+    """Return the operator that copies windows to rows of taps. Items are the taps of planes."""
     copy = _COPIES[itemsize]
 
     def columns(arguments: ColumnsArguments, context: int, begin: int, end: int, scratch: int) -> int:
@@ -248,10 +249,10 @@ def columns_op(itemsize: int) -> NativeOp:
 
 
 def window_columns(x: NDArray[Any], windows: Windows, threads: Threads | None = None) -> NDArray[Any]:
-    """[N, C, taps, counts ...] of images [N, C, ...] that have their pads.
+    """Return [N, C, taps, counts ...] for padded images [N, C, ...].
 
     Args:
-        threads: None = the calling thread alone.
+        threads: None = only the calling thread.
     """
     if x.itemsize not in _COPIES:
         raise ValueError(f"x is {x.dtype}, expected numbers of 4 or 8 bytes")
