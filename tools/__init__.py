@@ -1,4 +1,4 @@
-"""Programs for the people who build this project; nothing here is installed with the library.
+"""Programs for developers of this project. The library is installed without them.
 
-Only this folder (and tests/) may import torch or onnxruntime.
+Only this folder and tests/ may import torch or onnxruntime.
 """

@@ -1,14 +1,15 @@
-"""Adapters under load: for minutes, requests of many clients in one batch while adapters come, go and are evicted.
+"""LoRA adapters under load: concurrent requests in one batch while adapters are loaded, unloaded and evicted.
 
     python -m tools.adapter_soak                                  # a minute
     python -m tools.adapter_soak --minutes 5 --kv-type int4 --seed 7
 
-Each round sends 64 random requests (no adapter, one, or two with weights; short prompts, long ones that are computed
-in chunks, some with a common beginning; one sample or several) from many threads to a model whose cache holds a few of
-them, and whose adapters have room for a part of those that are loaded. Meanwhile adapters are loaded, unloaded while
-they are used, and evicted, some requests are cancelled, and some go through an adapter whose numbers overflow. Every
-request that ends must give, to the last bit of its log-probabilities, what it gives alone in a model with room for
-everything. After each no block of the cache is taken, and in the last third memory has not grown.
+Each round sends 64 random requests, each from a separate thread: with no adapter, one adapter or two weighted adapters;
+with short prompts, long prompts that are computed in chunks, and shared prefixes; with one sample or several. The
+model's cache holds only a few requests, and its adapter memory holds only some of the loaded adapters. Meanwhile
+adapters are loaded, unloaded while in use, and evicted. Some requests are cancelled, and some use an adapter whose
+numbers overflow. Each finished request must return the same log-probabilities, to the last bit, as the same request
+alone in a model with enough memory for everything. After each round all cache blocks must be free, and in the last
+third of the rounds memory must not grow.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ REQUESTS = 64
 RANKS = (4, 16, 3, 33, 8)
 OVERFLOWING = "overflowing"
 CONTEXT_SIZE, MOST_PROMPT, MOST_TOKENS = 512, 400, 24
-# What the adapters may take, in multiples of the largest one, and blocks of the cache: a few requests' worth.
+# The adapter memory as a multiple of the largest adapter; the cache blocks of the model under load (enough for a few
+# requests) and of the reference model.
 ROOM, BLOCKS, ALONE_BLOCKS = 2.5, 40, 200
 GROWTH = 1.02
 _M_ARENA_MAX = -8  # malloc.h
 
 
 def write_adapter(folder: Path, targets: LoraTargets, seed: int, rank: int, size: float = 0.1) -> Path:
-    """A random adapter of all projections of a model, as PEFT writes it."""
+    """Write a random adapter for all projections of a model, in PEFT's format."""
     folder.mkdir(parents=True)
     rng, tensors = np.random.default_rng(seed), {}
     for module, parts in targets.parts.items():
@@ -64,7 +66,7 @@ def write_adapter(folder: Path, targets: LoraTargets, seed: int, rank: int, size
 
 @dataclass(frozen=True)
 class Request:
-    """One request; `cancel_after` tokens it is given up, if that is said."""
+    """One request. It is cancelled after `cancel_after` tokens unless that is None."""
 
     prompt: tuple[int, ...]
     adapter: Any
@@ -73,13 +75,13 @@ class Request:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What generate and stream take."""
+        """The options of generate and stream."""
         own = {"temperature": 1.0, "seed": len(self.prompt), "max_tokens": MOST_TOKENS, "ignore_eos": True}
         return {**own, "adapter": dict(self.adapter) if isinstance(self.adapter, tuple) else self.adapter}
 
 
 def random_requests(rng: np.random.Generator, names: list[str], vocabulary: int) -> Iterator[Request]:
-    """A round's requests, drawn from so few that some come again."""
+    """Yield the requests of one round, drawn from a set small enough that some requests repeat."""
     beginnings = [tuple(np.random.default_rng(seed).integers(3, vocabulary, 100).tolist()) for seed in range(3)]
     for _ in range(REQUESTS):
         own = np.random.default_rng(int(rng.integers(150)))
@@ -93,10 +95,12 @@ def random_requests(rng: np.random.Generator, names: list[str], vocabulary: int)
 
 
 class Soak:
-    """The model under load, the one beside it that answers each request alone, and what was found.
+    """The model under load, a reference model that computes each request alone, and the results.
 
     Args:
-        folders: of the adapters, by name. block: bytes of a block of the cache. options: of both models.
+        folders: the adapters' folders, by name.
+        block: bytes of a cache block.
+        options: options of both models.
     """
 
     def __init__(
@@ -118,11 +122,11 @@ class Soak:
 
     @property
     def vocabulary(self) -> int:
-        """Ids from 3 to this are used in prompts."""
+        """The size of the vocabulary; prompts use ids from 3 upwards."""
         return self._alone.model.config.model.vocab_size
 
     def round(self, rng: np.random.Generator) -> None:
-        """Send the requests of a round from many threads, while adapters come and go."""
+        """Send the requests of one round from many threads, while adapters are loaded and unloaded."""
         names = [name for name in self.folders if name != OVERFLOWING]
         waiting = list(random_requests(rng, names, self.vocabulary))
         ended = threading.Event()
@@ -137,9 +141,9 @@ class Soak:
         pool, adapters = self._llm.model.decoder.pool, self._llm.adapters
         assert pool is not None
         if pool.num_free != pool.num_blocks:
-            self.problems.append(f"{pool.num_blocks - pool.num_free} blocks are still taken")
+            self.problems.append(f"{pool.num_blocks - pool.num_free} blocks are not free after the round")
         if adapters.nbytes > self.room or adapters.names != list(self.folders):
-            self.problems.append(f"{adapters.names} take {adapters.nbytes} bytes of {self.room}")
+            self.problems.append(f"the adapters {adapters.names} use {adapters.nbytes} of {self.room} bytes")
 
     def _client(self, waiting: list[Request]) -> None:
         while True:
@@ -149,7 +153,7 @@ class Soak:
                 request = waiting.pop()
             try:
                 self._ask(request)
-            except Exception as error:  # all that is not foreseen below
+            except Exception as error:  # any error that _ask does not handle
                 self.problems.append(f"{request.adapter}: {type(error).__name__}: {error}")
 
     def _ask(self, request: Request) -> None:
@@ -165,8 +169,8 @@ class Soak:
                                 break
                     given = [stream.completion]
                 break
-            except CacheCapacityError:  # those in use fill the room for adapters
-                self.found["refused for a while"] += 1
+            except CacheCapacityError:  # the adapters in use fill the adapter memory
+                self.found["temporarily refused"] += 1
                 time.sleep(0.01)
         for index, (completion, wanted) in enumerate(zip(given, self._wanted_of(request), strict=True)):
             count = len(completion.token_ids)
@@ -174,7 +178,7 @@ class Soak:
             same = completion.token_ids == wanted.token_ids[:count] and completion.logprobs == wanted.logprobs[:count]
             self.found["cancelled" if request.cancel_after else "equal" if whole and same else "different"] += 1
             if not (whole and same):
-                self.problems.append(f"sample {index} of {len(prompt)} tokens through {request.adapter} differs")
+                self.problems.append(f"sample {index} of {len(prompt)} tokens with adapter {request.adapter} differs")
 
     def _wanted_of(self, request: Request) -> list[Any]:
         key = Request(request.prompt, request.adapter, request.samples, None)
@@ -185,7 +189,7 @@ class Soak:
             return self._wanted[key]
 
     def _churn(self, seed: int, ended: threading.Event) -> None:
-        """Load adapters under further names, ask through them, and unload them meanwhile; some overflow."""
+        """Load adapters under new names, use them in requests and unload them meanwhile; some of them overflow."""
         rng = np.random.default_rng(seed)
         for number in range(1 << 30):
             if ended.wait(float(rng.uniform(0, 0.02))):
@@ -204,7 +208,7 @@ class Soak:
                 if choice != OVERFLOWING:
                     self.problems.append(f"{choice}: {error}")
             except CacheCapacityError:
-                self.found["refused for a while"] += 1
+                self.found["temporarily refused"] += 1
             except Exception as error:
                 self.problems.append(f"{choice}: {type(error).__name__}: {error}")
             finally:
@@ -214,12 +218,11 @@ class Soak:
         try:
             self._llm.unload_adapter(name)
         except OptionError:
-            self.found["unloaded before"] += 1
+            self.found["already unloaded"] += 1
 
 
 def private_bytes() -> int:
-    """Memory of this process that no other shares, and that it uses: free memory between what is used goes back to the
-    system before (Linux, glibc)."""
+    """Release unused heap memory; return the bytes of memory that only this process uses (Linux, glibc)."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -229,8 +232,8 @@ def private_bytes() -> int:
 def soak(
     minutes: float, seed: int, model: Path | None = None, *, rounds: int | None = None, **options: Any
 ) -> tuple[Counter[str], list[str], list[int]]:
-    """Run rounds for so many minutes, or so many rounds: what happened how often, what is wrong, memory after each."""
-    # Threads that begin anew every round would each leave half-used pages in another of glibc's arenas.
+    """Run for `minutes`, or exactly `rounds` rounds; return counts of events, problems, and memory after each round."""
+    # Each round starts new threads. Without this limit, they would leave half-used pages in more and more glibc arenas.
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     rng, sizes = np.random.default_rng(seed), []
     with ExitStack() as stack:

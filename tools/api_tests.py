@@ -1,7 +1,8 @@
-"""Runs onnxruntime-genai's own API tests with `genai` in its place: `python -m tools.api_tests CHECKOUT`.
+"""Run onnxruntime-genai's own API tests against `genai`: `python -m tools.api_tests CHECKOUT`.
 
-CHECKOUT is a checkout of its repository; it is only read. Its tests want three downloaded models: small ones of random
-weights and the same interface stand for them. Exit status 1 where a case fails that `WAITING` does not name.
+CHECKOUT is a checkout of onnxruntime-genai's repository, which stays unchanged. The tests expect three downloaded
+models; small models with random weights and the same interface replace them. The exit status is 1 if a case that is not
+in `WAITING` fails.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 FILES = ("test_onnxruntime_genai_api.py", "models/test_decoder_state_input_ids.py")
-# Beginnings of cases that wait for something, and for what.
+# Prefixes of case names, and the unsupported feature that these cases need.
 WAITING = {
-    "test_marian": "encoder-decoder models come later",
-    "test_phi3v": "images come later",
-    "test_pipeline_model": "models cut into several graphs come later",
-    "test_streaming_asr": "speech comes later",
-    "test_whisper": "speech comes later",
+    "test_marian": "encoder-decoder models",
+    "test_phi3v": "images",
+    "test_pipeline_model": "models in several graphs",
+    "test_streaming_asr": "speech",
+    "test_whisper": "speech",
 }
 _SIZES: dict[str, Any] = {
     "model_type": "llama",
@@ -38,7 +39,7 @@ _SIZES: dict[str, Any] = {
     "context_length": 512,
 }
 _PHI2 = {"vocab_size": 51200, "bos_token_id": 50256, "eos_token_ids": (50256,), "pad_token_id": 50256}
-# The folder that the tests look for, the model that stands there, and the folder whose tokenizer it takes.
+# The folder that the tests look for, the model that replaces it, and the folder that provides the tokenizer.
 _STAND_INS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("phi-2", _PHI2, "pipeline-model"),
     ("phi-3-mini", {"vocab_size": 32064}, "phi3-v"),
@@ -48,7 +49,7 @@ _STAND_INS: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """One case: its name, "passed", "failed", "skipped" or "waits", and why."""
+    """The result of one case: its name, "passed", "failed", "skipped" or "waits", and the reason."""
 
     name: str
     outcome: str
@@ -56,7 +57,7 @@ class Case:
 
 
 def run(checkout: Path) -> list[Case]:
-    """Run the tests of a checkout of onnxruntime-genai, on a copy."""
+    """Run the tests in a copy of a checkout of onnxruntime-genai."""
     with tempfile.TemporaryDirectory() as name:
         workshop = Path(name)
         shutil.copytree(checkout / "test", workshop / "test", ignore=shutil.ignore_patterns("*.cpp", "csharp"))
@@ -73,7 +74,7 @@ def run(checkout: Path) -> list[Case]:
         environment = {**os.environ, "PYTHONPATH": path, "ORT_DISABLE_TELEMETRY": "1"}
         done = subprocess.run([*command, *arguments], cwd=tests, env=environment, capture_output=True, text=True)
         if not report.is_file():
-            raise SystemExit(f"pytest gave no report:\n{done.stdout}{done.stderr}")
+            raise SystemExit(f"pytest wrote no report:\n{done.stdout}{done.stderr}")
         return [_case(element) for element in ElementTree.parse(report).iter("testcase")]
 
 
@@ -90,7 +91,7 @@ def _case(element: ElementTree.Element) -> Case:
 
 
 def write_stand_ins(models: Path) -> None:
-    """Small models of random weights where the tests look for phi-2, phi-3-mini and qwen-2.5-0.5b."""
+    """Write small models with random weights to the folders of phi-2, phi-3-mini and qwen-2.5-0.5b."""
     from genai.convert import DecoderSpec, ExportOptions, write_model_folder
     from tools.random_weights import RandomWeights
 
@@ -105,7 +106,7 @@ def write_stand_ins(models: Path) -> None:
 
 
 def _show_hidden_states(path: Path, width: int) -> None:
-    """Name the head's input as an output, as the builder's `include_hidden_states` does."""
+    """Make the head's input an output of the graph, as the builder's option `include_hidden_states` does."""
     import onnx
     from onnx import helper
 
@@ -124,12 +125,12 @@ def _show_hidden_states(path: Path, width: int) -> None:
 
 
 def main() -> None:
-    """Print each case and the sums."""
+    """Print each case and the totals."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkout", type=Path)
     given = parser.parse_args()
     if not (given.checkout / "test" / "python" / FILES[0]).is_file():
-        parser.error(f"{given.checkout} is no checkout of onnxruntime-genai: test/python/{FILES[0]} is missing")
+        parser.error(f"{given.checkout} is not a checkout of onnxruntime-genai: test/python/{FILES[0]} is missing")
     cases = run(given.checkout.resolve())
     for case in cases:
         print(f"{case.outcome:<8} {case.name}{': ' if case.reason else ''}{case.reason}")

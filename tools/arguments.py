@@ -1,4 +1,4 @@
-"""Types of arguments that programs here share: what argparse refuses with a line, not with a traceback."""
+"""Argument types that the tools share; argparse reports invalid values in one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
+    """Parse an integer that is at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is below 1")
@@ -16,15 +16,15 @@ def positive(text: str) -> int:
 
 
 def microseconds(text: str) -> float:
-    """A finite number from 0."""
+    """Parse a finite number that is at least 0."""
     number = float(text)
     if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no time")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of microseconds")
     return number
 
 
 def folder(text: str) -> Path:
-    """A folder that is there."""
+    """Parse the path of an existing folder."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {text}")

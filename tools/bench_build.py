@@ -1,8 +1,8 @@
-"""Times `genai build` on a random checkpoint of Llama-3.2-1B's shape, and measures its anonymous memory (Linux).
+"""Measure the time and anonymous memory of `genai build` on a random checkpoint of Llama-3.2-1B's shape (Linux).
 
     python tools/bench_build.py FOLDER [PRECISION]
 
-FOLDER is kept and used again: the checkpoint takes 2.5 GB, what is built from it is removed.
+The checkpoint (2.5 GB) stays in FOLDER for later runs; the built model is deleted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
     checkpoint, output = folder / "checkpoint", folder / "built"
     if not checkpoint.exists():
         write_checkpoint(checkpoint)
-    with (checkpoint / "model.safetensors").open("rb") as file:  # into the page cache
+    with (checkpoint / "model.safetensors").open("rb") as file:  # reading the file puts it into the page cache
         while file.read(CHUNK):
             pass
     shutil.rmtree(output, ignore_errors=True)
@@ -87,7 +87,7 @@ def main() -> None:
     start = time.monotonic()
     build_model(checkpoint, output, ExportOptions(precision=precision))  # type: ignore[arg-type]
     seconds = time.monotonic() - start
-    print(f"{precision}: {seconds:.1f} s, {peak[0] / 1024:.0f} MiB anonymous at most, {os.cpu_count()} cores")
+    print(f"{precision}: {seconds:.1f} s, peak anonymous memory {peak[0] / 1024:.0f} MiB, {os.cpu_count()} cores")
     shutil.rmtree(output)
 
 

@@ -1,8 +1,8 @@
-"""What sampling costs beside a decode step: batch 16, 150k tokens of vocabulary, a decoder of half a billion weights.
+"""Measure the cost of sampling relative to a decode step: batch 16, a vocabulary of 150k, half a billion weights.
 
-Writes a folder with random weights (in a temporary directory), then repeats: one decode step of the batch, and one
-call of the sampler per set of options, on logits of two shapes. The least time of each counts, since whatever else
-the machine runs only adds to it.
+Write a model folder with random weights to a temporary directory. Then, for each set of options and logits of two
+shapes, repeat one decode step of the batch and one call of the sampler. The minimum time of each is reported, because
+other load on the machine only adds time.
 
     python tools/bench_sampling.py [--batch 16] [--vocab 151936] [--layers 24] [--threads N] [--repeat 15]
 """
@@ -43,7 +43,7 @@ SHAPES = {"peaked": 4.0, "flat": 1.0}
 
 
 def write_folder(folder: Path, vocab: int, layers: int) -> Path:
-    """A decoder of the size of Qwen 2.5 0.5B, 4-bit."""
+    """Write a 4-bit decoder with random weights and the size of Qwen 2.5 0.5B."""
     spec = DecoderSpec(
         model_type="qwen2",
         vocab_size=vocab,
@@ -61,14 +61,14 @@ def write_folder(folder: Path, vocab: int, layers: int) -> Path:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Time of one call."""
+    """Return the time of one call."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
 
 
 def decode_step(model: genai.Model, batch: int) -> Callable[[], object]:
-    """A function that computes the next step of `batch` sequences of 64 tokens and more."""
+    """Return a function that computes the next step of `batch` sequences, each of which starts with 64 tokens."""
     decoder, rng = model.decoder, np.random.default_rng(0)
     sequences = [decoder.open() for _ in range(batch)]
     for sequence in sequences:
@@ -84,7 +84,7 @@ def decode_step(model: genai.Model, batch: int) -> Callable[[], object]:
 
 
 def sampling(sampler: BatchSampler, batch: int, vocab: int, scale: float) -> dict[str, Callable[[], object]]:
-    """Per set of options a function that chooses the tokens of one step."""
+    """Return, for each set of options, a function that samples the tokens of one step."""
     rng = np.random.default_rng(1)
     logits = (scale * rng.standard_normal((batch, vocab))).astype(np.float32)
     histories = [rng.integers(0, vocab, 1024).tolist() for _ in range(batch)]
@@ -97,7 +97,7 @@ def sampling(sampler: BatchSampler, batch: int, vocab: int, scale: float) -> dic
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("batch", 16), ("vocab", 151_936), ("layers", 24), ("threads", None), ("repeat", 15)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -117,7 +117,7 @@ def main() -> None:
                 step_time = min(step_time, seconds(step))
                 times = {key: min(times[key], seconds(call)) for key, call in calls.items()}
             print(f"{model.info.parameters / 1e6:.0f} M weights, {model.threads} threads")
-    print(f"decode step of {arguments.batch} rows: {step_time * 1e3:.1f} ms; least of {arguments.repeat + 1}\n")
+    print(f"decode step of {arguments.batch} rows: {step_time * 1e3:.1f} ms; minimum of {arguments.repeat + 1} runs\n")
     print("| options | " + " | ".join(f"{shape} logits" for shape in SHAPES) + " |\n|---|" + "---|" * len(SHAPES))
     for name in OPTIONS:
         cells = [f"{times[name, shape] * 1e3:.2f} ms, {times[name, shape] / step_time:.1%}" for shape in SHAPES]

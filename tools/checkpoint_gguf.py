@@ -1,4 +1,4 @@
-"""A Llama checkpoint as a GGUF file, as llama.cpp's convert_hf_to_gguf.py writes it: for tests that chat with one.
+"""Write a Llama checkpoint as a GGUF file, as llama.cpp's convert_hf_to_gguf.py does, for tests that chat with a GGUF.
 
 python -m tools.checkpoint_gguf CHECKPOINT OUTPUT.gguf [TYPE]
 """
@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from tools.gguf_models import add_value, close
 
 _PRE_TOKENIZER = "qwen2"
-"""How the bundled checkpoint cuts texts, in llama.cpp's words."""
+"""llama.cpp's name for the pre-tokenizer of the bundled checkpoint."""
 _NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -27,7 +27,7 @@ _NAMES = {
 
 
 def write_gguf(checkpoint: Path, path: Path, kind: str = "Q8_0") -> Path:
-    """Write the file; matrices are rounded to a type that the `gguf` package rounds to."""
+    """Write the file; `kind` is a type that the `gguf` package can quantise matrices to."""
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(str(path), "llama")
     for key, value in {**_shape(config), **_vocabulary(checkpoint, config)}.items():
@@ -50,7 +50,7 @@ def _add(writer: Any, name: str, values: NDArray[np.float32], kind: str) -> None
 
 
 def _interleaved(values: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Rows that are rotated together stand side by side there, and half a head apart here."""
+    """Reorder rows for RoPE: the two rows of a pair are adjacent in GGUF, but half a head apart in the checkpoint."""
     rows = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return rows.swapaxes(1, 2).reshape(values.shape)
 
@@ -95,7 +95,7 @@ def _vocabulary(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _token_type(id_: int, named: dict[int, str], special: dict[str, int]) -> int:
-    """Control, normal, or unused."""
+    """Return the GGUF token type: 3 = control, 1 = normal, 5 = unused."""
     return 3 if id_ in special.values() else 1 if id_ in named else 5
 
 

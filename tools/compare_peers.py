@@ -1,12 +1,12 @@
-"""Compares this engine's speed with others' on this machine, and writes docs/performance.md.
+"""Compare this engine's speed with other engines' on this machine, and write docs/reference/performance.md.
 
     python -m tools.compare_peers setup     # peers, each in its own virtual environment
-    python -m tools.compare_peers models    # random checkpoints, and every engine's form of them
-    python -m tools.compare_peers run       # measure in turns; goes on where it was interrupted
-    python -m tools.compare_peers report    # docs/performance.md from what was measured
+    python -m tools.compare_peers models    # random checkpoints, converted for every engine
+    python -m tools.compare_peers run       # measure in turns; resumes after an interruption
+    python -m tools.compare_peers report    # docs/reference/performance.md from the results
 
-Run on a quiet machine: figures are medians of separate processes, taken in turns, but nothing makes up for a core
-that somebody else uses. Linux.
+Use a quiet machine. Figures are medians of separate processes, measured in turns, but this cannot compensate for a
+program that occupies a core. Linux only.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .peers.shapes import DEFAULT_SHAPES, SHAPES
 
 _ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_WORK = Path("~/.cache/genai/peers")
-DEFAULT_REPORT = _ROOT / "docs" / "performance.md"
+DEFAULT_REPORT = _ROOT / "docs" / "reference" / "performance.md"
 DEFAULT_REPEAT = 5
 
 Choice = TypeVar("Choice")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; returns the exit status."""
+    """Run the command line; return the exit status."""
     asked = _parser().parse_args(arguments)
     asked.work = asked.work.expanduser().resolve()
     asked.json = (asked.json or asked.work / "results.json").expanduser()
@@ -76,7 +76,7 @@ def _report(asked: argparse.Namespace) -> int:
 
 
 def _chosen(known: Mapping[str, Choice], names: Sequence[str] | None) -> list[Choice]:
-    """Those that were named, or all."""
+    """Return the items with these names, or all items."""
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
@@ -90,11 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--work", type=Path, default=DEFAULT_WORK, help=f"engines and models [{DEFAULT_WORK}]")
-    common.add_argument("--json", type=Path, help="results [WORK/results.json]")
+    common.add_argument("--json", type=Path, help="results file [WORK/results.json]")
     named = argparse.ArgumentParser(add_help=False)
-    named.add_argument("--engine", action="append", choices=ENGINES, help=f"may be repeated [all]; ours is {OURS.name}")
+    named.add_argument(
+        "--engine", action="append", choices=ENGINES, help=f"engine; may be repeated [all]; {OURS.name} is this toolkit"
+    )
     shaped = argparse.ArgumentParser(add_help=False)
-    shaped.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated [both real ones]")
+    shaped.add_argument("--shape", action="append", choices=SHAPES, help="shape; may be repeated [both real shapes]")
     actions = parser.add_subparsers(required=True)
 
     def command(
@@ -104,15 +106,17 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(action=action)
         return added
 
-    command("setup", _setup, [named], "Install engines that are not there; those that cannot be are named.")
-    models = command("models", _models, [named, shaped], "Make the models that are not there.")
-    models.add_argument("--adapter", action="store_true", help="an adapter of rank 16, too, for the cases named so")
-    run = command("run", _run, [named, shaped], "Measure what is not in the results yet.")
-    run.add_argument("--case", action="append", choices=cases(default_threads()), help="may be repeated [all]")
+    command("setup", _setup, [named], "Install missing engines, and report those that cannot be installed.")
+    models = command("models", _models, [named, shaped], "Make missing models.")
+    models.add_argument("--adapter", action="store_true", help="also make an adapter of rank 16 for the adapter cases")
+    run = command("run", _run, [named, shaped], "Measure the cases that have no results yet.")
+    run.add_argument("--case", action="append", choices=cases(default_threads()), help="case; may be repeated [all]")
     run.add_argument("--repeat", type=positive, default=DEFAULT_REPEAT, help=f"processes per case [{DEFAULT_REPEAT}]")
-    run.add_argument("--again", action="store_true", help="forget what was measured of these engines, shapes, cases")
+    run.add_argument("--again", action="store_true", help="discard the existing results of the selection")
     report = command("report", _report, [], "Write the page from the results.")
-    report.add_argument("-o", "--output", type=Path, default=DEFAULT_REPORT, help="the page [docs/performance.md]")
+    report.add_argument(
+        "-o", "--output", type=Path, default=DEFAULT_REPORT, help="path of the page [docs/reference/performance.md]"
+    )
     return parser
 
 

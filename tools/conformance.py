@@ -1,6 +1,6 @@
 """ONNX's backend suite through InferenceSession: `python -m tools.conformance [PATTERN]`.
 
-Prints how many of the suite's CPU cases pass, and names those that do not, with reasons. Nothing is downloaded.
+Print the number of the suite's CPU cases that pass, and list the failed cases with reasons. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ KNOWN_FAILURES = {
     "test_bernoulli_expanded_cpu": _RANDOM,
     "test_bernoulli_seed_cpu": _RANDOM,
     "test_bernoulli_seed_expanded_cpu": _RANDOM,
-    "test_loop16_seq_none_cpu": "the output is equal, but the suite takes the length of a number that it expects",
+    "test_loop16_seq_none_cpu": "the output is equal, but the suite calls len() on an expected number",
 }
 
 
 class SessionRep(base.BackendRep):
-    """A session as the suite wants to run it: inputs by position."""
+    """A session with the suite's interface: inputs are passed by position."""
 
     def __init__(self, model: Any) -> None:
         from genai.compat.onnxruntime.inference_session import InferenceSession
@@ -59,9 +59,9 @@ class SessionBackend(base.Backend):
 
 
 def run_suite(wanted: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
-    """Every CPU case whose name is wanted: name -> "" if it passes, else why not."""
+    """Run every CPU case that `wanted` selects; return a dict from its name to "" if it passes, else to the reason."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Making some node cases divides by zero.
+        warnings.simplefilter("ignore")  # The construction of some node cases divides by zero.
         cases = Runner(SessionBackend, __name__).test_cases.values()
         return {
             name: _outcome(getattr(instance, name))
@@ -82,7 +82,7 @@ def _outcome(case: Any) -> str:
 
 
 def main() -> None:
-    """Run and report; the exit code is 1 where the outcome is not the known one."""
+    """Run the suite and report the results; exit with 1 if a case that is not in KNOWN_FAILURES fails."""
     pattern = sys.argv[1] if len(sys.argv) > 1 else ""
     outcomes = run_suite(lambda name: bool(re.search(pattern, name)))
     failed = {name: why for name, why in outcomes.items() if why}

@@ -1,7 +1,7 @@
-"""Microseconds that the host takes for a step on a GPU, without one: `python -m tools.cuda_host_time`.
+"""Measure the host's time per GPU step in microseconds, without a GPU: `python -m tools.cuda_host_time`.
 
-Generator and LLM decode on a simulated GPU (simulated_gpu.py). Where its work takes no time, a step takes what the host
-needs, less what CuPy's own calls would; where it takes some, what the two do beside each other shows.
+Generator and LLM decode on a simulated GPU (simulated_gpu.py). If the GPU's work takes no time, the time of a step is
+the host's time, without the time of CuPy's own calls. If the work takes time, a step shows how the two overlap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 
 
 def load(gpu: SimulatedGpu, folder: Path) -> genai.Model:
-    """A model on the simulated GPU."""
+    """Load a model on the simulated GPU."""
     before = loading.open_executor
     loading.open_executor = lambda device, threads: CudaExecutor(gpu, threads)  # type: ignore[assignment]
     try:
@@ -40,7 +40,7 @@ def load(gpu: SimulatedGpu, folder: Path) -> genai.Model:
 
 
 def generator_step(model: genai.Model, batch: int, options: dict[str, Any], tokens: int, clock: Clock) -> float:
-    """Seconds per call of generate_next_token."""
+    """Return the seconds per call of generate_next_token."""
     params = GeneratorParams(model)
     length = CONTEXT + tokens + 10
     params.set_search_options(batch_size=batch, max_length=length, min_length=length, **options)
@@ -55,7 +55,7 @@ def generator_step(model: genai.Model, batch: int, options: dict[str, Any], toke
 
 
 def llm_step(model: genai.Model, batch: int, options: dict[str, Any], tokens: int, clock: Clock) -> float:
-    """Seconds per step of an LLM whose requests all run side by side: of so many more steps what they take more."""
+    """Return the seconds per step of an LLM with concurrent requests, measured over `tokens` additional steps."""
     with genai.LLM(model, max_sequences=batch) as llm:
         prompts = [[5 + i % 90 for i in range(CONTEXT)] for _ in range(batch)]
 
@@ -78,10 +78,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a table."""
+    """Print a table of the times."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--graph-us", type=microseconds, default=0.0, help="what the graph of a step takes")
-    parser.add_argument("--choice-us", type=microseconds, default=0.0, help="what the graph that chooses tokens takes")
+    parser.add_argument("--graph-us", type=microseconds, default=0.0, help="time of a step's graph")
+    parser.add_argument("--choice-us", type=microseconds, default=0.0, help="time of the graph that selects tokens")
     parser.add_argument("--batches", type=positive, nargs="+", default=[1, 8, 64])
     parser.add_argument("--tokens", type=positive, default=TOKENS)
     parser.add_argument("--repeat", type=positive, default=5)
@@ -96,9 +96,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Print a line for each case. Raises GenaiError: the model cannot be loaded, or has no room for a case."""
+    """Print a line for each case; raise GenaiError if the model cannot be loaded or a case needs too much memory."""
     gpu = SimulatedGpu(graph_us=given.graph_us, choice_us=given.choice_us)
-    # Others on this machine do not count, unless it is time that matters.
+    # CPU time excludes other load on this machine, but waiting for the simulated GPU takes only wall-clock time.
     clock = time.perf_counter if given.graph_us else time.process_time
     ways: dict[str, Callable[..., float]] = {"Generator": generator_step, "LLM": llm_step}
     cases = [(*case, batch) for case in product(ways, OPTIONS) for batch in given.batches]
@@ -109,7 +109,7 @@ def measure(given: argparse.Namespace) -> None:
             own = OPTIONS[kind][name == "LLM"]
             times = [1e6 * ways[name](model, batch, own, given.tokens, clock) for _ in range(given.repeat)]
             least, median = min(times), statistics.median(times)
-            print(f"{name:10} {kind:7} batch {batch:3}: {least:7.0f} us per step, median {median:7.0f}", flush=True)
+            print(f"{name:10} {kind:7} batch {batch:3}: min {least:7.0f} us per step, median {median:7.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the compiler says of every CUDA kernel, and how fast it can be at most: `python -m tools.cuda_kernels`.
+"""Report the resources and the minimum time of every CUDA kernel: `python -m tools.cuda_kernels`.
 
-Compiles with NVRTC, which needs no GPU (`pip install -e '.[cuda-ci]'`), and writes docs/cuda_kernels.md: registers,
-shared memory, spills and occupancy, and on paper the bytes and operations of one launch at the sizes of Llama 3.1 8B
-with the time that an H200 needs for them at least.
+Compile with NVRTC, which needs no GPU (`pip install -e '.[cuda-ci]'`), and write docs/reference/cuda-kernels.md. The
+page lists the registers, shared memory, spills and occupancy of each kernel. It also lists the bytes, operations and
+minimum time on an H200 that are calculated for one launch at the sizes of Llama 3.1 8B.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from pathlib import Path
 from genai.kernels.cuda.sources import CudaKernel, modules
 from genai.kernels.cuda.warmup import all_kernels
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernels.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cuda-kernels.md"
 ARCHITECTURE = "sm_90a"
 _USE = re.compile(r"entry function '(\w+)'.*?(\d+) bytes stack frame.*?Used (\d+) registers([^\n]*)", re.DOTALL)
 
 
 class CompilerError(RuntimeError):
-    """NVRTC refused; the message is its log."""
+    """NVRTC rejected the source; the message is its log."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a kernel takes: registers of a thread, bytes of them that are spilled or of arrays that are indexed by what
-    is computed (a stack frame, in memory), bytes of shared memory of a block.
+    """The resources of a kernel.
+
+    Attributes:
+        registers: registers of a thread.
+        spilled: bytes in the stack frame: spilled registers, and arrays that are indexed by computed values.
+        shared: bytes of shared memory of a block.
     """
 
     registers: int
@@ -38,10 +42,11 @@ class Use:
 
 
 def compiled(kernels: Sequence[CudaKernel], architecture: str) -> dict[str, Use]:
-    """What the assembler reports of kernels, by name.
+    """Return the resources of each kernel, keyed by its name, as reported by the assembler.
 
     Raises:
-        CompilerError: they do not compile. ImportError: NVRTC is not installed.
+        CompilerError: the kernels do not compile.
+        ImportError: NVRTC is not installed.
     """
     found: dict[str, Use] = {}
     for source, ones in modules(kernels):
@@ -60,13 +65,13 @@ def _compiled(source: str, architecture: str) -> dict[str, Use]:
         return result[1] if len(result) > 1 else None
 
     program = done(nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], []))
-    # As CuPy compiles it.
+    # The options that CuPy uses.
     options = [f"-arch={architecture}", "--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
     flags = [option.encode() for option in (*options, "--ptxas-options=-v")]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     log = b" " * int(done(nvrtc.nvrtcGetProgramLogSize(program)))  # type: ignore[call-overload]
     done(nvrtc.nvrtcGetProgramLog(program, log))
-    if int(failed) or b"serialized" in log:  # products of warpgroups that wait for each other: registers are in use
+    if int(failed) or b"serialized" in log:  # warpgroup matrix products that wait for each other
         raise CompilerError(log.decode()[:4000])
     done(nvrtc.nvrtcDestroyProgram(program))
     found = {}
@@ -76,33 +81,35 @@ def _compiled(source: str, architecture: str) -> dict[str, Use]:
     return found
 
 
-# A multiprocessor of Hopper: registers, threads, blocks, bytes of shared memory (1 KiB of it goes with every block).
+# A Hopper multiprocessor: registers, threads, blocks, bytes of shared memory, and the 1 KiB reserved for each block.
 _REGISTERS, _THREADS, _BLOCKS, _SHARED, _OWN = 65536, 2048, 32, 228 << 10, 1 << 10
 
 
 def occupancy(use: Use, threads: int) -> float:
-    """Share of a multiprocessor's threads that run at the same time."""
+    """Return the share of a multiprocessor's threads that can run at the same time."""
     by_registers = _REGISTERS // (-(-use.registers // 8) * 8 * threads)
     by_shared = _SHARED // (use.shared + _OWN)
     return min(by_registers, by_shared, _THREADS // threads, _BLOCKS) * threads / _THREADS
 
 
-# --- on paper --------------------------------------------------------------------------------------------------------
+# --- calculated times ------------------------------------------------------------------------------------------------
 
-# An H200: bytes per second that reference notes measured for copies, operations per second by its data sheet (dense).
+# An H200: bytes per second measured for copies (reference notes), operations per second from its data sheet (dense).
 BANDWIDTH, TENSOR, INT8, FLOAT = 4.3e12, 989e12, 4 * 67e12, 67e12
-# Llama 3.1 8B with weights of 4 bits in blocks of 32; one sequence decodes at 4,096 tokens, a prompt has 2,048.
+# Llama 3.1 8B with 4-bit weights in blocks of 32; one sequence decodes after 4,096 tokens, a prompt has 2,048.
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY, CONTEXT, PROMPT = 4096, 14336, 32, 8, 128, 128256, 4096, 2048
 _WEIGHT = 0.5 + 2 / 32
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one launch has to do.
+    """The work of one launch.
 
     Attributes:
-        what: of which record at which size. nbytes: read and written in global memory. operations: multiplications
-            and additions. rate: of the units that do them, per second.
+        what: the operation and its size.
+        nbytes: bytes read and written in global memory.
+        operations: multiplications and additions.
+        rate: operations per second of the units that perform them.
     """
 
     what: str
@@ -112,16 +119,16 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """The least time."""
+        """The minimum time."""
         return max(self.nbytes / BANDWIDTH, self.operations / self.rate)
 
 
-# What adapters, mixtures of experts, BERT and images add: rank; experts, how many are chosen, and their sizes.
+# Sizes for adapters (rank), mixtures of experts (experts, selected experts, inputs, weights), BERT and images.
 RANK, EXPERTS, CHOSEN, NARROW, _EXPERT = 16, 128, 8, 2048, 2 * 768 * 2048
 TEXT, WIDE, IMAGE = 128, 768, 3 * 224 * 224
 _MATRIX, _ROWS = HIDDEN * INNER, 4 * (HIDDEN + INNER)
-_SPEED = 512 * 4224 * 8 * 8  # rounds, blocks, warps, products of a warp
-# By the name of a kernel's function.
+_SPEED = 512 * 4224 * 8 * 8  # rounds, blocks, warps, products per warp
+# One launch of each kernel, by the name of the kernel's function.
 WORK = {
     "embed_blocks": Work("embedding of a token, 8 bits", HIDDEN * (1 + 2 / 32 + 4)),
     "embed_dense": Work("embedding of a token, float16", HIDDEN * 6),
@@ -130,8 +137,8 @@ WORK = {
     "norm": Work("norm with residual of a token", 5 * 4 * HIDDEN, 6 * HIDDEN),
     "arrange_floats": Work("activations of a token", 2 * 4 * HIDDEN),
     "arrange_bfloats": Work("activations of a prompt", 6 * HIDDEN * PROMPT),
-    "arrange_groups": Work("activations of a token, rounded", 5.25 * HIDDEN, 4 * HIDDEN),
-    "arrange_bytes": Work("activations of a token, rounded", 5.25 * HIDDEN, 4 * HIDDEN),
+    "arrange_groups": Work("activations of a token, quantised", 5.25 * HIDDEN, 4 * HIDDEN),
+    "arrange_bytes": Work("activations of a token, quantised", 5.25 * HIDDEN, 4 * HIDDEN),
     "product_exact": Work("gate projection of a token, 4 bits", _WEIGHT * _MATRIX + _ROWS, 2 * _MATRIX),
     "decode_few": Work("gate projection of a token, 4 bits", _WEIGHT * _MATRIX + _ROWS, 2 * _MATRIX, INT8),
     "decode": Work("gate projection of 64 tokens, 4 bits", _WEIGHT * _MATRIX + 64 * _ROWS, 128 * _MATRIX, 2 * TENSOR),
@@ -149,7 +156,7 @@ WORK = {
     ),
     "store_heads": Work("keys and values of a token, float16", 8 * HIDDEN + 12 * KV_HEADS * HEAD, 6 * HIDDEN),
     "attend_split": Work("attention of a token, float16", 4 * KV_HEADS * HEAD * CONTEXT, 4 * HEADS * HEAD * CONTEXT),
-    # Half of the pairs of tokens are visible; a tile of rows reads what is before it once, out of L2.
+    # Half of the pairs of tokens are visible; a tile of rows reads the preceding keys and values once, from L2.
     "attend_tile": Work(
         "attention of a prompt, float16",
         (8 * HEADS + 4 * KV_HEADS) * HEAD * PROMPT,
@@ -161,8 +168,8 @@ WORK = {
     "hadamard_back": Work("attention of a token, int4", 8 * HIDDEN, HIDDEN * 7),
     "rotate_keys": Work("keys of 2,048 tokens, float16", 4 * KV_HEADS * HEAD * 2048, 3 * KV_HEADS * HEAD * 2048),
     "pack_codes": Work("gate projection, 4 bits, once", _MATRIX),
-    "linear_recurrence": Work("states of 4,096 numbers, a token", 5 * 4 * HIDDEN, 2 * HIDDEN),
-    "reorder": Work("columns of a token in another order", (4 + 4 + 8) * HIDDEN),
+    "linear_recurrence": Work("states of 4,096 numbers, one token", 5 * 4 * HIDDEN, 2 * HIDDEN),
+    "reorder": Work("reordered columns of a token", (4 + 4 + 8) * HIDDEN),
     "shrink_few": Work("rank 16 of a token, float16", 2 * RANK * HIDDEN + 4 * HIDDEN, 2 * RANK * HIDDEN),
     "shrink_many": Work(
         "rank 16 of a prompt", (2 * RANK / 16 + 4) * HIDDEN * PROMPT, 8 * RANK * HIDDEN * PROMPT, TENSOR
@@ -181,17 +188,17 @@ WORK = {
         2 * CHOSEN * _EXPERT * PROMPT,
         TENSOR,
     ),
-    "mix": Work("8 results of a token", 4 * (CHOSEN + 1) * NARROW, 2 * CHOSEN * NARROW),
+    "mix": Work("8 expert results of a token", 4 * (CHOSEN + 1) * NARROW, 2 * CHOSEN * NARROW),
     "gather_numbers": Work("one logit", 12),
     "take_chosen": Work("one token", 16),
     "read_memory": Work("a buffer of 1 GiB", 1 << 30),
     "multiply_bfloats": Work("512 rounds of 4,224 blocks", 0, _SPEED * 4096, TENSOR),
     "multiply_many_bytes": Work("512 rounds of 4,224 blocks", 0, _SPEED * 8192, 2 * TENSOR),
     "multiply_floats": Work("512 rounds of 4,224 blocks", 0, _SPEED * 2048),
-    "sample_rows": Work("the likeliest of a row of logits", 4 * VOCABULARY, VOCABULARY),
+    "sample_rows": Work("the likeliest token of a row of logits", 4 * VOCABULARY, VOCABULARY),
     "map1": Work("a function of 128 x 3072 numbers of BERT", 8 * TEXT * 4 * WIDE, 10 * TEXT * 4 * WIDE),
     "map2": Work("a sum of 128 x 768 numbers of BERT", 12 * TEXT * WIDE, TEXT * WIDE),
-    "map3": Work("a choice of 128 x 768 numbers", 13 * TEXT * WIDE, TEXT * WIDE),
+    "map3": Work("an elementwise selection of 128 x 768 numbers", 13 * TEXT * WIDE, TEXT * WIDE),
     "float_product": Work("128 x 768 by 768 x 3072 of BERT", 4 * (TEXT * 5 + 4 * WIDE) * WIDE, 8 * TEXT * WIDE**2),
     "half_product": Work(
         "128 x 768 by 768 x 3072 of BERT", 2 * (TEXT * 5 + 4 * WIDE) * WIDE, 8 * TEXT * WIDE**2, TENSOR
@@ -209,12 +216,12 @@ WORK = {
 
 
 def family(kernel: CudaKernel) -> str:
-    """The name of a kernel's function, without its arguments and its namespace."""
+    """Return the name of a kernel's function, without arguments and namespace."""
     return kernel.function.partition("<")[0].rpartition("::")[2]
 
 
 def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
-    """docs/cuda_kernels.md."""
+    """Return the text of docs/reference/cuda-kernels.md."""
     by_family: dict[str, list[CudaKernel]] = {}
     for kernel in kernels:
         by_family.setdefault(family(kernel), []).append(kernel)
@@ -233,7 +240,7 @@ def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
     lines += [
         "",
         _ON_PAPER,
-        "| kernel | one launch | bytes | operations | least time | bound by |",
+        "| kernel | one launch | bytes | operations | minimum time | bound by |",
         "|---|---|---|---|---|---|",
     ]
     for name in by_family:
@@ -246,20 +253,21 @@ def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_HEAD = """# The CUDA kernels, as the compiler sees them
+_HEAD = """# CUDA kernels
 
-Made by `python -m tools.cuda_kernels`, which compiles all {count} kernels that usual models need for {architecture}
-with NVRTC. What they need on a GPU is in [cuda.md](cuda.md#measured). Spilled are bytes of registers, or of arrays that
-are indexed by what is computed, that lie in memory. Occupancy is the share of a multiprocessor's 2,048 threads that can
-run at the same time, from registers and shared memory.
+For developers of the CUDA kernels: registers, occupancy and time limits of every kernel. Generated by
+`python -m tools.cuda_kernels`, which compiles all {count} kernels that common models need on
+{architecture} with NVRTC. [CUDA measurements](cuda-measurements.md) has times on a GPU. *Spilled* counts the bytes that
+the compiler stores in memory: registers, and arrays that are indexed by computed values. *Occupancy* is the share of a
+multiprocessor's 2,048 threads that can run at the same time, as limited by registers and shared memory.
 """
-_ON_PAPER = """## On paper
+_ON_PAPER = """## Calculated minimum times
 
-The least time of one launch on an H200: the bytes that it reads and writes at 4.3 TB/s, or its operations at what the
-data sheet gives for the units that do them (989 TFLOP/s of tensor cores in bfloat16, 67 TFLOP/s in float32, four times
-as many with bytes), whichever is longer. Where nothing else is said, sizes are those of Llama 3.1 8B; of 128
-experts, 8 are chosen for a token, 2,048 by 768 with a gate. A launch in a captured graph costs about 1.3 µs besides, so
-that short ones are bound by that.
+The minimum time of one launch on an H200 is the longer of two times: the time to read and write its bytes at 4.3 TB/s,
+and the time of its operations at the data sheet's rate for the units that perform them (989 TFLOP/s on tensor cores in
+bfloat16, 67 TFLOP/s in float32, four times that with bytes). Unless noted otherwise, sizes are those of Llama 3.1 8B.
+Mixtures have 128 gated experts of 2,048 by 768, 8 of which are selected per token. A launch in a captured graph costs
+about 1.3 µs in addition, which is the limit for short launches.
 """
 
 
@@ -280,7 +288,7 @@ def _number(value: float) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """See above."""
+    """Compile the kernels and write the page; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=PAGE)
     options = parser.parse_args(arguments)

@@ -1,6 +1,7 @@
-"""What the time of a model's steps on a GPU is made of: a stage of tools/gpu_day.py.
+"""The composition of a model's step time on a GPU: a stage of tools/gpu_day.py.
 
-Kernels of one name are captured as a graph of their own and timed: of all layers, so that no weight stays in a cache.
+All kernels with the same name are captured as a separate graph, which is timed. The graph contains the kernels of all
+layers, so that no weight stays in a cache.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from genai.models.model import Model
 
 _WARM_STEPS, _STEPS, _PROMPTS, _LEAST_SHARE = 8, 64, 5, 0.01
 Seconds = Callable[[Any, Callable[[], None]], float]
-"""How long some work of a driver takes on the GPU, by its own clock."""
+"""A function that returns the time that a driver's work takes on the GPU, by the GPU's clock."""
 
 
 class _Counted:
-    """A driver that counts launches."""
+    """A driver that counts its launches."""
 
     def __init__(self, driver: Any) -> None:
         self._driver, self.launches = driver, 0
@@ -39,8 +40,10 @@ def measured_steps(
     folder: Path | None, device: str, seconds: Seconds, *, batches: tuple[int, ...], context: int,
     prompts: tuple[int, ...] = (),
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Steps of so many sequences with `context` tokens: the whole step as the host sees it, its graph, and kernels; and
-    how long whole prompts take until their logits are there."""
+    """Measure steps of `batches` sequences with `context` tokens: the whole step on the host, its graph, and kernels.
+
+    For each length in `prompts`, also measure the time from a whole prompt to its logits.
+    """
     longest = max([context + _WARM_STEPS + _STEPS, *prompts])
     with Model(folder, device=device, quiet=True, context_size=longest + 1) as model:
         decoder = model.decoder

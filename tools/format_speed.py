@@ -1,12 +1,12 @@
-"""Decoding with weights of 2, 3 and 4 bits, beside llama.cpp's and ik_llama.cpp's forms of the same size, in turns.
+"""Decode speed with 2-, 3- and 4-bit weights, compared with formats of the same size in llama.cpp and ik_llama.cpp.
 
-    python -m tools.compare_peers setup --work WORK --engine llama.cpp --engine ik_llama.cpp    # once: compiles them
+    python -m tools.compare_peers setup --work WORK --engine llama.cpp --engine ik_llama.cpp    # once: compiles
     python -m tools.format_speed --work WORK [--repeat 3]
 
-Models of Llama-3.2-1B's shape with random weights are made where they are missing; every matrix has the one form, head
-and embedding too. Some of the peers' forms take minutes per hundred million weights to quantise: that is done to one
-layer, which the file then has 16 times. Beside tokens per second: the share of plain reading's bandwidth, measured in
-the same turn, that the bytes of a step make.
+Missing models are created. They have Llama-3.2-1B's shape, random weights and all matrices in one format, including the
+head and embedding. Some of the peers' formats take minutes per hundred million weights to quantise. Therefore only one
+layer is quantised, and the file contains 16 copies of it. The engines are measured in turns. The table shows tokens per
+second, and the read rate of the weights as a share of the memory bandwidth that was measured in the same turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tools.peers.turns import in_turns
 from tools.quantisation_curves.gguf_peers import IK_LLAMA_CPP, LLAMA_CPP, Quantiser, write_floats
 
 SHAPE, CASE = "llama-3.2-1b", Case("forms", 64, 64)
-# Name, engine, and how its model is made; the uniform form comes first, then the one with fewer bits.
+# Name, engine, and the arguments that make the model. Our uniform format comes first, then our non-uniform format.
 FORMATS: dict[int, tuple[tuple[str, Engine, tuple[str, ...]], ...]] = {
     bits: (
         (f"{bits} bits by 32", GenaiToolkit(), ("--bits", str(bits))),
@@ -53,10 +53,16 @@ ENGINES = tuple(dict.fromkeys(engine.name for forms in FORMATS.values() for _, e
 
 @dataclass
 class Contender:
-    """One model in one engine.
+    """One model, and the results of the engine that runs it.
 
     Attributes:
-        bits: of the class. nbytes: that a step reads. decode: tokens per second, by turn. share: of plain reading.
+        bits: bits per weight, which formats of the same size share.
+        name: name of the format.
+        engine: the engine.
+        model: path of the model.
+        nbytes: bytes that a step reads.
+        decode: tokens per second, by turn.
+        share: share of the memory bandwidth, by turn.
     """
 
     bits: int
@@ -69,11 +75,11 @@ class Contender:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make what is missing, measure in turns, print a table."""
+    """Create the missing models, measure the engines in turns, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"), help="engines and models")
-    parser.add_argument("--repeat", type=positive, default=3, help="processes of each engine")
-    parser.add_argument("--engine", action="append", choices=ENGINES, help="only this one's forms; may be repeated")
+    parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"), help="folder of engines and models")
+    parser.add_argument("--repeat", type=positive, default=3, help="processes per engine")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="measure only this engine; may be repeated")
     asked = parser.parse_args(arguments)
     work = asked.work.expanduser().resolve()
     checkpoint = make_checkpoint(work / "checkpoints" / SHAPE, SHAPES[SHAPE])
@@ -91,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{len(one.decode)}/{asked.repeat} {one.engine.name} {one.name}: {measured.decode:.1f} tok/s",
                 flush=True,
             )
-    print("\n| bits | engine | format | GB per step | tok/s | share of plain reading |\n|---|---|---|---|---|---|")
+    print("\n| bits | engine | format | GB per step | tok/s | share of bandwidth |\n|---|---|---|---|---|---|")
     for one in contenders:
         cells = (one.bits, one.engine.title, one.name, f"{one.nbytes / 1e9:.3f}")
         print(f"| {' | '.join(map(str, cells))} | {_middle(one.decode):.1f} | {_middle(one.share):.2f} |")
@@ -119,7 +125,7 @@ def _made(work: Path, checkpoint: Path, engines: Sequence[str]) -> Iterator[Cont
 
 
 def _quantised_by(engine: LlamaCpp, work: Path, folder: Path, model: Path, kind: int) -> None:
-    """A GGUF file whose every matrix has one form: one layer, quantised by the engine's library, and its copies."""
+    """Write a GGUF file in one format: one layer that the engine's library quantised, and copies of this layer."""
     whole = SHAPES[SHAPE]
     layer = replace(whole, config=dict(whole.config) | {"num_hidden_layers": 1})
     floats, one, partial = folder / "floats.gguf", folder / "layer.gguf", model.with_suffix(".partial")

@@ -1,7 +1,7 @@
-"""Tiny GGUF models with random weights, one per architecture and per type, written with llama.cpp's `gguf` package.
+"""Tiny GGUF models with random weights, one per architecture and weight type, written with llama.cpp's `gguf` package.
 
-Weights come from `numpy.random.RandomState`, whose numbers stay the same in every version of NumPy: llama.cpp's logits
-of these files are stored (tests/convert/gguf_goldens), and the tests make the files again.
+The weights come from `numpy.random.RandomState`, whose numbers are the same in every version of NumPy. llama.cpp's
+logits for these files are stored in tests/convert/gguf_goldens, and the tests write the same files again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ Tensors = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder in llama.cpp's words.
+    """A decoder in llama.cpp's terms.
 
     Attributes:
-        arch: general.architecture. keys: further metadata, without the architecture's name.
+        arch: general.architecture.
+        keys: other metadata, without the architecture's name as a prefix.
         qk: norms of queries and keys: "", "head", "heads" or "all".
-        bias: projections that have one, of "qkv", "o", "mlp", "head".
+        bias: the projections that have a bias: any of "qkv", "o", "mlp" and "head".
     """
 
     arch: str
@@ -126,7 +127,7 @@ HEADS, HEAD = 4, 64
 
 
 def write_model(path: Path, shape: Shape, kind: str = "F32", **changes: Any) -> Path:
-    """Write a model whose matrices are of a type; `changes` replace metadata, or remove it where None."""
+    """Write a model with matrices of one type; `changes` replace metadata, or remove keys whose value is None."""
     writer = gguf.GGUFWriter(str(path), shape.arch)
     for key, value in (metadata(shape) | changes).items():
         add_value(writer, key, value)
@@ -138,7 +139,7 @@ def write_model(path: Path, shape: Shape, kind: str = "F32", **changes: Any) -> 
 
 
 def close(writer: Any) -> None:
-    """Write the file that was put together."""
+    """Write the collected data to the file and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -146,7 +147,7 @@ def close(writer: Any) -> None:
 
 
 def add_tensor(writer: Any, name: str, values: NDArray[np.float32], kind: str, random: np.random.RandomState) -> None:
-    """Matrices get the type, by random blocks of the same size; norms, routers and biases stay floats."""
+    """Add a tensor; matrices become random blocks with the same RMS; norms, routers and biases stay floats."""
     if kind == "F32" or values.ndim == 1 or any(part in name for part in ("norm", "gate_inp", "position", "rope")):
         writer.add_tensor(name, values)
         return
@@ -159,19 +160,19 @@ def add_tensor(writer: Any, name: str, values: NDArray[np.float32], kind: str, r
     writer.add_tensor(name, blocks.reshape(*blocks.shape[:-2], -1), raw_dtype=number)
 
 
-# Where the floats of a block lie: its scale, and what its least value is scaled by.
+# Byte offsets of a block's float16 numbers: its scale, and the scale of its minimum.
 _FLOATS = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "Q4_1": (0, 2), "Q5_1": (0, 2),
     "Q4_K": (0, 2), "Q5_K": (0, 2),
 }  # fmt: skip
-# The second float in units of the first, so that values lie around zero.
+# The second number as a multiple of the first, chosen so that values are centred on zero.
 _LEAST = {"Q4_1": -7.5, "Q5_1": -15.5, "Q4_K": 7.5, "Q5_K": 15.5, "Q2_K": 1.5}
 
 
 def random_blocks(
     kind: GgmlType, shape: tuple[int, ...], random: np.random.RandomState, rms: float
 ) -> NDArray[np.uint8]:
-    """Blocks [*shape, bytes] of random numbers of about this size."""
+    """Return random blocks [*shape, bytes] whose values have approximately the given RMS."""
     blocks: NDArray[np.uint8] = random.randint(0, 256, (*shape, kind.nbytes)).astype(np.uint8)
     if kind.name == "MXFP4":
         blocks[..., 0] = 127 + round(np.log2(rms / 3))
@@ -194,7 +195,7 @@ def _put(blocks: NDArray[np.uint8], name: str, scale: float) -> None:
 
 
 def _spread(blocks: NDArray[np.uint8], scale: float) -> None:
-    """The float of IQ1_M lies in the highest nibbles of four words."""
+    """Write the float of an IQ1_M block, which is split over the highest nibbles of four words."""
     bits = int(np.array([scale], np.float16).view(np.uint16)[0])
     for word in range(4):
         high = blocks[..., 49 + 2 * word]
@@ -202,7 +203,7 @@ def _spread(blocks: NDArray[np.uint8], scale: float) -> None:
 
 
 def metadata(shape: Shape) -> dict[str, Any]:
-    """All keys but general.architecture, with a byte-level vocabulary."""
+    """Return all keys except general.architecture, with a byte-level vocabulary."""
     norm = "attention.layer_norm_epsilon" if shape.layer_norm else "attention.layer_norm_rms_epsilon"
     own = {
         "context_length": CONTEXT, "embedding_length": HIDDEN, "block_count": shape.layers,
@@ -218,7 +219,7 @@ def metadata(shape: Shape) -> dict[str, Any]:
 
 
 def vocabulary() -> dict[str, Any]:
-    """Bytes, some merges, and the marks of a chat."""
+    """Return a vocabulary of bytes, some merges, and chat markers."""
     known = json.loads(VOCABULARIES.read_text(encoding="utf-8"))["byte_level"]
     tokens = sorted(known["vocab"], key=known["vocab"].get)
     bytes_ = [token for token in tokens if len(token) == 1]
@@ -236,7 +237,7 @@ def vocabulary() -> dict[str, Any]:
 
 
 def add_value(writer: Any, key: str, value: Any) -> None:
-    """A value of metadata; None adds nothing."""
+    """Add a metadata value unless it is None."""
     kinds: list[tuple[type, Callable[..., None]]] = [
         (bool, writer.add_bool), (int, writer.add_uint32), (float, writer.add_float32), (str, writer.add_string),
         (list, writer.add_array),
@@ -314,7 +315,7 @@ def _attention(
 
 
 def write_adapter(path: Path, shape: Shape, rank: int = 4, **changes: Any) -> Path:
-    """Write an adapter of a model's attention, as convert_lora_to_gguf.py does."""
+    """Write an adapter for a model's attention, as convert_lora_to_gguf.py does."""
     writer = gguf.GGUFWriter(str(path), shape.arch)
     values = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
     for key, value in (values | changes).items():

@@ -1,9 +1,9 @@
-"""A GGUF file beside llama.cpp: how long importing it takes, then prompts and decoding of both in turns.
+"""Compare a GGUF file's import time, prefill and decode speed with llama.cpp, in turns.
 
-    python -m tools.compare_peers setup --engine llama.cpp --work WORK    # once: compiles it
+    python -m tools.compare_peers setup --engine llama.cpp --work WORK    # once: compiles llama.cpp
     python -m tools.gguf_speed --work WORK [--repeat 3]
 
-The file is made if it is not there: Llama-3.2-1B's shape as Q4_K_M, with random blocks.
+If the file is missing, it is written: Llama-3.2-1B's shape as Q4_K_M, with random blocks.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CASE = Case("gguf", 512, 48)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"), help="engines and the file")
-    parser.add_argument("--repeat", type=positive, default=3, help="processes of each engine")
+    parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"), help="folder of engines and file")
+    parser.add_argument("--repeat", type=positive, default=3, help="processes per engine")
     asked = parser.parse_args(arguments)
     work = asked.work.expanduser().resolve()
     file, folder = work / "gguf" / "llama-3.2-1b-q4_k_m.gguf", work / "gguf" / "imported"
@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         print(f"writing {file}", flush=True)
         write_q4_k_m(file)
-    file.read_bytes()  # from the disk once, for both
+    file.read_bytes()  # loads the file into the page cache for both engines
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-m", "genai", "build", str(file), "-o", str(folder)], check=True)
-    print(f"importing: {time.perf_counter() - begin:.1f} s", flush=True)
+    print(f"import: {time.perf_counter() - begin:.1f} s", flush=True)
     engines: list[tuple[Engine, Path]] = [(GenaiToolkit(), folder), (LlamaCpp(), file)]
     found: dict[str, list[Any]] = {engine.name: [] for engine, _ in engines}
     for (engine, _), measured in in_turns(work, CASE, VOCAB, engines, asked.repeat, lambda one: one):
@@ -62,11 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _said(runs: Sequence[Any]) -> str:
     prefill, decode = (statistics.median(getattr(run, name) for run in runs) for name in ("prefill", "decode"))
-    return f"prompt {prefill:.0f} tok/s, decoding {decode:.1f} tok/s"
+    return f"prefill {prefill:.0f} tok/s, decode {decode:.1f} tok/s"
 
 
 def write_q4_k_m(path: Path) -> None:
-    """Which types llama.cpp gives to which matrices in this mixture; norms are ones."""
+    """Write the file with the types that llama.cpp assigns to the matrices in Q4_K_M; all norms' weights are 1."""
     writer, random = gguf.GGUFWriter(str(path), "llama"), np.random.RandomState(0)
     sizes = {
         "context_length": 131072, "embedding_length": HIDDEN, "block_count": LAYERS, "feed_forward_length": WIDTH,
@@ -104,7 +104,7 @@ def _takes_more(layer: int) -> bool:
 
 
 def _vocabulary() -> dict[str, Any]:
-    """The bytes, pairs of them, triples, and marks: as many tokens as the model has rows."""
+    """Return a vocabulary of bytes, pairs, triples and markers, one token per row of the embedding."""
     others = (chr(0x100 + number) for number in range(256))
     printable = {*range(33, 127), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     letters = [chr(byte) if byte in printable else next(others) for byte in range(256)]

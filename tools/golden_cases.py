@@ -1,6 +1,6 @@
 """Tiny configurations, one or more per architecture and RoPE scaling, as arguments of transformers' classes.
 
-Sizes are odd on purpose, and layers many enough to reach every kind of layer.
+Sizes are deliberately unusual, and there are enough layers to include every kind of layer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Heads of 14: 84 elements in all, beside a hidden size of 54.
+# 6 heads of 14 elements, 84 in all, with a hidden size of 54.
 HEADS: dict[str, Any] = {**SMALL, "head_dim": 14}
-# For classes that derive the head from the hidden size: 6 heads of 10.
+# For classes that derive the head size from the hidden size: 6 heads of 10 elements.
 DERIVED: dict[str, Any] = {**SMALL, "hidden_size": 60}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.2, "logits_scaling": 1.7}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 37}
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "lm_head_bias": True,
             "sliding_window": None,
-            # More than all tokens: transformers 5.23 looks up the short factors whatever the length.
+            # More than the number of tokens: transformers 5.23 uses the short factors for every length.
             "original_max_position_embeddings": 96,
             **_rope("longrope", **{**_LONG, "original_max_position_embeddings": 96}, short_mscale=1.2, long_mscale=1.3),
         },

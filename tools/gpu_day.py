@@ -1,10 +1,11 @@
-"""What to run on the first day a GPU is there: `python -m tools.gpu_day -o FOLDER [MODEL...]`.
+"""All checks and measurements for a first session on a GPU: `python -m tools.gpu_day -o FOLDER [MODEL...]`.
 
-In order of importance, within so many minutes: facts of the GPU, every kernel compiled, the tests of kernels and models
-on the GPU, how long steps of models take and what of, beside PyTorch's, then kernels beside what the GPU can do, and
-NVIDIA's checks of memory and races. Where no model is named, folders of Llama-3.2-1B's and Llama-3.1-8B's shapes are
-built meanwhile, with made-up numbers. Everything is written to FOLDER/gpu_day.json and FOLDER/gpu_day.md after each
-stage, so that nothing is lost where a later one fails. Exits with 2 where there is no GPU, with 1 where a stage failed.
+The stages run in order of importance, within a time limit: facts about the GPU; compilation of every kernel; the tests
+of kernels and models on the GPU; the time and composition of models' steps, compared with PyTorch; kernels compared
+with the GPU's ceilings; and NVIDIA's memory and race checks. If you name no model, models of Llama-3.2-1B's and
+Llama-3.1-8B's shapes with random weights are built in the background. All results are written to FOLDER/gpu_day.json
+and FOLDER/gpu_day.md after each stage, so that a later failure loses nothing. The exit code is 2 without a GPU, and 1
+if a stage failed.
 """
 
 from __future__ import annotations
@@ -53,27 +54,33 @@ from tools.cuda_steps import measured_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ("llama-3.2-1b", "llama-3.1-8b")
-# Seconds that may pass until tests, the building of models, PyTorch's steps of a model, a check are ended.
+# Time limits in seconds for the tests, for building models, for PyTorch's steps of one model, for a sanitizer check.
 _TESTED, _BUILT, _PYTORCH, _SANITIZED = 120, 240, 45, 60
 _LAST_WORDS = 10
-# Kernels that the sanitizer sees: of each kind, in small sizes.
+# Stages that run under the sanitizer, with small sizes: together, they use every kind of kernel.
 _SMALL_STAGES = ("products", "experts", "attention", "adapters")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CHECKS = ("memcheck", "racecheck", "synccheck")
-# Shares of what the GPU can do at most that kernels should reach: of its copy bandwidth, and of its matmul.
+# The shares of the GPU's copy bandwidth and matmul speed that kernels should reach.
 BANDWIDTH_SHARE, MATMUL_SHARE = 0.8, 0.5
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured.
+    """The sizes that are measured.
 
     Attributes:
-        copied: bytes. matrices: [outputs, columns] of products. copies: so many of each, more than a cache holds.
-        tokens: rows with decode numerics; prompts: rows with prefill numerics. contexts: tokens of sequences.
-        batches: sequences. repeats: of what is timed. experts: how many, how many of a token, and the sizes of a row
-        and of what is between the two products. kinds: of pages, besides float16.
+        copied: number of bytes to copy.
+        matrices: [outputs, columns] of matrix products.
+        copies: number of copies of each matrix, too many for the GPU's cache to hold.
+        tokens: numbers of rows with decode numerics.
+        prompts: numbers of rows with prefill numerics.
+        contexts: tokens of sequences.
+        batches: numbers of sequences.
+        repeats: repetitions of each timed run.
+        experts: number of experts, experts per token, row size, and size between an expert's two matrix products.
+        kinds: page types in addition to float16.
     """
 
     copied: int = 1 << 30
@@ -93,7 +100,7 @@ SMALL = Sizes(1 << 16, ((64, 256),), 2, (1,), (32,), (64,), (2,), 2, (4, 2, 64, 
 
 @dataclass
 class Day:
-    """What was found so far, and what it is found with."""
+    """The tools of the session and its results so far."""
 
     driver: Any
     cupy: Any
@@ -107,11 +114,11 @@ class Day:
     matmul: float = 0.0
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """The median of how long some work takes on the GPU, by its own clock."""
+        """Return the median time that the work takes on the GPU, by the GPU's clock."""
         return self.seconds_of(self.driver, work)
 
     def seconds_of(self, driver: Any, work: Callable[[], None]) -> float:
-        """The same of another driver's work: its stream is another one."""
+        """Return the median time for another driver's work, which runs on a separate stream."""
         work()
         return float(np.median([driver.seconds(work) for _ in range(self.sizes.repeats)]))
 
@@ -120,7 +127,7 @@ class Day:
 
 
 def facts(day: Day) -> Iterator[Row]:
-    """The GPU, what it copies and multiplies at most, and what a launch costs."""
+    """Report the GPU, its maximum copy and matmul speed, and the cost of a launch."""
     yield {"what": "device", "value": day.driver.name, "free bytes": day.driver.free_bytes()}
     for name in ("driverGetVersion", "runtimeGetVersion"):
         yield {"what": name, "value": getattr(day.cupy.cuda.runtime, name)()}
@@ -133,7 +140,7 @@ def facts(day: Day) -> Iterator[Row]:
     day.bandwidth = 2 * day.sizes.copied / day.seconds(copy)
     yield {"what": "copy bandwidth, both ways", "GB/s": day.bandwidth / 1e9}
     size = max(day.sizes.matrices[0])
-    rng = np.random.default_rng(0)  # of ones it would be faster
+    rng = np.random.default_rng(0)  # cuBLAS is faster on matrices of ones
     a, b = (day.driver.upload(rng.standard_normal((size, size), np.float32).astype(np.float16)) for _ in range(2))
 
     def multiply() -> None:
@@ -143,40 +150,40 @@ def facts(day: Day) -> Iterator[Row]:
     try:
         day.matmul = 2 * size**3 / day.seconds(multiply)
         yield {"what": "cuBLAS, float16", "TFLOP/s": day.matmul / 1e12}
-    except Exception as error:  # its library is no part of our extras
-        yield {"what": "cuBLAS, float16", "value": f"not there: {type(error).__name__}: {error}"}
+    except Exception as error:  # our optional dependencies do not include cuBLAS
+        yield {"what": "cuBLAS, float16", "value": f"not available: {type(error).__name__}: {error}"}
     count = 1000
     begin = time.perf_counter()
     for _ in range(count):
         day.driver.zeros(256)
     day.driver.synchronize()
-    yield {"what": "a launch of CuPy's with its allocation", "us": (time.perf_counter() - begin) / count * 1e6}
+    yield {"what": "a CuPy launch with its allocation", "us": (time.perf_counter() - begin) / count * 1e6}
 
 
 def compiled(day: Day) -> Iterator[Row]:
-    """Every kernel, by the compiler that users run."""
+    """Compile every kernel with the compiler that users have."""
     kernels, begin = all_kernels(day.driver.capability), time.perf_counter()
     functions = day.driver.load(kernels)
     yield {"what": "kernels compiled", "value": len(functions), "s": time.perf_counter() - begin}
 
 
 def checked(day: Day) -> Iterator[Row]:
-    """The tests of kernels and models, on the GPU: of long sweeps a part, as `tests.drawing` has it."""
+    """Run the tests of kernels and models on the GPU; `tests.drawing` selects some cases of long sweeps."""
     processes = str(max((os.cpu_count() or 2) - 1, 1))
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", processes, "-p", "no:cacheprovider"]
-    command += [f"--cases={os.environ.get('TEST_CASES', 'gpu')}"]  # without git it would be all of them
+    command += [f"--cases={os.environ.get('TEST_CASES', 'gpu')}"]  # without git, the default would be all cases
     environment = {"GENAI_CUDA_DEVICE": str(day.index)}
     code, said = _run([*command, "tests/kernels", "tests/convert", "tests/session"], _TESTED, environment)
     (day.folder / "tests.txt").write_text(said, encoding="utf-8")
     last = [line for line in said.splitlines() if line.strip()][-1:]
-    what = {0: "passed", None: f"not done after {_TESTED} s"}.get(code, "FAILED")
+    what = {0: "passed", None: f"not finished after {_TESTED} s"}.get(code, "FAILED")
     yield {"what": "tests on the GPU", "value": what, "line": "".join(last)}
     if code:
         raise RuntimeError(f"tests failed: see {day.folder / 'tests.txt'}")
 
 
 def _run(command: Sequence[str], seconds: float, environment: dict[str, str]) -> tuple[int | None, str]:
-    """A program's exit code, None = it took longer, and what it printed. Processes that it has started end with it."""
+    """Run a program and kill its child processes; return the exit code (None on a timeout) and the output."""
     with subprocess.Popen(
         command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", start_new_session=True,
@@ -186,20 +193,20 @@ def _run(command: Sequence[str], seconds: float, environment: dict[str, str]) ->
             said, _ = process.communicate(timeout=seconds)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # so that it says what it has found
+            process.send_signal(signal.SIGINT)  # so that the program prints its results
             try:
                 said, _ = process.communicate(timeout=_LAST_WORDS)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 said, _ = process.communicate()
         finally:
-            with contextlib.suppress(ProcessLookupError):  # workers that outlive it
+            with contextlib.suppress(ProcessLookupError):  # kills child processes that outlive the program
                 os.killpg(process.pid, signal.SIGKILL)
     return code, said
 
 
 def begin_building(day: Day) -> None:
-    """Build models in processes of their own, beside stages that are not timed."""
+    """Build models in separate processes, during stages that are not timed."""
     for shape in SHAPES:
         folder = day.folder / "models" / shape
         if not folder.exists():
@@ -210,16 +217,16 @@ def begin_building(day: Day) -> None:
 
 
 def built(day: Day) -> Iterator[Row]:
-    """Models that are being built."""
+    """Wait for the models that are being built."""
     for shape, process in day.building.items():
         code = process.wait(_BUILT)
-        yield {"what": f"built with made-up numbers: {shape}", "value": "done" if code == 0 else f"exit code {code}"}
+        yield {"what": f"built with random weights: {shape}", "value": "done" if code == 0 else f"exit code {code}"}
         if code:
             raise RuntimeError(f"{shape} was not built")
 
 
 def products(day: Day) -> Iterator[Row]:
-    """Products with float16 and with few bits: bytes of weights per second for few rows, operations for many."""
+    """Measure matmuls with float16 and 3- to 8-bit weights: weight bytes/s for few rows, operations/s for many."""
     rng = np.random.default_rng(0)
     for outputs, columns in day.sizes.matrices:
         for bits in (16, 3, 4, 8):
@@ -243,7 +250,7 @@ def products(day: Day) -> Iterator[Row]:
 
 
 def _share(rate: float, of: float) -> float | None:
-    return rate / of if of else None  # where it was not measured
+    return rate / of if of else None  # None: `of` was not measured
 
 
 def _weight(constants: MadeUpConstants, rng: np.random.Generator, outputs: int, columns: int, bits: int) -> Weight:
@@ -270,7 +277,7 @@ def _product_row(
 
 
 def experts(day: Day) -> Iterator[Row]:
-    """Mixtures of experts of 4 bits: bytes of the experts that are chosen per second, operations for many rows."""
+    """Measure mixtures of 4-bit experts: bytes/s of the selected experts for few rows, operations/s for many."""
     (count, per_token, hidden, width), rng, constants = day.sizes.experts, np.random.default_rng(0), MadeUpConstants()
 
     def branch(name: str, rows: int, columns: int) -> Projection:
@@ -281,7 +288,7 @@ def experts(day: Day) -> Iterator[Row]:
         )
 
     layers = branch("first", 2 * width, hidden), branch("second", hidden, width)
-    names = [str(number) for number in range(day.sizes.copies)]  # with scores of their own, so with other experts
+    names = [str(number) for number in range(day.sizes.copies)]  # each has its own scores and selects other experts
     ops: list[Op] = [MoE("x", f"scores{name}", f"y{name}", per_token, True, *layers, "swiglu", False) for name in names]
     widths = {"x": hidden} | {f"y{name}": hidden for name in names} | {f"scores{name}": count for name in names}
     executor = CudaExecutor(day.driver, 1)
@@ -305,9 +312,9 @@ def experts(day: Day) -> Iterator[Row]:
 
 
 def attention(day: Day) -> Iterator[Row]:
-    """32 heads and 8 KV heads of 128: of decoding bytes per second, of prompts operations.
+    """Measure attention with 32 heads and 8 KV heads of 128: bytes/s for decoding, operations/s for prompts.
 
-    Pages of float16; of the other floats of few bits the largest case of both.
+    All cases run on float16 pages. On other page types, only the largest decoding case and the largest prompt run.
     """
     cases = [(context, batch) for context in day.sizes.contexts for batch in day.sizes.batches]
     for kind, some in (("float16", cases), *((kind, cases[-1:]) for kind in day.sizes.kinds)):
@@ -320,7 +327,7 @@ def attention(day: Day) -> Iterator[Row]:
                 "GB/s": rate / 1e9, "share": _share(rate, day.bandwidth), "floor": BANDWIDTH_SHARE,
             }  # fmt: skip
         prompts = day.sizes.prompts if kind == "float16" else day.sizes.prompts[-1:]
-        for tokens in prompts:  # a row sees half of them on average, and meets each in two products
+        for tokens in prompts:  # a row attends to half of the tokens on average, two products per token
             blocks = -(-tokens // PAGE_TOKENS)
             seconds = attended(day, blocks, step_of([tokens], [tokens], num_blocks=blocks, prefill=1), kind)
             rate = 2 * 2 * 32 * 128 * tokens * (tokens + 1) / 2 / seconds
@@ -335,7 +342,7 @@ def _named(kind: str) -> str:
 
 
 def attended(day: Day, blocks: int, which: StepContext, kind: str) -> float:
-    """Seconds of a step over pages of a kind in so many blocks."""
+    """Return the seconds of a step over pages of one type in `blocks` blocks."""
     op = Attention("q", "k", "v", "out", layer=0, heads=32, kv_heads=8, head_size=128, v_head_size=128)
     widths = {"q": 4096, "k": 1024, "v": 1024, "out": 4096}
     size, numbers = blocks * 8 * 128 * PAGE_TOKENS * ITEM_BYTES[kind], FLOAT_BITS.get(kind, kind)
@@ -349,7 +356,7 @@ def attended(day: Day, blocks: int, which: StepContext, kind: str) -> float:
 
 
 def adapters(day: Day) -> Iterator[Row]:
-    """What adapters of rank 16 add to a step: rows with one of their own each, and a prompt with one."""
+    """Measure the extra time of rank-16 adapters: rows with a different adapter each, and a prompt with one adapter."""
     rng, (outputs, columns), targets = np.random.default_rng(0), day.sizes.matrices[0], range(day.sizes.copies)
     constants, rank = MadeUpConstants(), 16
     weights = [constants.block_weight(rng, outputs, 32, bits=8) for _ in targets]
@@ -377,7 +384,7 @@ def adapters(day: Day) -> Iterator[Row]:
 
 
 def models(day: Day) -> Iterator[Row]:
-    """`genai bench decode` of the bundled model and of those that were named, on the GPU."""
+    """Run `genai bench decode` on the GPU with the bundled model and the named models."""
     for model in (None, *day.models):
         command = [sys.executable, "-m", "genai", "bench", "decode", *([str(model)] if model else []), "--json"]
         done = subprocess.run([*command, "--device", f"cuda:{day.index}"], cwd=ROOT, capture_output=True, text=True)
@@ -388,7 +395,7 @@ def models(day: Day) -> Iterator[Row]:
 
 
 def steps(day: Day) -> Iterator[Row]:
-    """What the steps of the models that were named are made of, and how long they read prompts."""
+    """Measure the composition of the named models' steps, and the time of their prompts."""
     for model in day.models:
         sizes = {"batches": day.sizes.batches, "context": day.sizes.contexts[0], "prompts": day.sizes.prompts}
         for row in measured_steps(model, f"cuda:{day.index}", day.seconds_of, **sizes):
@@ -396,13 +403,13 @@ def steps(day: Day) -> Iterator[Row]:
 
 
 def _named_device(index: int) -> str:
-    """What a process that shall see one GPU alone is told: of those that this one sees."""
+    """Return the CUDA_VISIBLE_DEVICES value that limits a process to one of the GPUs that this process can use."""
     visible = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
     return visible[index] if index < len(visible) else str(index)
 
 
 def pytorch(day: Day) -> Iterator[Row]:
-    """The same shapes' steps by PyTorch, where it is there: int4 and bfloat16 weights, a CUDA graph each."""
+    """Measure steps of the same shapes in PyTorch, if installed: int4 and bfloat16 weights, each in a CUDA graph."""
     for shape in SHAPES:
         command = [sys.executable, "-m", "tools.torch_steps", shape, "--context", str(day.sizes.contexts[0])]
         command += [word for batch in day.sizes.batches for word in ("--batch", str(batch))]
@@ -411,20 +418,20 @@ def pytorch(day: Day) -> Iterator[Row]:
         if code:
             yield {"what": f"PyTorch, {shape}", "value": f"ended with {code}: {said[-500:]}"}
         elif code is None:
-            yield {"what": f"PyTorch, {shape}", "value": f"not done after {_PYTORCH} s"}
+            yield {"what": f"PyTorch, {shape}", "value": f"not finished after {_PYTORCH} s"}
 
 
 def sanitized(day: Day) -> Iterator[Row]:
-    """Kernels under NVIDIA's compute-sanitizer, where it is there: memory out of bounds, races, barriers."""
+    """Check kernels with NVIDIA's compute-sanitizer, if installed: out-of-bounds accesses, races, barriers."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
-        yield {"what": "compute-sanitizer", "value": "not there"}
+        yield {"what": "compute-sanitizer", "value": "not installed"}
         return
     work = [sys.executable, "-m", "tools.gpu_day", "--small", "--no-pool", "--device", str(day.index)]
     work += [word for stage in _SMALL_STAGES for word in ("--stage", stage)]
-    code, said = _run([*work, "-o", str(day.folder / "unchecked")], _SANITIZED, {})  # what it needs is compiled then
+    code, said = _run([*work, "-o", str(day.folder / "unchecked")], _SANITIZED, {})  # compiles the kernels first
     if code != 0:
-        raise RuntimeError(f"what is to be checked ended with {code}: {said[-1000:]}")
+        raise RuntimeError(f"the run without a sanitizer ended with {code}: {said[-1000:]}")
     failed = []
     for check in _CHECKS:
         command = [tool, "--tool", check, "--target-processes", "all", *work, "-o", str(day.folder / check)]
@@ -435,7 +442,7 @@ def sanitized(day: Day) -> Iterator[Row]:
         yield {"what": check, "value": f"{errors} errors" if found else f"no summary, exit code {code}"}
         failed += [check] if errors or not found or code else []
     if failed:
-        raise RuntimeError(f"{', '.join(failed)}: see the files of these names")
+        raise RuntimeError(f"{', '.join(failed)} failed: see the files with these names")
 
 
 STAGES = (
@@ -443,11 +450,11 @@ STAGES = (
 )  # fmt: skip
 
 
-# --- the day ---------------------------------------------------------------------------------------------------------
+# --- the session -----------------------------------------------------------------------------------------------------
 
 
 def run(day: Day, minutes: float, names: Sequence[str] = ()) -> int:
-    """These stages, or all; returns how many failed. None begins after so many minutes."""
+    """Run the named stages, or all stages; return the number of failures. No stage starts after the time limit."""
     end, failed = time.monotonic() + 60 * minutes, 0
     chosen = [stage for stage in STAGES if not names or stage.__name__ in names]
     if built in chosen and not day.models:
@@ -463,16 +470,16 @@ def run(day: Day, minutes: float, names: Sequence[str] = ()) -> int:
 
 
 def _tried(day: Day, stage: Callable[[Day], Iterator[Row]], end: float, minutes: float) -> bool:
-    """Whether a stage failed."""
+    """Run a stage; return True if it failed."""
     rows = day.stages[stage.__name__] = []
     if time.monotonic() > end:
-        rows.append({"what": "not begun", "value": f"{minutes:g} minutes were over"})
+        rows.append({"what": "not started", "value": f"the limit of {minutes:g} minutes was reached"})
         return False
     failed = False
     try:
         for row in stage(day):
             rows.append(row)
-            write(day)  # whoever stops this loses nothing
+            write(day)  # so that an interrupted stage loses nothing
             print(_line(row), file=sys.stderr, flush=True)
     except Exception as error:
         failed = True
@@ -483,7 +490,7 @@ def _tried(day: Day, stage: Callable[[Day], Iterator[Row]], end: float, minutes:
 
 
 def write(day: Day) -> None:
-    """One JSON and one page of what was found."""
+    """Write the results as a JSON file and a Markdown page."""
     day.folder.mkdir(parents=True, exist_ok=True)
     (day.folder / "gpu_day.json").write_text(json.dumps(day.stages, indent=1), encoding="utf-8")
     lines = [f"# {day.driver.name}"]
@@ -502,15 +509,17 @@ def _line(row: Row) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """See above."""
+    """Run the stages; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
-    parser.add_argument("--minutes", type=float, default=9.0, help="no stage begins later")
-    parser.add_argument("--small", action="store_true", help="small sizes: to try this program out")
-    parser.add_argument("--no-pool", action="store_true", help="each array's memory from the driver: for a sanitizer")
+    parser.add_argument("--minutes", type=float, default=9.0, help="time after which no stage starts")
+    parser.add_argument("--small", action="store_true", help="use small sizes to test this program")
+    parser.add_argument("--no-pool", action="store_true", help="allocate each array from the driver, for a sanitizer")
     known = [stage.__name__ for stage in STAGES]
-    parser.add_argument("--stage", action="append", default=[], choices=known, help="this one alone; may be repeated")
+    parser.add_argument(
+        "--stage", action="append", default=[], choices=known, help="run only this stage; may be repeated"
+    )
     parser.add_argument("models", type=Path, nargs="*", metavar="MODEL")
     options = parser.parse_args(arguments)
     try:

@@ -1,11 +1,11 @@
-"""Ends processes at random moments by SIGINT, SIGTERM and SIGKILL, and looks at what they leave behind.
+"""Interrupt processes at random moments with SIGINT, SIGTERM and SIGKILL, and check how they end.
 
-A moment is wrong if the process does not end in time, shows a traceback, or leaves a process of its own; or if the next
-start does not answer. Moments are drawn from a printed seed, over what a process does one after another: it compiles
-kernels, loads a model, reads a prompt, decodes, and closes.
+It is a fault if the process does not end in time, shows a traceback or leaves a child process running, or if the next
+start does not work. The moments are drawn from a printed seed. They cover the phases of a process, which compiles
+kernels, loads a model, computes a prompt, decodes, and closes.
 
     python -m tools.interrupts --count 300 --seed 1
-    python -m tools.interrupts --first 100 --count 50 --seed 1    # these of them
+    python -m tools.interrupts --first 100 --count 50 --seed 1    # only these moments
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-# Kernels that are missing from the cache where compiling is to be met, of which every start compiles them anew.
+# The number of kernels deleted from the cache for the phases that compile, so that every start compiles them again.
 _MISSING = 8
-# A process that takes longer than this to end, times `patience`, hangs.
+# A process counts as hanging if it takes longer than this number of seconds, times `patience`, to end.
 _SECONDS_TO_END = 5.0
 _QUESTION, _ANSWER = "What is 12 + 7?", "19"
 _STORY = "Tell me a story about Luna and Tom. "
-# Python itself shows a traceback while it starts, before any line of ours: a process says when it has come to us.
+# An interrupt while Python itself starts always shows a traceback. Therefore the process writes a byte when our code
+# starts, and is interrupted only after this byte.
 _COMMAND_LINE = """
 import os, sys
 from genai.__main__ import main
@@ -71,19 +72,20 @@ _AT_THE_END = re.compile(
     r"Exception ignored in: <module 'threading' from '[^']*'>\nTraceback \(most recent call last\):\n"
     r"(?:  File \"[^\"]*/threading\.py\", line \d+, in \w+\n(?:    [^\n]*\n)*)+KeyboardInterrupt: ?\n?"
 )
-# The first line of ours after that, which says what an interrupt does, is sooner.
+# Our first statements, which install the interrupt handling, take less than this number of seconds.
 _AT_LEAST = 0.01
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a process does, and when to end it.
+    """An activity of a process, and the range of moments at which it is interrupted.
 
     Attributes:
-        command: its arguments; prompts are filled in.
-        compiles: whether kernels are missing.
-        after_output: the moment is counted from the first output, not from the start.
-        share: of the time that this takes undisturbed, the first and last moment.
+        name: name of the phase.
+        command: arguments of the process, including prompts.
+        compiles: True to delete kernels from the cache, so that the process compiles them.
+        after_output: True if the moment is counted from the first output, False if from the start.
+        share: earliest and latest moment, as shares of the undisturbed duration.
     """
 
     name: str
@@ -108,11 +110,11 @@ PHASES = (
 
 
 class Workshop:
-    """A cache of compiled kernels, and what the phases take on this machine.
+    """A cache of compiled kernels, and the durations of the phases on this machine.
 
     Args:
         root: an empty folder.
-        patience: times what a process may take to end, for machines that are busy with other things.
+        patience: factor for the time limit on ending a process; use a larger one on a busy machine.
     """
 
     def __init__(self, root: Path, patience: float = 1.0) -> None:
@@ -121,10 +123,10 @@ class Workshop:
         self._durations: dict[Phase, float] = {}
         answer = self._ask(self._full)
         if _ANSWER not in answer:
-            raise RuntimeError(f"an undisturbed start does not answer: {answer}")
+            raise RuntimeError(f"a start without an interrupt gives no correct answer: {answer}")
 
     def faults(self, phase: Phase, number: int, rng: random.Random) -> list[str]:
-        """End a process in a phase, and say what was wrong."""
+        """Interrupt a process in a phase; return the faults found."""
         if phase not in self._durations:
             self._durations[phase] = self._duration(phase)
         first, last = phase.share
@@ -133,12 +135,12 @@ class Workshop:
             found = self._end(phase, delay, number, cache)
             answer = self._ask(cache)
         if _ANSWER not in answer:
-            found.append(f"the next start does not answer: {answer}")
+            found.append(f"the next start gives no correct answer: {answer}")
         return [f"{phase.name}, {signal.Signals(number).name} after {delay:.3f} s: {fault}" for fault in found]
 
     @contextlib.contextmanager
     def _cache(self, phase: Phase, draw: float = 0.5) -> Iterator[Path]:
-        """All kernels; or a copy in which some are missing."""
+        """Yield the cache with all kernels, or a copy of it that lacks some kernels."""
         if not phase.compiles:
             yield self._full
             return
@@ -152,7 +154,7 @@ class Workshop:
             shutil.rmtree(cache)
 
     def _duration(self, phase: Phase) -> float:
-        """Seconds from the start, or the first output, to the end."""
+        """Return the seconds from the start of a process, or from its first output, to its end."""
         with self._cache(phase) as cache, _started(phase.command, cache, "") as process:
             start = time.monotonic()
             if phase.after_output:
@@ -160,7 +162,7 @@ class Workshop:
                 start = time.monotonic()
             stderr = process.communicate()[1]
             if process.returncode:
-                raise RuntimeError(f"{phase.name} fails undisturbed: {stderr.decode()}")
+                raise RuntimeError(f"{phase.name} fails without an interrupt: {stderr.decode()}")
             return time.monotonic() - start
 
     def _end(self, phase: Phase, delay: float, number: int, cache: Path) -> list[str]:
@@ -174,7 +176,7 @@ class Workshop:
             try:
                 stderr = process.communicate(timeout=_SECONDS_TO_END * self._patience)[1].decode(errors="replace")
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGABRT)  # Python then writes where all threads are
+                process.send_signal(signal.SIGABRT)  # makes Python print the stacks of all threads
                 stderr = process.communicate()[1].decode(errors="replace")
                 found.append(f"it does not end:\n{stderr}")
         if any(word in without_pythons_own(stderr) for word in ("Traceback", "Exception ignored")):
@@ -183,7 +185,7 @@ class Workshop:
         while (left := _marked(mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
         for orphan in left:
-            found.append(f"it leaves {orphan}: {Path(f'/proc/{orphan}/cmdline').read_bytes()[:80]!r}")
+            found.append(f"it leaves process {orphan} running: {Path(f'/proc/{orphan}/cmdline').read_bytes()[:80]!r}")
             os.kill(orphan, signal.SIGKILL)
         return found
 
@@ -194,12 +196,12 @@ class Workshop:
 
 
 def without_pythons_own(stderr: str) -> str:
-    """What a process says, but for an interrupt that came when Python itself ended: no script can catch that one."""
+    """Return the output without the traceback that Python shows if interrupted during exit; no script can catch it."""
     return _AT_THE_END.sub("", stderr)
 
 
 def _started(command: tuple[str, ...], cache: Path, mark: str) -> subprocess.Popen[bytes]:
-    """A process at its first line of ours that, with all that it starts, can be known by a mark."""
+    """Start a process and wait until our code runs in it; `mark` identifies the process and its children."""
     process = subprocess.Popen(
         command,
         env={
@@ -224,7 +226,7 @@ def _wait_for_output(process: subprocess.Popen[bytes]) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Processes that have the mark in their environment, zombies left out."""
+    """Return the ids of processes with the mark in their environment, except zombies."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -236,15 +238,15 @@ def _marked(mark: str) -> list[int]:
 
 @contextlib.contextmanager
 def workshop(*, patience: float = 1.0) -> Iterator[Callable[[Phase, int, random.Random], list[str]]]:
-    """Gives Workshop.faults."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
+    """Yield Workshop.faults."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background jobs; children inherit this
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="genai-interrupts-") as name:
         yield Workshop(Path(name), patience).faults
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=300)

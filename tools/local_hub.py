@@ -1,4 +1,4 @@
-"""A hub on this machine that speaks Hugging Face's protocol, for tests and examples; it can also misbehave.
+"""A local server that speaks Hugging Face's hub protocol, for tests and examples. It can also simulate faults.
 
 >>> hub = LocalHub()
 >>> hub.add("org/name", {"config.json": b"{}"})
@@ -6,7 +6,8 @@
 ...     print(hub.url.rpartition(":")[0])
 http://127.0.0.1
 
-$HF_ENDPOINT leads there. Files of more than 1 KB lie behind a redirection to another origin, as the real hub's do.
+Set $HF_ENDPOINT to the server's URL. Requests for files larger than 1 KB are redirected to another origin, as on the
+real hub.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LARGE = 1024
 
 @dataclass
 class Repository:
-    """What the hub has under a name. `facts` are merged into its answer; `token` is what its files ask for."""
+    """A repository. `facts` are merged into its description. If `token` is set, its files require this token."""
 
     files: dict[str, bytes]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -39,27 +40,28 @@ class Repository:
 
     @property
     def commit(self) -> str:
-        """Changes with the files."""
+        """The commit hash, which changes with the files."""
         contents = hashlib.sha1()
         for path, data in sorted(self.files.items()):
             contents.update(f"{path}\0{len(data)}\0".encode() + data)
         return contents.hexdigest()
 
     def listing(self) -> list[dict[str, Any]]:
-        """The files as the hub lists them."""
+        """Return the files in the format of the hub's listing."""
         return [_listed(path, data) for path, data in self.files.items()]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """How one request is answered instead.
+    """A simulated fault for one request.
 
     Attributes:
-        status: nothing else than this, with `headers` and `body`.
-        body: other bytes than the file's.
-        cut: the connection ends after so many bytes.
-        pause: before half of the body, seconds.
-        ignores_ranges: the whole file comes whatever was asked for.
+        status: status of the response; if set, the response consists only of `headers` and `body`.
+        headers: headers of the response with `status`.
+        body: bytes that replace the file's bytes.
+        cut: number of bytes after which the connection is closed.
+        pause: seconds to wait in the middle of the body.
+        ignores_ranges: True to send the whole file even if a range was requested.
     """
 
     status: int = 0
@@ -79,13 +81,13 @@ def _listed(path: str, data: bytes) -> dict[str, Any]:
 
 
 class LocalHub:
-    """A server, from `with` to its end.
+    """A server that runs inside a `with` block.
 
     Attributes:
-        repositories: by name.
-        faults: by a part of an address: what becomes of the next requests for it, in order.
-        requests: method, address and headers of all that came.
-        plain_files: bytes by path, for addresses that are no repository's.
+        repositories: repositories by name.
+        faults: by part of a URL path: the faults for the next requests whose path contains this part, in order.
+        requests: path and headers of every request received.
+        plain_files: bytes by path, for URLs outside repositories.
     """
 
     def __init__(self) -> None:
@@ -108,20 +110,20 @@ class LocalHub:
 
     @property
     def url(self) -> str:
-        """What HF_ENDPOINT is to be."""
+        """The value for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
     def elsewhere(self) -> str:
-        """The same server by another name: another origin."""
+        """The URL of the same server under another host name, and therefore another origin."""
         return f"http://localhost:{self._server.server_port}"
 
     def add(self, name: str, files: Mapping[str, bytes], **options: Any) -> None:
-        """Put a repository there."""
+        """Add a repository."""
         self.repositories[name] = Repository(dict(files), **options)
 
     def paths(self) -> list[str]:
-        """The addresses that were asked for."""
+        """Return the paths of all requests."""
         return [path for path, _ in self.requests]
 
     def __enter__(self) -> LocalHub:
@@ -137,7 +139,7 @@ class LocalHub:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked went away."""
+        """Ignore clients that disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self) -> None:
-        """As the hub's own library asks before it fetches."""
+        """Answer a HEAD request, which the hub's own library sends before a download."""
         self.do_GET()
 
     def do_GET(self) -> None:

@@ -1,10 +1,10 @@
-"""What PEFT and transformers compute with adapters (needs torch, transformers and peft): goldens of tests/convert.
+"""Write the adapter goldens of tests/convert: results of PEFT and transformers (needs torch, transformers and peft).
 
     python tools/make_adapter_goldens.py [NAME ...]
 
-The base models are those of tools/make_goldens.py. A golden holds `logits` of the prompt with the adapter; in its
-metadata adapter_config.json as PEFT wrote it, and the name and shape of every factor. Factors are not stored either:
-tools.random_weights makes them again.
+The base models are the models of tools/make_goldens.py. A golden holds the `logits` of the prompt with the adapter. Its
+metadata holds adapter_config.json as written by PEFT, and the name and shape of every factor. The factors are not
+stored, because tools.random_weights can recreate them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "tests" / "convert" / "adapter
 ADAPTER_SEED = 8
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _ALL = [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]
-# Base -> what PEFT's LoraConfig is given.
+# Base model -> arguments of PEFT's LoraConfig.
 ADAPTERS: dict[str, dict[str, Any]] = {
     "llama": {"r": 6, "lora_alpha": 9, "target_modules": _ALL, "alpha_pattern": {"v_proj": 2},
               "rank_pattern": {"k_proj": 3, "layers.2.mlp.up_proj": 17}},

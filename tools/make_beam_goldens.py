@@ -1,9 +1,9 @@
-"""What transformers' beam search finds on a small random decoder: the goldens of tests/engine/test_beam_goldens.py.
+"""Write the goldens of tests/engine/test_beam_goldens.py: transformers' beam search on a small random decoder.
 
     python tools/make_beam_goldens.py [COUNT]      (needs torch and transformers)
 
-Each case is a prompt, options of `generate`, and the outputs with their scores. The weights are not stored:
-`tools.random_weights` makes them again, here for transformers and in the tests for a model folder.
+Each case consists of a prompt, options of `generate`, and the outputs with their scores. The weights are not stored:
+`tools.random_weights` recreates them, here for transformers and in the tests for a model folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SPEC: dict[str, Any] = {
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
-    """A prompt and options, named as in transformers; `eos_token_id` is a list."""
+    """Return a random prompt, and options with transformers' names; `eos_token_id` is a list."""
     beams = int(rng.integers(2, 9))
     new = int(rng.integers(1, 25))
     return {

@@ -1,13 +1,13 @@
-"""Writes tests/convert/checkpoint_goldens.npz: matrices as the libraries that quantise them store them, and as floats.
+"""Write tests/convert/checkpoint_goldens.npz: matrices that several libraries quantised, as stored and as floats.
 
     python3 -m venv oracle
     oracle/bin/pip install torch==2.13.0 transformers bitsandbytes compressed-tensors "mlx[cpu]" termcolor
     oracle/bin/pip install --no-deps hqq autoawq auto-gptq auto-round
     oracle/bin/python tools/make_checkpoint_goldens.py
 
-No GPU is needed. AutoGPTQ's and AutoRound's layers are read from their files alone: importing the packages would need
-more than they do. Each case has tensors by the names that the library gives them ("case/stored/..."), the library's own
-dequantised matrix ("case/values"), and what quantization_config says ("case/settings", JSON as bytes).
+No GPU is needed. The layers of AutoGPTQ and AutoRound are imported from single files, because importing the whole
+packages would need more dependencies. Each case has the tensors under the library's names ("case/stored/..."), the
+library's own dequantised matrix ("case/values"), and its quantization_config ("case/settings", JSON as bytes).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def linear(seed: int) -> torch.nn.Linear:
 
 
 def bare(*packages: str) -> None:
-    """Make packages importable without running their own `__init__`, which would import all that they can do."""
+    """Make packages importable without running their own `__init__`, which would import all of a package's modules."""
     for name in packages:
         top, *rest = name.split(".")
         found = importlib.machinery.PathFinder.find_spec(top)
@@ -52,7 +52,7 @@ def bare(*packages: str) -> None:
 
 
 def ranges(values: torch.Tensor, bits: int, group: int, *, least_zero: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale and a zero point for each group of a row, [rows, groups]."""
+    """Return the scale and the zero point of each group of a row, each [rows, groups]."""
     parts = values.reshape(len(values), -1, group)
     low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
     scale = ((high - low) / (2**bits - 1)).half().float()
@@ -64,7 +64,7 @@ def of_layer(layer: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
 
 
 def by_identity(layer: Any, columns: int = COLUMNS) -> torch.Tensor:
-    """The matrix of a layer, row by row, from what it computes of an identity."""
+    """Return a layer's matrix, computed by applying the layer to an identity matrix."""
     return layer(torch.eye(columns, dtype=torch.float32)).float().T
 
 
@@ -96,7 +96,8 @@ def gptq(bits: int, *, act_order: bool = False, symmetric: bool = False) -> Case
     index = torch.empty(COLUMNS, dtype=torch.int32)
     index[order] = torch.arange(COLUMNS, dtype=torch.int32) // GROUP
     layer.g_idx = index
-    # Integers outside their range would spill over: the layer's own rounding stays within where weights do.
+    # Integers out of range would overflow into their neighbours. If the weights are in range, so are the layer's
+    # integers.
     low, high = (-zero * scale)[:, index], ((2**bits - 1 - zero) * scale)[:, index]
     plain.weight.data = torch.minimum(torch.maximum(plain.weight.data, low), high)
     layer.pack(plain, scale, zero, index)
@@ -163,7 +164,7 @@ def compressed(form: str, act_order: bool = False, **arguments: Any) -> Case:
 def bnb_4bit(kind: str, *, nested: bool) -> Case:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    values = weight(40, 3 * ROWS, 2 * COLUMNS)  # more blocks than one scale of scales has
+    values = weight(40, 3 * ROWS, 2 * COLUMNS)  # more blocks than one second-level scale covers
     packed, state = quantize_4bit(values, blocksize=64, compress_statistics=nested, quant_type=kind)
     name = f"{BASE}.weight"
     stored = {name: packed, **{f"{name}.{key}": tensor for key, tensor in state.as_dict(packed=True).items()}}
@@ -271,7 +272,7 @@ CASES: dict[str, Callable[[], Case]] = {
     **{f"mlx_{bits}": lambda bits=bits: mlx(bits) for bits in (2, 3, 4, 6, 8)},  # type: ignore[misc]
     "mlx_mxfp4": lambda: mlx(4, 32, "mxfp4"),
 }  # fmt: skip
-# NumPy has no such types: they are stored as bytes, and named.
+# NumPy lacks these types, so tensors with these types are stored as bytes, with the type in the name.
 _AS_BYTES = {torch.float8_e4m3fn: "float8_e4m3fn", torch.bfloat16: "bfloat16"}
 
 

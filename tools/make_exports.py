@@ -1,8 +1,9 @@
-"""Tiny decoders exported by torch.onnx: the goldens of tests/decoder/exports (needs torch and transformers).
+"""Write the goldens of tests/decoder/exports: tiny decoders exported by torch.onnx (needs torch and transformers).
 
     python tools/make_exports.py
 
-Plain operators throughout, past keys and values as inputs, present ones as outputs: what Optimum writes, too.
+The graphs use only plain operators. As in Optimum's exports, past keys and values are inputs, and present keys and
+values are outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# name -> (model_type, attention implementation, changes); those named "dynamo" come from the newer exporter
+# name -> (model_type, attention implementation, changes). Cases with "dynamo" in the name use the newer exporter.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_eager": ("llama", "eager", {}),
     "qwen2_sdpa": ("qwen2", "sdpa", {"head_dim": 4}),
@@ -92,7 +93,7 @@ def _exporter(name: str, tokens: dict[str, Any], past_names: list[str]) -> dict[
 
 
 def wrapped(model: Any) -> Any:
-    """The model with past tensors one by one, as graphs take them."""
+    """Return the model with a separate argument for each past tensor, as a graph has a separate input."""
     import torch
     from transformers import DynamicCache
 
@@ -114,7 +115,7 @@ def wrapped(model: Any) -> Any:
 
 
 def shorten(path: Path) -> None:
-    """Give nodes and values between them short names: most of a tiny export is names."""
+    """Shorten or remove the names of nodes and inner values, because names are most of a tiny export's bytes."""
     model = onnx.load(path)
     kept = {value.name for value in [*model.graph.input, *model.graph.output]}
     made = dict.fromkeys(name for node in model.graph.node for name in node.output if name not in kept)

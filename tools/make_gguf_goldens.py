@@ -1,4 +1,4 @@
-"""Writes tests/convert/gguf_goldens: what llama.cpp computes from the files of tools/gguf_models.py.
+"""Write tests/convert/gguf_goldens: llama.cpp's results for the files that tools/gguf_models.py writes.
 
 usage: python -m tools.make_gguf_goldens [--work FOLDER], after `python -m tools.compare_peers setup --engine llama.cpp`
 with the same folder (default ~/.cache/genai/peers).
@@ -26,10 +26,10 @@ from tools.peers.processes import run_logged
 
 TARGET = Path(__file__).resolve().parent.parent / "tests" / "convert" / "gguf_goldens"
 TEXTS = VOCABULARIES.with_name("texts.json")
-# Of the logits every so many-th is kept.
+# Every STEP-th logit is stored.
 STEP = 3
 KINDS = ("F32", "F16", "BF16", *(kind.name for kind in GGML_TYPES.values()))
-# One of each set of expressions.
+# One pre-tokenizer for each set of regular expressions.
 PRE_TOKENIZERS = (
     "llama-bpe", "qwen2", "qwen35", "gpt-2", "starcoder", "falcon", "deepseek-v3", "deepseek-coder", "tekken", "gpt-4o",
     "bloom", "viking", "minicpm5", "seed-coder", "default",
@@ -43,12 +43,12 @@ _SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
 
 
 def texts() -> list[str]:
-    """What is cut into tokens."""
+    """Return the texts to tokenise."""
     return [*json.loads(TEXTS.read_text(encoding="utf-8"))["torture"], *MORE_TEXTS]
 
 
 def write_vocabulary(path: Path, kind: str) -> Path:
-    """A file with a tokenizer and without a model: a pre-tokenizer's name, or one of "llama", "t5" and so on."""
+    """Write a file with only a tokenizer; `kind` is a pre-tokenizer's name, or a kind such as "llama" or "t5"."""
     known = json.loads(VOCABULARIES.read_text(encoding="utf-8"))
     values = (_byte_level if kind in PRE_TOKENIZERS else _pieces)(known, kind)
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -106,7 +106,7 @@ VOCABULARY_KINDS = (*PRE_TOKENIZERS, "llama", "llama-no-prefix", "llama-no-roles
 
 
 def main() -> None:
-    """Make the files, ask llama.cpp, keep what it says."""
+    """Write the files, run llama.cpp on them, and store its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"))
     work = parser.parse_args().work.expanduser()

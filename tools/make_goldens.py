@@ -1,10 +1,10 @@
-"""What transformers computes for tiny random checkpoints: the goldens of tests/convert (needs torch and transformers).
+"""Write the goldens of tests/convert: transformers' results on tiny random checkpoints (needs torch and transformers).
 
     python tools/make_goldens.py [NAME ...]
 
-A golden is a safetensors file: `input_ids`, `logits` of the whole prompt at once, `stepped_logits` of the same prompt
-token by token where they differ, and `greedy`, 32 tokens; in its metadata the configuration, and the name and shape of
-every tensor of the checkpoint. The weights are not stored: genai.convert.tensors makes them again.
+A golden is a safetensors file. It holds `input_ids`; `logits` of the whole prompt in one step; `stepped_logits` of the
+same prompt token by token, if they differ; and `greedy`, 32 tokens. Its metadata holds the configuration, and the name
+and shape of every tensor of the checkpoint. The weights are not stored, because tools.random_weights can recreate them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_golden(name: str) -> None:
         written = json.loads((checkpoint / "config.json").read_text())
     problems = {key: value for key, value in loading.items() if value and key != "error_msgs"}
     if problems:
-        raise SystemExit(f"{name}: transformers did not take every tensor as it is: {problems}")
+        raise SystemExit(f"{name}: transformers did not load every tensor unchanged: {problems}")
     tokens = np.random.default_rng(SEED).integers(3, VOCAB, PROMPT)
     rope = written.get("rope_parameters") or {}
     with torch.no_grad():
@@ -75,7 +75,7 @@ def make_golden(name: str) -> None:
 
 
 def logits_of(model: Any, tokens: Any, past: Any = None) -> tuple[np.ndarray, Any]:
-    """Logits [length, vocabulary] of tokens after a cache, and the cache with them."""
+    """Return the logits [length, vocabulary] of tokens that follow a cache, and the cache with these tokens added."""
     import torch
 
     result = model(torch.tensor(np.array(tokens)[None]), past_key_values=past, use_cache=True)
@@ -83,9 +83,10 @@ def logits_of(model: Any, tokens: Any, past: Any = None) -> tuple[np.ndarray, An
 
 
 def step_by_step(model: Any, tokens: np.ndarray, *, keep: bool) -> tuple[np.ndarray, list[int]]:
-    """Logits of the prompt fed token by token, then greedy tokens.
+    """Return the logits of the prompt fed token by token, and the greedy tokens that follow.
 
-    keep: False computes each prefix anew, because the rotation of all of it depends on its length (LongRoPE).
+    Args:
+        keep: False to recompute each prefix, for models whose rotation of all tokens depends on the length (LongRoPE).
     """
     past, rows, ids = None, [], [int(token) for token in tokens]
     for length in range(1, len(tokens) + GREEDY):

@@ -1,9 +1,9 @@
-"""Writes tests/text/goldens/sources: what the publishers' own libraries make of text in 22 scripts.
+"""Write tests/text/goldens/sources: how the publishers' own libraries tokenise text in 22 scripts.
 
     python -m tools.make_source_goldens [--train] [--fuzz N]
 
-Needs tiktoken, mistral-common, sentencepiece and transformers. The vocabularies are kept unless --train asks for new
-ones. --fuzz compares this toolkit with them on N made-up texts as well, and writes nothing.
+The tool needs tiktoken, mistral-common, sentencepiece and transformers. Existing vocabularies are reused unless --train
+is given. --fuzz compares this toolkit with the libraries on N random texts and writes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tools.text_goldens.forms import FORMATS, SOURCES, TEKKEN_PATTERN, TOKENS, t
 from tools.text_goldens.scripts import CORPUS, SOURCE_TEXTS
 
 Encode = Callable[[str], list[int]]
-# As Meta's tokenizer.py, Qwen's tokenization_qwen.py and Moonshot's tokenization_kimi.py give them to tiktoken.
+# The patterns in Meta's tokenizer.py, Qwen's tokenization_qwen.py and Moonshot's tokenization_kimi.py.
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -53,7 +53,7 @@ _KIMI = "|".join(
 
 
 def main() -> None:
-    """Write every golden anew, or compare with made-up texts."""
+    """Write all goldens, or compare this toolkit with the libraries on random texts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--fuzz", type=int, default=0)
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def train() -> None:
-    """Small vocabularies of every kind."""
+    """Train a small vocabulary of every kind."""
     SOURCES.mkdir(exist_ok=True)
     ranks, pairs = _byte_level()
     TOKENS.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(ranks)))
@@ -138,7 +138,7 @@ def _words() -> list[str]:
 
 
 def oracle(name: str, folder: Path) -> Encode:
-    """What a form's own library makes of a text, without special tokens."""
+    """Return the function of a format's own library that tokenises a text, without special tokens."""
     if name.startswith("sentencepiece"):
         (path,) = folder.glob("*.model")
         processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -163,12 +163,12 @@ def _pattern(name: str) -> str:
         return _LLAMA3
     if name in ("qwen", "kimi"):
         return _QWEN if name == "qwen" else _KIMI
-    openai.load_tiktoken_bpe = lambda *_, **__: {}  # the expressions are wanted, not the files on the network
+    openai.load_tiktoken_bpe = lambda *_, **__: {}  # only the patterns are needed, not the downloaded files
     return str(getattr(openai, name)()["pat_str"])
 
 
 def fuzz(oracles: dict[str, Encode], folder: Path, count: int) -> None:
-    """Compare on texts made of pieces of all others."""
+    """Compare this toolkit with the libraries on texts that `made_up` yields."""
     import genai
 
     rng = random.Random(0)
@@ -179,7 +179,7 @@ def fuzz(oracles: dict[str, Encode], folder: Path, count: int) -> None:
 
 
 def made_up(rng: random.Random, count: int) -> Iterable[str]:
-    """Texts of pieces of one, two or three characters of all texts, repeated now and then."""
+    """Yield texts that are joined from random pieces (one to three characters) of all texts; some pieces repeat."""
     pool = "".join(SOURCE_TEXTS) + "aA1 \n" * 20
     for _ in range(count):
         pieces: list[Any] = []

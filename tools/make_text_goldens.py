@@ -1,8 +1,8 @@
-"""Writes tests/text/goldens: what transformers and sentencepiece make of hard text, per model family.
+"""Write tests/text/goldens: how transformers and sentencepiece tokenise difficult text, per model family.
 
     python tools/make_text_goldens.py [--train]
 
-The vocabularies are kept unless --train asks for new ones, which differ from run to run.
+Existing vocabularies are reused unless --train is given. Newly trained vocabularies differ from run to run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "text" / "goldens"
 
 
 def main() -> None:
-    """Write every golden anew."""
+    """Write all goldens."""
     transformers.utils.logging.set_verbosity_error()
     if "--train" in sys.argv[1:]:
         _write("vocabularies", train_all())
@@ -43,14 +43,14 @@ def main() -> None:
 
 
 def family_golden(family: Family, vocabularies: dict[str, Json]) -> Json:
-    """The files of a family and what transformers makes of every text and conversation."""
+    """Return a family's files, and transformers' results on every text and conversation."""
     files = family_files(family, vocabularies)
     templates = read_templates(GOLDENS / "templates", family.name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / family.name
         write_folder(folder, files, vocabularies, templates)
         rebuilt = transformers.AutoTokenizer.from_pretrained(folder)
-        # For some classes AutoTokenizer throws the file's pipeline away and builds the class's own.
+        # For some classes, AutoTokenizer ignores the file's pipeline and builds the class's own pipeline.
         by_file = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     ids, decoded, others = [], [], {}
     for index, text in enumerate(TORTURE):
@@ -80,12 +80,12 @@ def family_golden(family: Family, vocabularies: dict[str, Json]) -> Json:
 
 
 def _prompt(tokenizer: Any, options: Json) -> str | None:
-    """The rendered conversation; None where the template refuses it."""
+    """Return the rendered conversation, or None if the template rejects it."""
     try:
         options = dict(options)
         return str(tokenizer.apply_chat_template(options.pop("messages"), **options, tokenize=False))
     except Exception as error:
-        # Templates refuse roles and tools that they do not know; the printed reasons are for whoever runs this.
+        # Templates reject roles and tools that they do not support; the reasons are printed for the user of this tool.
         print(f"    refused: {error}")
         return None
 

@@ -1,8 +1,9 @@
-"""Models quantised by us and by onnxruntime, side by side: `python -m tools.onnx_quantisation FOLDER [NAME ...]`.
+"""Compare models quantised by us and by onnxruntime: `python -m tools.onnx_quantisation FOLDER [NAME ...]`.
 
-FOLDER holds what tools/session_models.py writes. Per model and way of quantising, and for either quantiser: how far the
-result is from the float model's in onnxruntime and in our session (root of the mean square, in percent of the float
-result's), and how far the two sessions are apart on what we wrote. The quantised models are kept beside the float one.
+FOLDER holds the models that tools/session_models.py writes. Each row is a model and a quantisation method. For either
+quantiser, it shows the distance from the float model's results in onnxruntime and in our session (RMS, in per cent of
+the float results' RMS). It also shows the distance between the two sessions on the model that we quantised. The
+quantised models are stored in the same folder as the float model.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ import genai.compat.onnxruntime_quantization as ours
 
 ITEMS, TRIALS = 8, 4
 HEADER = (
-    "| model | how | onnxruntime's, run there | run here | ours, run there | run here | apart | s theirs | s ours |\n"
+    "| model | method | onnxruntime's, run there | run here | ours, run there | here | apart | s theirs | s ours |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
 
 
 class Feeds(ours.CalibrationDataReader):
-    """Random feeds that fit a model's inputs: token ids where these are integers, else numbers."""
+    """Random inputs for a model: token ids for integer inputs, normally distributed numbers for all others."""
 
     def __init__(self, session: Any, count: int, seed: int) -> None:
         generator = np.random.default_rng(seed)
         self._left = iter([{one.name: _value(one, generator) for one in session.get_inputs()} for _ in range(count)])
 
     def get_next(self) -> dict[str, Any] | None:
-        """The next."""
+        """Return the next feed, or None."""
         return next(self._left, None)
 
 
@@ -46,7 +47,7 @@ def _value(argument: Any, generator: np.random.Generator) -> Any:
 
 
 def ways(library: Any) -> Iterator[tuple[str, Callable[[Path, Path, Any], None]]]:
-    """Ways of quantising, by name, with a library's functions."""
+    """Yield name and function of each quantisation method of a library."""
     kinds, forms, methods = library.QuantType, library.QuantFormat, library.CalibrationMethod
 
     def static(**options: Any) -> Callable[[Path, Path, Any], None]:
@@ -63,7 +64,7 @@ def ways(library: Any) -> Iterator[tuple[str, Callable[[Path, Path, Any], None]]
 
 
 def rows(path: Path, pattern: str) -> Iterator[str]:
-    """Lines of the table for one model."""
+    """Yield the table's rows for one model."""
     import onnxruntime
     import onnxruntime.quantization as theirs
 
@@ -88,7 +89,7 @@ def rows(path: Path, pattern: str) -> Iterator[str]:
                     session = make(str(target))
                     found.append([session.run(None, feed) for feed in trials])
                     cells.append(f"{100 * apart(found[-1], expected):.3f} %")
-                except Exception as error:  # what cannot be run is a finding
+                except Exception as error:  # a model that cannot run is a result of the comparison
                     found.append(None)
                     cells.append(f"fails: {str(error).splitlines()[0][:60]}")
         between = "" if None in found else f"{100 * apart(found[1], found[0]):.3f} %"
@@ -96,7 +97,7 @@ def rows(path: Path, pattern: str) -> Iterator[str]:
 
 
 def apart(found: list[list[Any]], expected: list[list[Any]]) -> float:
-    """Root of the mean square difference, relative to that of what is expected."""
+    """Return the RMS difference, relative to the RMS of the expected values."""
     a, b = (np.concatenate([np.ravel(value) for results in one for value in results]) for one in (found, expected))
     return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 

@@ -1,7 +1,7 @@
-"""Random nodes of rare operators, borrowed from `onnx.reference` or ours in their place, to compare with onnxruntime.
+"""Random nodes of rare operators, for comparison with onnxruntime; kernels of ours or of `onnx.reference` run them.
 
-`python -m tools.operator_cases [COUNT] [OPERATOR ...]` prints per operator how many of COUNT nodes agree; the test
-`tests/ops/test_operator_cases.py` compares a few of each, and docs/operators.md says which operators are compared.
+`python -m tools.operator_cases [COUNT] [OPERATOR ...]` prints for each operator how many of COUNT nodes agree. The test
+`tests/ops/test_operator_cases.py` compares a few nodes of each; docs/reference/operators.md lists the operators.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Generator = np.random.Generator
 
 @dataclass(frozen=True)
 class Case:
-    """One node and its inputs; None stands for an input that is left out."""
+    """One node and its inputs; None stands for an omitted input."""
 
     op_type: str
     version: int
@@ -33,7 +33,7 @@ class Case:
     domain: str = ""
 
     def model(self) -> onnx.ModelProto:
-        """The node alone; its inputs are the graph's, its outputs take the types that the operator gives them."""
+        """Return a model with only this node. Its inputs are the graph's; the operator determines the output types."""
         names = ["" if value is None else f"x{index}" for index, value in enumerate(self.inputs)]
         results = [f"y{index}" for index in range(self.outputs)]
         node = helper.make_node(self.op_type, names, results, domain=self.domain, **self.attributes)
@@ -49,7 +49,7 @@ class Case:
         return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
     def feed(self) -> dict[str, Any]:
-        """Inputs by name."""
+        """Return the inputs by name."""
         return {f"x{index}": value for index, value in enumerate(self.inputs) if value is not None}
 
 
@@ -69,7 +69,7 @@ def affine_grid(rng: Generator) -> Case:
     axes = int(rng.integers(2, 4))
     theta = _floats(rng, 2, axes, axes + 1, kinds="f")
     align = int(rng.integers(2))
-    # Where an axis of one element lies between two corners is not defined.
+    # If an axis has only one element, the element's position between the two corners is undefined.
     size = np.array([2, 3, *_extents(rng, axes, 1 + align)], np.int64)
     return Case("AffineGrid", 20, [theta, size], {"align_corners": align})
 
@@ -85,7 +85,7 @@ def center_crop_pad(rng: Generator) -> Case:
 def col2im(rng: Generator) -> Case:
     axes = int(rng.integers(1, 3))
     block, strides, dilations = (_extents(rng, axes, 1, 3) for _ in range(3))
-    # onnxruntime passes over the dilation of a single axis; ONNX's definition gives every axis its own.
+    # onnxruntime ignores the dilation of a single axis; ONNX's definition gives every axis a dilation.
     dilations = dilations if axes > 1 else [1]
     pads = [int(pad) for pad in rng.integers(0, 2, 2 * axes)]
     image = _extents(rng, axes, 3, 6)
@@ -164,8 +164,8 @@ def max_unpool(rng: Generator) -> Case:
     indices = rng.permutation(2 * int(np.prod(extents)))[: x.size] if 2 * np.prod(extents) >= x.size else None
     if indices is None:
         return max_unpool(rng)
-    # With an output_shape onnxruntime takes the indices for ones into it; ONNX's own case has them point into the
-    # inferred shape (test_maxunpool_export_with_output_shape).
+    # If output_shape is given, onnxruntime interprets the indices within that shape. In ONNX's own test case, indices
+    # refer to the inferred shape (test_maxunpool_export_with_output_shape).
     given = [x, indices.reshape(shape).astype(np.int64)]
     attributes = {"kernel_shape": kernel, "strides": strides, "pads": pads}
     return Case("MaxUnpool", _pick(rng, 9, 11, 22), given, attributes)
@@ -314,7 +314,7 @@ def svm_classifier(rng: Generator) -> Case:
 
 def svm_regressor(rng: Generator) -> Case:
     count, features = int(rng.integers(0, 5)), int(rng.integers(1, 5))
-    # onnxruntime passes over post_transform here; the definition says that it is applied.
+    # onnxruntime ignores post_transform here, although ONNX's definition applies it.
     attributes = _svm_kernel(rng) | {"rho": _numbers(rng, 1), "one_class": int(rng.integers(2))}
     if count:
         attributes |= {"n_supports": count, "support_vectors": _numbers(rng, count * features)}
@@ -333,7 +333,7 @@ def label_encoder(rng: Generator) -> Case:
 
 
 def tree_ensemble(rng: Generator) -> Case:
-    """Tests of set membership, of which each takes some numbers that end with NaN."""
+    """Test set membership; each test has several members and a terminating NaN."""
     kind = _pick(rng, np.float32, np.float64)
     sets = [sorted({float(number) for number in rng.integers(0, 6, 3)}) for _ in range(3)]
     members = [number for numbers in sets for number in (*numbers, np.nan)]
@@ -384,13 +384,13 @@ CASES: dict[str, Callable[[Generator], Case]] = {
 
 NOT_COMPARED = {
     "ImageDecoder": "onnxruntime has no kernel",
-    "SwiGLU": "onnxruntime does not know it",
+    "SwiGLU": "onnxruntime does not support it",
 }
-"""Borrowed operators without cases, and why."""
+"""Borrowed operators that have no cases, with the reasons."""
 
 
 def compare(case: Case) -> str:
-    """ "equal", "refused" by onnxruntime, or what differs."""
+    """Return "equal", "refused" if onnxruntime fails, or a description of the difference."""
     theirs = outcome("onnxruntime", case)
     if isinstance(theirs, str):
         return "refused"
@@ -410,7 +410,7 @@ def compare(case: Case) -> str:
 
 
 def outcome(module: str, case: Case) -> list[Any] | str:
-    """What a case gives, or how it fails."""
+    """Return the outputs of a case, or its error."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     from importlib import import_module
 

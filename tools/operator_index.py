@@ -1,7 +1,7 @@
-"""Writes which file knows which operator: genai/ops/index.py and genai/lowering/index.py.
+"""Write the indexes genai/ops/index.py and genai/lowering/index.py, which map files to their operators.
 
-Loading a model imports the files of its operators alone, so where they are must be known before anything is imported.
-`python -m tools.operator_index [--check]`; `tests/ops/test_operator_table.py` says when to run it.
+Loading a model imports only the files of the model's operators, so the index must say where each operator is, without
+importing any file. Run `python -m tools.operator_index [--check]` when `tests/ops/test_operator_table.py` fails.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Package -> what its files register operators with, by module and function; and the index's docstring.
+# Package -> the functions that register operators, by module; and the first line of the index's docstring.
 PACKAGES = {
     "ops": (
         {"registry": ("register",), "shape_rules": ("shape_rule",)},
-        "Which file of this folder has the kernels and shape rules of an operator.",
+        "The file of this folder that contains an operator's kernels and shape rules.",
     ),
     "lowering": (
         {"rules": ("row_rule", "lowering_rule", "stored_weights")},
-        "Which file of this folder has the rules of an operator.",
+        "The file of this folder that contains an operator's rules.",
     ),
 }
-# Runs in a process that has imported nothing of these packages: notes which file calls what registers operators.
+# A program for a process that has not imported these packages; it records which file registers which operators.
 _PROGRAM = """
 import importlib, json, pkgutil, sys
 package, registering = sys.argv[1], json.loads(sys.argv[2])
@@ -58,7 +58,7 @@ print(json.dumps({name: {key: sorted(ops) for key, ops in domains.items()} for n
 
 
 def found(package: str) -> dict[str, dict[str, list[str]]]:
-    """By file and domain, the operators that the files of a package register."""
+    """Return the operators that a package's files register, by file and domain."""
     registering, _ = PACKAGES[package]
     command = [sys.executable, "-c", _PROGRAM, package, json.dumps(registering)]
     result: dict[str, dict[str, list[str]]] = json.loads(
@@ -68,7 +68,7 @@ def found(package: str) -> dict[str, dict[str, list[str]]]:
 
 
 def source(package: str) -> str:
-    """The text of a package's index."""
+    """Return the text of a package's index."""
     lines = [f'"""{PACKAGES[package][1]}', "", "Written by `python -m tools.operator_index`.", '"""', ""]
     lines += ["from __future__ import annotations", "", "OPERATORS: dict[str, dict[str, str]] = {"]
     for name, domains in sorted(found(package).items()):
@@ -81,16 +81,16 @@ def source(package: str) -> str:
             lines.append(f'        "{domain}": (')
             lines += [f'            "{part} "' for part in parts[:-1]] + [f'            "{parts[-1]}"', "        ),"]
         lines.append("    },")
-    return "\n".join([*lines, "}", '"""By file and domain, the names of operators."""', ""])
+    return "\n".join([*lines, "}", '"""The names of operators by file and domain."""', ""])
 
 
 def main() -> None:
-    """Write the indexes, or with --check compare them."""
+    """Write the indexes; with --check, compare them with the code instead."""
     for package in PACKAGES:
         path = ROOT / "genai" / package / "index.py"
         if "--check" in sys.argv:
             if path.read_text(encoding="utf-8") != source(package):
-                sys.exit(f"{path} is not up to date")
+                sys.exit(f"{path} is outdated: run `python -m tools.operator_index`")
         else:
             path.write_text(source(package), encoding="utf-8")
 

@@ -1,9 +1,10 @@
-"""The beam goldens of onnxruntime-genai's own tests (test/model_tests.cpp), computed by `genai` from a checkout of it.
+"""Compute the beam-search results that onnxruntime-genai's own tests expect (test/model_tests.cpp) with `genai`.
 
     python -m tools.ort_genai_beams CHECKOUT
 
-Its folders tiny-random-gpt2-fp32, -fp32-cuda and -fp16-cuda have keys and values in one tensor per layer. The two
-others ask for a graphics card; here their graphs run on the CPU. In float16 its test allows for no difference either.
+CHECKOUT is a checkout of onnxruntime-genai's repository. The models tiny-random-gpt2-fp32, -fp32-cuda and -fp16-cuda
+store keys and values in one tensor per layer. The last two are for CUDA; here their graphs run on the CPU. The original
+test also requires equal tokens in float16.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EXPECTED = [
 
 
 def outputs(folder: Path) -> list[list[int]]:
-    """What follows each prompt."""
+    """Return the tokens that follow each prompt."""
     config = genai.Config(folder)
     config.clear_providers()
     with genai.Model(config, quiet=True) as model:
@@ -43,7 +44,7 @@ def outputs(folder: Path) -> list[list[int]]:
 
 
 def main(checkout: Path) -> int:
-    """Say of each folder and prompt whether it is as there; the number of those that are not."""
+    """Print whether the tokens of each folder and prompt are as expected; return the number of differences."""
     wrong = 0
     for name in FOLDERS:
         folder = checkout / "test" / "models" / "hf-internal-testing" / name

@@ -1,9 +1,9 @@
-"""Makes a copy of a model folder whose activations have outlier channels, as those of large models do.
+"""Copy a model folder and give the copy's activations outlier channels, as large models have.
 
     python -m tools.outlier_model SOURCE TARGET [--every 64] [--factor 30]
 
-Every so many channels, the gains of all norms are multiplied. The copy predicts nonsense; it is for measuring what a
-way to round activations costs (`genai eval kld`), where a few numbers of a block are much larger than the rest.
+The gains of all norms are multiplied in every N-th channel. The copy's predictions are meaningless. The copy shows the
+cost of quantised activations (`genai eval kld`) when a few numbers per block are much larger than the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GAIN_INPUT = {"SimplifiedLayerNormalization": 1, "SkipSimplifiedLayerNormalizat
 
 
 def make(source: Path, target: Path, every: int, factor: float) -> int:
-    """Copy the folder, multiply gains; returns how many norms were changed."""
+    """Copy the folder and multiply the gains; return the number of changed norms."""
     shutil.copytree(source, target)
     model = onnx.load(target / "model.onnx", load_external_data=False)
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--every", type=positive, default=64, help="one channel in so many")
+    parser.add_argument("--every", type=positive, default=64, help="interval between the changed channels")
     parser.add_argument("--factor", type=float, default=30.0)
     arguments = parser.parse_args()
     count = make(arguments.source, arguments.target, arguments.every, arguments.factor)

@@ -1,7 +1,7 @@
-"""Tiny checkpoints with random weights in the formats of others' quantisers, and the same with floats in their place.
+"""Tiny checkpoints with random weights in the formats of other quantisers, and the same weights as floats.
 
-Each packer is written from the published layout, in plain NumPy and float64, and shares no code with the readers
-(genai/convert/prequantized). It rounds a matrix and returns the tensors of a checkpoint, and what they mean as floats.
+Each packer follows the published layout, uses plain NumPy and float64, and shares no code with the readers
+(genai/convert/prequantized). It quantises a matrix and returns the checkpoint's tensors and their values as floats.
 
     python -m tools.quantised_checkpoints awq llama FOLDER
 """
@@ -23,7 +23,7 @@ from tools.random_weights import random_tensor
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
-# (name without ".weight", matrix [rows, columns]) to the tensors of the checkpoint and the matrix that they mean.
+# (name without ".weight", matrix [rows, columns]) -> the checkpoint's tensors, and the matrix that they represent.
 Packer = Callable[[str, Array], tuple[Tensors, Array]]
 GROUP, VOCAB, HIDDEN, WIDE, LAYERS, EXPERTS = 32, 96, 64, 96, 2, 4
 
@@ -45,7 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# Of this family there is one format alone, of experts that are one tensor.
+# gpt-oss exists in only one format, which stores all experts of a layer in one tensor.
 GPT_OSS: dict[str, Any] = {
     "model_type": "gpt_oss", "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "sliding_window": 8,
     "tie_word_embeddings": False, "rope_theta": 150000.0,
@@ -53,7 +53,7 @@ GPT_OSS: dict[str, Any] = {
 
 
 def write_gpt_oss(folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """gpt-oss with MXFP4 experts, and with the same numbers as floats, which it has as [experts, inputs, outputs]."""
+    """Write gpt-oss with MXFP4 experts, and again with their values as floats [experts, inputs, outputs]."""
     found = {name: shape for name, shape in shapes("llama").items() if ".mlp." not in name}
     for layer in range(LAYERS):
         mlp, attention = f"model.layers.{layer}.mlp", f"model.layers.{layer}.self_attn"
@@ -84,7 +84,7 @@ def write_gpt_oss(folder: Path, seed: int = 0) -> tuple[Path, Path]:
 
 
 def _mxfp4(matrices: Array) -> tuple[Array, Tensors]:
-    """Floats of 4 bits in blocks of 32, and an exponent for each; the first of two numbers in the low bits."""
+    """Quantise to 4-bit floats in blocks of 32 with a shared exponent; low bits hold the first of two numbers."""
     half = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     table, parts = np.concatenate([half, -half]), matrices.astype(np.float64).reshape(*matrices.shape[:2], -1, 32)
     exponents = np.ceil(np.log2(np.abs(parts).max(-1) / 6)).astype(int)
@@ -95,7 +95,7 @@ def _mxfp4(matrices: Array) -> tuple[Array, Tensors]:
 
 
 def shapes(family: str) -> dict[str, tuple[int, ...]]:
-    """The tensors of a float checkpoint."""
+    """Return the shapes of a float checkpoint's tensors."""
     queries, keys = 64, 32
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
     if not FAMILIES[family]["tie_word_embeddings"]:
@@ -129,7 +129,7 @@ def shapes(family: str) -> dict[str, tuple[int, ...]]:
 
 
 def is_packed(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether quantisers touch a tensor: the products of layers, but for routers."""
+    """Return True if quantisers convert the tensor: they convert all linear layers except routers."""
     return len(shape) == 2 and name.startswith("model.layers.") and not name.endswith(".gate.weight")
 
 
@@ -141,7 +141,7 @@ def _groups(matrix: Array, group: int) -> Array:
 
 
 def _rounded(matrix: Array, bits: int, group: int, *, symmetric: bool = False) -> tuple[Array, Array, Array, Array]:
-    """Integers [rows, columns], scales (numbers of float16) and zero points [rows, groups], and the values."""
+    """Return integers [rows, columns], float16 scales and zero points [rows, groups], and the dequantised values."""
     parts, largest = _groups(matrix, group), 2**bits - 1
     if symmetric:
         zeros = np.full(parts.shape[:2], 2 ** (bits - 1))
@@ -158,7 +158,7 @@ def _rounded(matrix: Array, bits: int, group: int, *, symmetric: bool = False) -
 
 
 def _words(codes: Array, bits: int, order: tuple[int, ...] | None = None) -> NDArray[np.int32]:
-    """Integers [rows, columns] side by side in words of 32 bits, the first in the lowest bits, or in another order."""
+    """Pack integers [rows, columns] into 32-bit words. By default, a word's lowest bits hold its first integer."""
     count = 32 // bits
     apart = codes.reshape(len(codes), -1, count).astype(np.uint64)
     apart = apart[..., list(order)] if order else apart
@@ -180,7 +180,7 @@ def gptq(bits: int, less: int, *, act_order: bool = False, symmetric: bool = Fal
     def pack(name: str, matrix: Array) -> tuple[Tensors, Array]:
         columns = matrix.shape[1]
         order = np.arange(columns)
-        if act_order:  # projections that read the same values have one order
+        if act_order:  # projections with the same input share an order
             order = np.random.Generator(np.random.PCG64(len(name.rpartition(".")[0]))).permutation(columns)
         codes, scales, zeros, ordered = _rounded(matrix[:, order], bits, GROUP, symmetric=symmetric)
         index, whole, values = np.empty(columns, np.int32), np.empty_like(codes), np.empty_like(ordered)
@@ -190,7 +190,7 @@ def gptq(bits: int, less: int, *, act_order: bool = False, symmetric: bool = Fal
             "qweight": _words(whole, bits).T.copy(), "qzeros": _words(zeros.T - less, bits),
             "scales": scales.T.copy(), "g_idx": index,
         }  # fmt: skip
-        # As AutoGPTQ does: biases of zeros where there were none.
+        # AutoGPTQ adds a bias of zeros to a layer that has no bias.
         zeros_bias = {f"{name}.bias": np.zeros(len(matrix), np.float16)} if name.endswith("o_proj") else {}
         return {**{f"{name}.{key}": tensor for key, tensor in tensors.items()}, **zeros_bias}, values
 
@@ -260,7 +260,7 @@ def nf4(name: str, matrix: Array) -> tuple[Tensors, Array]:
 
 
 def hqq(name: str, matrix: Array) -> tuple[Tensors, Array]:
-    """4 bits, groups along rows, floats for 0; the first half of all groups is in the high bits."""
+    """Quantise to 4 bits in groups along rows, with float zero points; high bits hold the first half of the groups."""
     parts = matrix.astype(np.float64).reshape(-1, GROUP)
     low = parts.min(1, keepdims=True)
     scale = ((parts.max(1, keepdims=True) - low) / 15).astype(np.float16)
@@ -292,7 +292,7 @@ def mlx(bits: int) -> Packer:
 
 
 def nvfp4(name: str, matrix: Array) -> tuple[Tensors, Array]:
-    """Blocks of 16 floats of 4 bits, scales of 8 bits, and one float by which these are divided."""
+    """Quantise to 4-bit floats in blocks of 16 with 8-bit scales, which a single float divides."""
     half = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     table, parts = np.concatenate([half, -half]), _groups(matrix, 16)
     whole = np.float32(448 * 6 / np.abs(matrix).max())
@@ -314,7 +314,7 @@ def _compressed(form: str, bits: int) -> dict[str, Any]:
 
 _GPTQ = {"quant_method": "gptq", "group_size": GROUP, "damp_percent": 0.01}
 _BNB = {"quant_method": "bitsandbytes", "bnb_4bit_compute_dtype": "float16"}
-# By name: how a matrix is stored, and what config.json says.
+# By name: the packer, and the settings in config.json.
 FORMATS: Mapping[str, tuple[Packer, dict[str, Any]]] = {
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}),
     "gptq": (gptq(4, 1), {**_GPTQ, "bits": 4, "desc_act": False}),
@@ -340,13 +340,13 @@ FORMATS: Mapping[str, tuple[Packer, dict[str, Any]]] = {
 
 
 def write(folder: Path, form: str, family: str = "llama", seed: int = 0) -> tuple[Path, Path]:
-    """Write a checkpoint in this format, and one with the same values as floats; returns both folders."""
+    """Write a checkpoint in the format `form`, and a checkpoint with the same values as floats; return both folders."""
     pack, settings = FORMATS[form]
     quantised: Tensors = {}
     plain: Tensors = {}
     for name, shape in shapes(family).items():
         tensor = random_tensor(name, shape, seed)
-        # MLX quantises the embeddings and the head, too.
+        # MLX also quantises the embeddings and the head.
         if is_packed(name, shape) or (form.startswith("mlx") and len(shape) == 2 and not name.endswith("gate.weight")):
             packed, plain[name] = pack(name.removesuffix(".weight"), tensor)
             quantised |= packed
@@ -363,7 +363,7 @@ def write(folder: Path, form: str, family: str = "llama", seed: int = 0) -> tupl
 
 
 def convert(source: Path, folder: Path, form: str) -> Path:
-    """A float checkpoint's folder in one of the formats; its projections' columns must be whole groups."""
+    """Convert a float checkpoint to a format. The projections' columns must be multiples of the group size."""
     from safetensors import safe_open
 
     pack, settings = FORMATS[form]
@@ -387,7 +387,7 @@ def convert(source: Path, folder: Path, form: str) -> Path:
 
 
 def _together(tensors: Tensors) -> Tensors:
-    """Experts of a layer in one tensor, as mlx-lm stores them."""
+    """Stack the experts of a layer into one tensor, as mlx-lm does."""
     import re
 
     names = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

@@ -1,8 +1,9 @@
-"""Fill the data file of a model folder with made-up numbers: `python -m tools.random_data FOLDER [--shape SHAPE]`.
+"""Fill the data file of a model folder with random numbers: `python -m tools.random_data FOLDER [--shape SHAPE]`.
 
-How fast a model computes does not depend on its numbers. So a graph of some hundred kilobytes can travel alone to where
-speed is measured, and gets a data file of the size that it asks for there, in seconds. With a shape the folder is built
-first, with matrices whose rows are all the same: drawing billions of numbers to quantise would take minutes.
+A model's speed does not depend on its weights. Therefore, to measure speed on another machine, you need to copy only
+the graph, a few hundred kilobytes. On that machine, this tool writes a data file of the required size in seconds. With
+--shape, the tool builds the folder first. The matrices are then built with identical rows, because drawing and
+quantising billions of numbers would take minutes.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ _TYPES = {
     onnx.TensorProto.FLOAT16: np.dtype(np.float16),
     onnx.TensorProto.UINT8: np.dtype(np.uint8),
 }
-# Numbers that are repeated, more than a cache holds at once: drawing billions would take minutes.
+# The count of numbers that are drawn once and repeated, more than a cache holds. Drawing billions would take minutes.
 _DRAWN = 1 << 24
 
 
 def fill(folder: Path, seed: int = 0) -> int:
-    """Write the data files that FOLDER/model.onnx names; returns their bytes.
+    """Write the data files that FOLDER/model.onnx refers to; return their total size in bytes.
 
-    Bytes are any, scales of blocks such that products keep the size of what they are applied to, other matrices normal,
-    and vectors around 1.
+    Byte tensors get random bytes. Scales are chosen so that matrix products keep the magnitude of their inputs. Other
+    matrices are normally distributed, and the elements of vectors are close to 1.
 
     Raises:
-        ValueError: a tensor of a type that is not known here.
+        ValueError: a tensor has a type that this function does not support.
     """
     rng, total = np.random.default_rng(seed), 0
     drawn = rng.integers(0, 256, _DRAWN, np.uint8)
     numbers = rng.standard_normal(_DRAWN, np.float32)
     for tensor, file, offset in _external(folder):
         if tensor.data_type not in _TYPES:
-            raise ValueError(f"{tensor.name}: {onnx.TensorProto.DataType.Name(tensor.data_type)} is not known here")
+            raise ValueError(f"{tensor.name}: {onnx.TensorProto.DataType.Name(tensor.data_type)} is not supported")
         with file.open("r+b" if file.exists() else "w+b") as data:
             data.seek(offset)
             for part in _parts(tensor, drawn, numbers):
@@ -70,7 +71,7 @@ def _parts(tensor: onnx.TensorProto, drawn: NDArray[np.uint8], numbers: NDArray[
         source = drawn
     elif tensor.name.endswith("scales"):
         scales = np.abs(numbers) * np.float32(0.002) + np.float32(0.002)
-        source = scales.astype(np.float16).astype(dtype)  # as our builder's, whatever they are stored in
+        source = scales.astype(np.float16).astype(dtype)  # float16 values, as our builder writes, in any storage type
     elif len(tensor.dims) > 1:
         source = (numbers * np.float32(tensor.dims[-1] ** -0.5)).astype(dtype)
     else:
@@ -82,7 +83,7 @@ def _parts(tensor: onnx.TensorProto, drawn: NDArray[np.uint8], numbers: NDArray[
 
 
 class EvenWeights(Mapping[str, NDArray[np.float32]]):
-    """Weights by Hugging Face name: a matrix has one row of random numbers, again and again."""
+    """Weights by Hugging Face name; all rows of a matrix are the same random numbers."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         self._shapes: Mapping[str, Shape] = tensor_shapes(spec)
@@ -99,7 +100,7 @@ class EvenWeights(Mapping[str, NDArray[np.float32]]):
 
 
 def make(folder: Path, shape: str) -> Path:
-    """Build a model folder of a real model's shape, INT4 in blocks of 32, and fill it."""
+    """Build a model folder of a real model's shape, INT4 in blocks of 32, and fill its data file."""
     spec = SHAPES[shape].spec
     write_model_folder(folder, spec, ExportOptions(), EvenWeights(spec))
     fill(folder)
@@ -107,10 +108,10 @@ def make(folder: Path, shape: str) -> Path:
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, help="build the folder, which must not be there")
+    parser.add_argument("--shape", choices=SHAPES, help="build the folder first, which must not exist")
     asked = parser.parse_args()
     if asked.shape:
         make(asked.folder, asked.shape)

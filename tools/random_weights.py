@@ -1,4 +1,4 @@
-"""Random weights of a decoder, each of which depends on the seed and its own name alone, on every machine."""
+"""Random weights of a decoder. Each depends only on the seed and its name, and is identical on every machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from genai.convert.tensors import Shape, tensor_shapes
 
 
 def random_tensor(name: str, shape: Shape, seed: int, *, norm_mean: float = 1.0) -> NDArray[np.float32]:
-    """One tensor: matrices keep the size of what they are applied to, biases lie around 0, others around norm_mean."""
+    """Return one tensor: matrices keep the magnitude of inputs; bias elements are near 0, others near norm_mean."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     values = np.random.Generator(np.random.PCG64(int.from_bytes(digest))).standard_normal(shape, np.float32)
     if len(shape) >= 2:
@@ -23,10 +23,10 @@ def random_tensor(name: str, shape: Shape, seed: int, *, norm_mean: float = 1.0)
 
 
 class RandomWeights(Mapping[str, NDArray[np.float32]]):
-    """Weights by Hugging Face name, drawn anew at every look-up, so that a large model takes no memory.
+    """Weights by Hugging Face name, drawn at every look-up, so that a large model takes no memory.
 
-    Matrices keep the size of what they are applied to, so logits spread by about 1; norm weights lie around 1 (less the
-    architecture's offset), biases around 0.
+    Matrices keep the magnitude of their inputs, so logits have a standard deviation of about 1. Norm weights are close
+    to 1 (minus the architecture's offset), and biases are close to 0.
     """
 
     def __init__(self, spec: DecoderSpec, seed: int = 0) -> None:

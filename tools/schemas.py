@@ -1,7 +1,7 @@
-"""Makes JSON schemas of the kinds that JSONSchemaBench collects, and asks a model to answer with instances of them.
+"""Make JSON schemas of the kinds in JSONSchemaBench, and let a model generate instances of these schemas.
 
-Every reply that came to its end must be an instance, as the `jsonschema` package judges it; a reply that max_tokens cut
-says so. Schemas are made from their numbers, so that a failure can be made again.
+Every finished reply must be a valid instance, as judged by the `jsonschema` package. Replies that max_tokens truncates
+are counted separately. A schema's number determines the schema, so that a failure can be reproduced.
 
     python -m tools.schemas --first 0 --count 100 --seeds 3
 """
@@ -30,7 +30,7 @@ _NAMES = (
     "first_name lastName is_active rating größe naïve 名前 ключ ñandú a/b x~y $type with space"
 ).split()
 _WORDS = ("red", "green", "on", "off", "naïve", "日本", 'a "quoted" word', "back\\slash", "tab\there", "🙂", "")
-# Those that jsonschema itself can judge.
+# Formats that jsonschema checks without other packages.
 _FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")
 _PATTERNS = (
     "^[A-Z]{2,4}-[0-9]{1,5}$",
@@ -48,35 +48,36 @@ _MOST_DEPTH = 4
 
 @dataclass
 class SchemaMaker:
-    """Makes one schema.
+    """A generator for one schema.
 
     Attributes:
-        random: what decides. definitions: schemas that others refer to, by name.
+        random: random generator for all choices.
+        definitions: by name, the schemas that other schemas refer to.
     """
 
     random: Random
     definitions: dict[str, Schema] = field(default_factory=dict)
 
     def make(self) -> Schema:
-        """A whole schema."""
+        """Return a whole schema."""
         kinds = self.random.choices((self.object, self.array, self.any_of, self.scalar), (12, 3, 2, 2))
         schema = kinds[0](0)
         return {**schema, "$defs": self.definitions} if self.definitions else schema
 
     def any(self, depth: int) -> Schema:
-        """A schema of any kind, simpler where it lies deep."""
+        """Return a schema of any kind; deeper schemas are simpler."""
         if depth >= _MOST_DEPTH:
             return self.scalar(depth)
         made: list[Callable[[int], Schema]] = [self.scalar, self.object, self.array, self.any_of, self.reference]
         return self.random.choices(made, (10, 4, 3, 2, 2))[0](depth)
 
     def scalar(self, depth: int) -> Schema:
-        """A text, a number, or a few values."""
+        """Return a schema of a text, a number or a few values."""
         made: list[Callable[[], Schema]] = [self.text, self.number, self.integer, self.values, self.constant, self.flag]
         return self.random.choices(made, (6, 3, 4, 4, 1, 2))[0]()
 
     def text(self) -> Schema:
-        """A text with limits."""
+        """Return a schema of a text with limits."""
         kind = self.random.randrange(6)
         if kind == 0:
             return {"type": "string", "pattern": self.random.choice(_PATTERNS), "maxLength": 40}
@@ -86,7 +87,7 @@ class SchemaMaker:
         return {"type": "string", "minLength": least, "maxLength": least + self.random.choice((0, 1, 5, 20))}
 
     def number(self) -> Schema:
-        """A number with bounds."""
+        """Return a schema of a number with bounds."""
         low = round(self.random.uniform(-1000, 1000), self.random.randrange(4))
         bounds = {
             self.random.choice(("minimum", "exclusiveMinimum")): low,
@@ -95,7 +96,7 @@ class SchemaMaker:
         return {"type": "number", **bounds}
 
     def integer(self) -> Schema:
-        """A whole number with bounds, or a multiple of one."""
+        """Return a schema of an integer with bounds, or of multiples of an integer."""
         low = self.random.choice((0, 1, -5, 100, self.random.randrange(-(10**6), 10**6)))
         schema: Schema = {"type": "integer", "minimum": low, "maximum": low + self.random.choice((0, 3, 100, 10**6))}
         if self.random.random() < 0.2:
@@ -103,22 +104,22 @@ class SchemaMaker:
         return schema
 
     def values(self) -> Schema:
-        """One of some values of one kind or of several."""
+        """Return an enum of values of one or several types."""
         values: list[Any] = self.random.sample(_WORDS, self.random.randrange(1, 6))
         if self.random.random() < 0.3:
             values += self.random.sample([1, 2.5, None, True, -7], 2)
         return {"enum": values}
 
     def constant(self) -> Schema:
-        """One value."""
+        """Return a schema of one constant."""
         return {"const": self.random.choice((1, "fixed", None, False, {"a": [1, {"b": "ü"}]}, [1, 2], 0.25))}
 
     def flag(self) -> Schema:
-        """True or false, or nothing."""
+        """Return a schema of a boolean, null, or either."""
         return {"type": self.random.choice(("boolean", "null", ["boolean", "null"]))}
 
     def object(self, depth: int) -> Schema:
-        """Named values, some of them required, perhaps with others beside them."""
+        """Return a schema of named values, some of which are required; it may allow additional properties."""
         names = self.random.sample(_NAMES, self.random.randrange(1, 6))
         schema: Schema = {"type": "object", "properties": {name: self.any(depth + 1) for name in names}}
         required = [name for name in names if self.random.random() < 0.6]
@@ -127,7 +128,7 @@ class SchemaMaker:
         others = self.random.randrange(8)
         if others == 0:
             schema["additionalProperties"] = self.scalar(depth + 1)
-            schema |= {"maxProperties": len(names) + 2, "required": names}  # llguidance counts no others
+            schema |= {"maxProperties": len(names) + 2, "required": names}  # llguidance counts only required names
         elif others == 1:
             schema = {"type": "object", "patternProperties": {"^k[0-9]{1,2}$": self.scalar(depth + 1)},
                       "additionalProperties": False, "maxProperties": 3}  # fmt: skip
@@ -138,7 +139,7 @@ class SchemaMaker:
         return schema
 
     def array(self, depth: int) -> Schema:
-        """Values in a row, so many at least, so many at most."""
+        """Return a schema of an array with a minimum and a maximum length."""
         least = self.random.choice((0, 0, 1, 2))
         schema: Schema = {"type": "array", "minItems": least, "maxItems": least + self.random.choice((0, 1, 3))}
         if self.random.random() < 0.25:
@@ -147,7 +148,7 @@ class SchemaMaker:
         return {**schema, "items": self.any(depth + 1)}
 
     def any_of(self, depth: int) -> Schema:
-        """One of several schemas; one and only one where their types differ."""
+        """Return a schema of alternatives. An instance matches exactly one alternative, because their types differ."""
         kinds: list[Callable[[], Schema]] = [self.text, self.integer, self.flag, lambda: self.object(depth + 1)]
         chosen = self.random.sample(kinds, self.random.randrange(2, 4))
         schema: Schema = {self.random.choice(("anyOf", "oneOf")): [make() for make in chosen]}
@@ -157,7 +158,7 @@ class SchemaMaker:
         return schema
 
     def reference(self, depth: int) -> Schema:
-        """A schema that stands elsewhere: a tree that holds itself, or one that others refer to as well."""
+        """Return a reference to a definition, which is a recursive tree or a schema that is used once."""
         if self.random.random() < 0.3:
             tree = {"type": "object", "properties": {
                 "value": self.scalar(depth),
@@ -166,18 +167,18 @@ class SchemaMaker:
             self.definitions.setdefault("tree", tree)
             return {"$ref": "#/$defs/tree"}
         name = f"part{len(self.definitions)}"
-        self.definitions[name] = {}  # its place is taken while it is made
+        self.definitions[name] = {}  # reserves the name while the schema is made
         self.definitions[name] = self.any(depth + 1)
         return {"$ref": f"#/$defs/{name}"}
 
 
 def make_schema(number: int) -> Schema:
-    """The schema of that number, always the same."""
+    """Return the schema with this number, which is always the same."""
     return SchemaMaker(Random(number)).make()
 
 
 def problem(schema: Schema, text: str) -> str:
-    """Why a reply is no instance of a schema; "" if it is one."""
+    """Return the reason why a reply is not an instance of a schema; "" if the reply is an instance."""
     import jsonschema
 
     try:
@@ -191,12 +192,14 @@ def problem(schema: Schema, text: str) -> str:
 
 @dataclass
 class Tally:
-    """What became of replies.
+    """Counts of replies by result.
 
     Attributes:
-        finished, cut: replies that came to their end, or to that of their tokens. tokens: in all of them.
-        invalid: what is wrong with those that finished, by number and seed.
-        refused: schemas that are not understood, with the reason.
+        finished: replies that the model finished.
+        cut: replies that max_tokens truncated.
+        tokens: total number of tokens.
+        invalid: faults of finished replies, by schema number and seed.
+        refused: reasons why schemas are not supported, by schema number.
     """
 
     finished: int = 0
@@ -206,7 +209,7 @@ class Tally:
     refused: dict[int, str] = field(default_factory=dict)
 
     def add(self, number: int, seed: int, schema: Schema, reply: Completion) -> None:
-        """Judge a reply."""
+        """Judge and count a reply."""
         self.tokens += len(reply.token_ids)
         if reply.finish_reason == "length":
             self.cut += 1
@@ -217,7 +220,7 @@ class Tally:
 
 
 def ask(llm: genai.LLM, numbers: Iterable[int], seeds: Iterable[int], **options: Any) -> Tally:
-    """One reply per schema and seed."""
+    """Generate one reply per schema and seed."""
     tally = Tally()
     asked: list[tuple[int, int, Schema, SamplingParams]] = []
     for number in numbers:
@@ -240,11 +243,11 @@ def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def main() -> None:
-    """Ask, and print what came of it; the exit status is 1 where a reply is invalid."""
+    """Generate replies and print the results; exit with 1 if a reply is invalid."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="model folder; without it, the bundled model")
+    parser.add_argument("model", nargs="?", help="model folder [default: the bundled model]")
     parser.add_argument("--first", type=int, default=0, help="number of the first schema")
-    parser.add_argument("--count", type=positive, default=100, help="how many schemas")
+    parser.add_argument("--count", type=positive, default=100, help="number of schemas")
     parser.add_argument("--seeds", type=positive, default=3, help="replies per schema")
     parser.add_argument("--max-tokens", type=positive, default=400)
     parser.add_argument("--temperature", type=float, default=1.0)

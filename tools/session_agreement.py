@@ -1,8 +1,9 @@
-"""Sessions against onnxruntime on exported models: `python -m tools.session_agreement [PATTERN]`.
+"""Compare sessions with onnxruntime on exported models: `python -m tools.session_agreement [PATTERN]`.
 
-Random transformers configurations of small sizes, exported by torch.onnx in both ways ("bert legacy", "bert dynamo"),
-and pipelines of scikit-learn, LightGBM and XGBoost ("forest pipeline"). Each is made in a temporary folder and run by
-both; the largest difference is printed. Needs the extra "export" and onnxruntime; no downloads.
+The models are small random transformers, exported by both of torch.onnx's exporters ("bert legacy", "bert dynamo"), and
+pipelines of scikit-learn, LightGBM and XGBoost ("forest pipeline"). Each model is made in a temporary folder and run by
+both runtimes; the largest difference is printed. The tool needs the extra "export" and onnxruntime. Nothing is
+downloaded.
 """
 
 # ruff: noqa: E501 - each model is one line of a table
@@ -29,7 +30,7 @@ TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attent
 DECODER = {**TEXT, "num_key_value_heads": 2, "max_position_embeddings": 64, "use_cache": False}
 IMAGE = {"image_size": 32, "patch_size": 8} | {name: size for name, size in TEXT.items() if name != "vocab_size"}
 STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8}
-# model_type -> (kind of input, sizes that differ from its configuration's)
+# model_type -> (kind of input, changes to the default configuration)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "albert": ("text", {**TEXT, "embedding_size": 16}),
     "bert": ("text", TEXT),
@@ -96,7 +97,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def export(model_type: str, folder: Path, dynamo: bool = False) -> tuple[Path, dict[str, Any]]:
-    """Write a model, traced or by torch's newer exporter; returns its path and inputs for it."""
+    """Write a model with torch's legacy or newer exporter; return the model's path and inputs."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -135,7 +136,7 @@ def _feed(kind: str, model: Any) -> dict[str, Any]:
 
 
 def cases() -> dict[str, Callable[[Path], tuple[Any, dict[str, Any]]]]:
-    """Names to what makes a model (path or bytes) and inputs."""
+    """Return, by name, functions that make a model (as a path or bytes) and its inputs."""
     made: dict[str, Callable[[Path], tuple[Any, dict[str, Any]]]] = {}
     for model_type in MODELS:
         made[f"{model_type} legacy"] = partial(export, model_type)
@@ -150,7 +151,7 @@ def _pipeline(name: str, folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def outcome(make: Callable[[Path], tuple[Any, dict[str, Any]]], folder: Path) -> str:
-    """One line: the largest difference, or what went wrong and where."""
+    """Return one line with the largest difference, or with the error and the step that failed."""
     from genai.compat.onnxruntime.inference_session import InferenceSession
     from genai.session.arrays import Peer, differences
 
@@ -173,7 +174,7 @@ def outcome(make: Callable[[Path], tuple[Any, dict[str, Any]]], folder: Path) ->
 
 
 def main() -> None:
-    """Run all whose name matches; the exit code is 1 where one fails or differs."""
+    """Run the cases whose names match; exit with 1 if a case fails or differs."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

@@ -1,7 +1,7 @@
-"""Writes the small exported models that tests keep: `python -m tools.session_goldens [PATTERN]`.
+"""Write the small exported models that tests use: `python -m tools.session_goldens [PATTERN]`.
 
-Each is a model of random weights with inputs and onnxruntime's outputs beside it (tests/session/models). Needs the
-extra "export" and onnxruntime.
+The models have random weights. They are stored in tests/session/models, with inputs and onnxruntime's outputs. The tool
+needs the extra "export" and onnxruntime.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ KEPT = (
     "svm pipeline",
     "xgboost pipeline",
 )
-# Position tables would be most of what these models weigh.
+# Position tables would be the largest part of these models.
 SHORT = {"bert": "max_position_embeddings", "distilbert": "max_position_embeddings", "gpt2": "n_positions"}
 
 
 def save(name: str, model: bytes, feed: dict[str, Any]) -> None:
-    """Write a model, its inputs and onnxruntime's outputs (those that are arrays)."""
+    """Write a model, its inputs, and all of onnxruntime's outputs that are arrays."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -54,7 +54,7 @@ def save(name: str, model: bytes, feed: dict[str, Any]) -> None:
 
 
 def without_stack_traces(model: bytes) -> bytes:
-    """The model without the exporter's notes on where each node comes from, which name files of one machine."""
+    """Return the model without the exporter's notes on the origin of nodes, which name files on one machine."""
     import onnx
 
     proto = onnx.load_from_string(model)
@@ -64,7 +64,7 @@ def without_stack_traces(model: bytes) -> bytes:
 
 
 def main() -> None:
-    """Write those whose name matches."""
+    """Write the models whose names match."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

@@ -1,8 +1,9 @@
-"""Writes the models that sessions are measured on: `python -m tools.session_models FOLDER [NAME ...]`.
+"""Write the models for measuring sessions: `python -m tools.session_models FOLDER [NAME ...]`.
 
-Random weights from transformers' own configurations, exported by torch.onnx: sizes as published, no downloads. Names
-that end in _int8 are the same quantised by onnxruntime (dynamically for text, QDQ for images); trees are ensembles of
-scikit-learn, LightGBM and XGBoost. Needs the extra "export" and onnxruntime.
+The models have random weights and transformers' default configurations, whose sizes are the published sizes. torch.onnx
+exports them; nothing is downloaded. Models whose names end in _int8 are quantised by onnxruntime (dynamically for
+text, QDQ for images). The trees are ensembles of scikit-learn, LightGBM and XGBoost. The tool needs the extra "export"
+and onnxruntime.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ TREES = {f"trees_{kind}": partial(_trees, kind) for kind in ("forest", "boosting
 
 
 def export(name: str, folder: Path) -> Path:
-    """Write one model; returns its path."""
+    """Write one model and return its path."""
     import torch
 
     torch.manual_seed(0)
@@ -132,7 +133,7 @@ def export(name: str, folder: Path) -> Path:
 
 
 def quantize(source: Path, path: Path, is_image: bool) -> None:
-    """Write the 8-bit form of a model."""
+    """Write the 8-bit version of a model."""
     from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 
     if is_image:
@@ -142,7 +143,7 @@ def quantize(source: Path, path: Path, is_image: bool) -> None:
 
 
 class _Samples:
-    """Random images to calibrate with."""
+    """Random images for calibration."""
 
     def __init__(self) -> None:
         generator = np.random.default_rng(0)
@@ -154,7 +155,7 @@ class _Samples:
 
 
 def make(name: str, folder: Path) -> Path:
-    """Write one model of any kind; returns its path."""
+    """Write one model of any kind and return its path."""
     path = folder / f"{name}.onnx"
     if name in TREES:
         path.write_bytes(TREES[name]())
@@ -168,7 +169,7 @@ def make(name: str, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Write the models named, or all."""
+    """Write the named models, or all models."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Fitted scikit-learn, LightGBM and XGBoost models on scikit-learn's own data, for sessions to agree on."""
+"""scikit-learn, LightGBM and XGBoost models, fitted to scikit-learn's own data, for comparisons of sessions."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def _pipelines() -> dict[str, Callable[[], Any]]:
 
 
 def names() -> list[str]:
-    """What `exported` knows."""
+    """Return the names that `exported` accepts."""
     return list(_pipelines())
 
 
 def exported(name: str) -> tuple[bytes, dict[str, Any]]:
-    """The model as ONNX, and rows for it."""
+    """Return the model as ONNX, and its input rows."""
     import numpy as np
     from sklearn.datasets import load_breast_cancer, load_iris
 
@@ -80,7 +80,7 @@ def exported(name: str) -> tuple[bytes, dict[str, Any]]:
     rows, kinds = load(return_X_y=True)
     estimator = _pipelines()[name]()
     targets = kinds / 2 if _predicts_values(name) else kinds
-    np.random.seed(0)  # noqa: NPY002 - scikit-learn's own generator, where a model is given no seed
+    np.random.seed(0)  # noqa: NPY002 - scikit-learn uses this generator for models without a seed
     estimator.fit(rows.astype(np.float32), targets)
     given = rows[::7].astype(np.float32)
     return converted(estimator, given), {"X": given}
@@ -91,7 +91,7 @@ def _predicts_values(name: str) -> bool:
 
 
 def converted(estimator: Any, rows: Any) -> bytes:
-    """XGBoost and LightGBM have converters of their own."""
+    """Return the estimator as ONNX; XGBoost and LightGBM need separate converters."""
     from skl2onnx import to_onnx
 
     kind = type(estimator).__module__.split(".")[0]
@@ -102,7 +102,7 @@ def converted(estimator: Any, rows: Any) -> bytes:
         convert = convert_xgboost if kind == "xgboost" else convert_lightgbm
         model = convert(estimator, initial_types=[("X", FloatTensorType([None, rows.shape[1]]))])
     else:
-        # Probabilities as arrays but for one, which gives maps.
+        # Probabilities are arrays. Only in pipelines are they maps.
         plain = hasattr(estimator, "predict_proba") and not hasattr(estimator, "steps")
         options = {id(estimator): {"zipmap": False}} if plain else None
         model = to_onnx(estimator, rows[:1], options=options, target_opset={"": 18, "ai.onnx.ml": 3})

@@ -1,7 +1,7 @@
-"""A table of sessions beside onnxruntime, as in docs/session.md: `python -m tools.session_speed FOLDER [PATTERN]`.
+"""Print the table of docs/explanation/sessions.md: `python -m tools.session_speed FOLDER [PATTERN]`.
 
-Measures every .onnx file of a folder (see tools/session_models.py) by `genai bench session --compare`, each in its own
-process.
+Measure each .onnx file in a folder (see tools/session_models.py) with `genai bench session --compare`, in separate
+processes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 HEADER = (
-    "| model | run: ours, median (least) ms | onnxruntime | ratio | create: ours, median ms | onnxruntime | ratio |\n"
+    "| model | run: toolkit, median (min) | onnxruntime, median (min) | ratio "
+    "| create: toolkit | onnxruntime | ratio |\n"
     "|---|---|---|---|---|---|---|"
 )
 DIMS = ("batch=1", "sequence=128")
 
 
 def measure(path: Path) -> dict[str, Any]:
-    """What `genai bench session` says."""
+    """Return the result of `genai bench session`."""
     dims = [flag for dim in DIMS for flag in ("--dim", dim)]
     command = [sys.executable, "-m", "genai", "bench", "session", str(path), "--compare", "--json", "-r", "30", *dims]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -29,7 +30,7 @@ def measure(path: Path) -> dict[str, Any]:
 
 
 def row(name: str, found: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one row of the table."""
 
     def both(prefix: str) -> str:
         return f"{found[prefix + '_ms']:.3g} ({found[prefix + '_least_ms']:.3g})"

@@ -1,7 +1,7 @@
-"""A GPU that takes time but computes nothing: what the host does beside it can be measured, and seen to overlap.
+"""A simulated GPU that takes time but computes nothing, to measure the host's work and its overlap with the GPU.
 
-Work is queued as a stream's is. It ends so many microseconds after what was asked for before it, and takes effect when
-somebody waits: memory of the host that a copy is read from must stay as it is until then, as with a GPU.
+Work is queued as on a stream. It ends a given time after the preceding work in the queue, and takes effect when the
+host waits for it. As with a GPU, host memory that a copy reads must not change until the copy takes effect.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ _TABLE, _OUTCOME = (structs("sampling.cu")[name] for name in ("SamplingTable", "
 
 @dataclass(eq=False)
 class SimulatedGpu:
-    """See `genai.kernels.cuda.driver.Driver`. Launches write nothing but the outcomes of sampling: made-up tokens that
-    depend on a row's counter.
+    """A driver (see `genai.kernels.cuda.driver.Driver`) whose launches write only the results of sampling: arbitrary
+    tokens that depend on a row's counter.
 
     Attributes:
-        launch_us, graph_us, choice_us, copy_us: what a launch that is not captured takes, the graph of a step, that of
-            a choice of tokens, a copy.
-        vocab_size, first_token: tokens are chosen from the one on, below the other.
-        log: what was asked for, in order, if anybody sets a list: "step", "choice", "event" (waited for), and so on.
-        fails: called before everything that is asked for, with its name: raises what a test wants to go wrong.
+        launch_us: duration of a launch outside graphs.
+        graph_us: duration of a step's graph.
+        choice_us: duration of the graph that selects tokens.
+        copy_us: duration of a copy.
+        vocab_size: exclusive end of the range of selected tokens.
+        first_token: first token of the range.
+        log: if set, the names of all operations in order: "step", "choice", "event" (waited for), and so on.
+        fails: called with the name before every operation; tests raise errors from it.
     """
 
     launch_us: float = 0.0
@@ -58,7 +61,7 @@ class SimulatedGpu:
     # --- the queue -----------------------------------------------------------------------------------------------
 
     def _ask(self, what: str, microseconds: float, effect: Callable[[], object]) -> int:
-        """Queue work; its number."""
+        """Queue a piece of work; return its number."""
         self._note(what)
         with self._turn:
             self._end = max(self._end, time.perf_counter()) + 1e-6 * microseconds
@@ -67,7 +70,7 @@ class SimulatedGpu:
             return self._asked
 
     def _wait(self, number: int) -> None:
-        """Until this piece of work is done."""
+        """Wait until a piece of work is done."""
         with self._turn:
             while self._queue and self._queue[0][0] <= number:
                 _, end, effect = self._queue.popleft()
@@ -200,7 +203,7 @@ class SimulatedEvent:
 
 
 def _nothing() -> None:
-    """What a kernel does here."""
+    """Do nothing: the effect of every kernel except sampling."""
 
 
 def _at(address: int, dtype: np.dtype[np.void], count: int) -> NDArray[np.void]:

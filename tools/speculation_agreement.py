@@ -1,7 +1,8 @@
-"""Whether outputs with speculation equal those without, bit by bit: `python -m tools.speculation_agreement`.
+"""Check that speculative decoding produces bit-identical outputs: `python -m tools.speculation_agreement`.
 
-Guesses come from a script instead of a policy: right ones (what is known to come), wrong ones and random ones, of any
-number at each step, so that every way of keeping and rejecting them occurs, whether it pays or not.
+A script proposes the draft tokens instead of a policy. The tokens are right (as in the known output), wrong or random,
+and their number varies from step to step. Therefore every combination of accepted and rejected tokens occurs, including
+combinations that do not speed up decoding.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ WAYS = ("right", "wrong", "random", "mixed")
 
 
 class ScriptedGuesses:
-    """Takes the place of a Speculator.
+    """A replacement for Speculator that proposes scripted tokens.
 
     Args:
-        known: what comes after a prompt, by its ids and the number of the sample.
+        known: known output tokens, by the prompt's ids and the number of the sample.
+        vocab_size: size of the vocabulary.
         way: one of WAYS.
     """
 
@@ -45,7 +47,7 @@ class ScriptedGuesses:
         self.proposed = self.kept = 0
 
     def propose(self, jobs: Sequence[Any]) -> bool:
-        """As Speculator.propose, for every job that decodes."""
+        """Propose tokens for every job that decodes; replaces Speculator.propose."""
         for job in jobs:
             job.sequence.take_back()
             room = min(MOST_GUESSES, job.max_length - len(job.sequence.tokens) - 1)
@@ -68,18 +70,18 @@ class ScriptedGuesses:
         return guesses
 
     def settle(self, outcomes: Sequence[StepOutcome]) -> None:
-        """As Speculator.settle."""
+        """Count proposed and accepted tokens; replaces Speculator.settle."""
         for _, proposed, taken in outcomes:
             self.proposed += proposed
             self.kept += taken - 1
 
     def forget(self, job: Any) -> None:
-        """As Speculator.forget."""
+        """Do nothing; replaces Speculator.forget."""
 
 
 @contextmanager
 def guessing(llm: genai.LLM, guesses: ScriptedGuesses, max_sequences: int = 32) -> Iterator[genai.LLM]:
-    """The same LLM, whose engine is told guesses."""
+    """Yield the same LLM with an engine that proposes the scripted tokens."""
     before = llm._worker
     llm._worker = Worker(lambda: Engine(llm.model.decoder, llm.model.sampler, max_sequences, guesses))  # type: ignore[arg-type]
     try:
@@ -90,12 +92,12 @@ def guessing(llm: genai.LLM, guesses: ScriptedGuesses, max_sequences: int = 32) 
 
 
 def known_of(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> dict[Any, tuple[int, ...]]:
-    """What ScriptedGuesses are told."""
+    """Return the outputs in the form that ScriptedGuesses expects."""
     return {(tuple(prompts[one.prompt_index]), one.sample_index): one.token_ids for one in completions}
 
 
 def facts(completion: Completion) -> tuple[Any, ...]:
-    """What must be equal."""
+    """Return all facts about a completion that must be equal."""
     return (
         completion.text, completion.token_ids, completion.finish_reason, completion.stopped_by, completion.logprobs,
         completion.prompt_logprobs, completion.prompt_index, completion.sample_index,
@@ -103,7 +105,7 @@ def facts(completion: Completion) -> tuple[Any, ...]:
 
 
 def _folders(root: Path) -> dict[str, Path]:
-    """The bundled model, and two with random weights and its tokenizer."""
+    """Return the bundled model, and two models with random weights and the bundled tokenizer."""
     common: dict[str, Any] = {
         "vocab_size": 1536, "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_size": 16, "context_length": 512, "eos_token_ids": (2, 0),
@@ -121,7 +123,7 @@ def _folders(root: Path) -> dict[str, Path]:
 
 
 def _prompts(llm: genai.LLM, count: int) -> list[list[int]]:
-    """Questions, texts and random tokens, of 1 to 150 tokens."""
+    """Return questions, texts and random tokens, of 1 to 150 tokens each."""
     rng = random.Random(0)
     words = "the cat and dog a story of days numbers one two seven Monday Luna Tom sat on".split()
     made = []
@@ -147,7 +149,7 @@ _SAMPLED: list[dict[str, Any]] = [
 
 
 def main() -> None:
-    """Compare, and end with status 1 where anything differs."""
+    """Compare outputs with and without draft tokens; exit with 1 if any differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=positive, default=500)
     parser.add_argument("--models", nargs="*", help="some of: pebble, 'llama fp32', 'mistral int4'")
@@ -183,7 +185,7 @@ def _compare(name: str, llm: genai.LLM, arguments: argparse.Namespace) -> int:
             how = "greedy" if greedy else "sampled"
             print(
                 f"{name}, seed {seed}, {how}: {len(bad)} of {len(plain)} differ {bad[:5]}; {guesses.kept:,} of "
-                f"{guesses.proposed:,} guesses kept; {time.perf_counter() - began:.0f} s",
+                f"{guesses.proposed:,} draft tokens accepted; {time.perf_counter() - began:.0f} s",
                 flush=True,
             )
     return different

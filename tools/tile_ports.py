@@ -1,10 +1,10 @@
-"""What AMX's tiles leave to the vector units: nanoseconds of loops of tile and vector instructions, alone and together.
+"""Measure how AMX tile instructions and vector instructions share execution ports, by timing loops of both.
 
     python -m tools.tile_ports
 
-It explains what bounds the products of many rows and of batches (docs/performance.md): products of tiles run beside
-vector instructions, but multiplications of vectors have one port instead of two while a tile product is under way,
-and loads and stores of tiles take turns with vector instructions.
+The times explain the limits of prefill and of batched matrix products (docs/reference/performance.md). Tile products
+run in parallel with vector instructions, but during a tile product, vector multiplications can use only one port
+instead of two. Tile loads and stores do not overlap with vector instructions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from genai.kernels.cpu.jit.native import NativeOp, native_op
 from genai.kernels.cpu.program.calls import Call, Items, program_of
 from genai.kernels.cpu.program.thread_pool import Threads
 
-# Per turn of a loop: tile products, tile loads, tile stores, vector multiply-adds, vector additions of integers.
+# The counts per iteration: tile products, tile loads, tile stores, vector multiply-adds, integer vector additions.
 LOOPS = {
     "8 tile products": (8, 0, 0, 0, 0),
     "8 tile loads": (0, 8, 0, 0, 0),
@@ -55,18 +55,18 @@ LOOPS = {
 }
 _TURNS, _REPEAT = 200_000, 7
 _REGISTERS = 8
-_STORED = 32 * TILE_BYTES  # tiles are stored where none is loaded from
+_STORED = 32 * TILE_BYTES  # offset of the stored tiles, which follow the loaded tiles
 
 
 class TurnArguments(Arguments):
-    """Memory, and what tiles are configured with."""
+    """The memory of tiles, and the tile configuration."""
 
     memory: Address
     tiles: Address
 
 
 def _loop(counts: tuple[int, ...]) -> NativeOp:
-    """The operator of a loop; its items are turns."""
+    """Return the operator that runs a loop; its items are the iterations."""
 
     def emit(e: Emitter, memory: Any, turns: Any) -> None:
         numbers = [constant(FLOAT_VECTOR, float(i)) for i in range(_REGISTERS)]
@@ -90,7 +90,7 @@ def _loop(counts: tuple[int, ...]) -> NativeOp:
             integers[i % _REGISTERS] = e.builder.add(integers[i % _REGISTERS], integers[(i + 3) % _REGISTERS])
 
         kinds: list[Callable[[int], None]] = [product, load, store, multiply_add, add]
-        # All kinds spread evenly over the turn.
+        # Each kind of instruction is spread evenly over the iteration.
         order = sorted((i / count, kind, i) for kind, count in enumerate(counts) for i in range(count))
         with e.loop(turns, [*numbers, *integers]) as (_, state):
             numbers[:], integers[:] = state[:_REGISTERS], state[_REGISTERS:]
@@ -113,7 +113,7 @@ def _loop(counts: tuple[int, ...]) -> NativeOp:
 
 
 def measure(counts: tuple[int, ...], turns: int = _TURNS) -> float:
-    """Nanoseconds per turn, a median."""
+    """Return the median nanoseconds per iteration."""
     memory, table = huge_array((3 * _STORED,), np.uint8), huge_array((64,), np.uint8)
     table[:] = TILE_CONFIG
     call = Call(_loop(counts), TurnArguments(memory=memory, tiles=table), Items(factor=turns, grain=turns))

@@ -1,10 +1,10 @@
-"""Steps of a decoder that PyTorch computes as one CUDA graph: what tools/gpu_day.py puts beside ours.
+"""Measure decode steps that PyTorch computes as one CUDA graph, for comparison in tools/gpu_day.py.
 
     python -m tools.torch_steps SHAPE [--weights int4] [--batch 64]
 
-A line of JSON per measurement: microseconds of a step of so many sequences with so much context behind them. Weights
-are random: bfloat16, or int4 in blocks of 32 by PyTorch's own kernel (`_weight_int4pack_mm`). Nothing of a step is left
-to the host: lengths are fixed while the graph is captured, which is less than a server has to do.
+Print one JSON line per measurement: the microseconds of a step of `batch` sequences with `context` tokens each. Weights
+are random: bfloat16, or int4 in blocks of 32 with PyTorch's own kernel (`_weight_int4pack_mm`). The host does no work
+per step, because lengths are fixed when the graph is captured. A server has to do more work per step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = ("int4", "bfloat16")
 
 @dataclass
 class Linears:
-    """Makes matrices of a kind with random numbers: what multiplies rows by one."""
+    """A factory of linear layers with random weights of one kind."""
 
     torch: Any
     device: str
@@ -53,10 +53,10 @@ class Linears:
 
 
 class Decoder:
-    """A decoder like Llama, of `batch` sequences that have `context` tokens.
+    """A Llama-like decoder for `batch` sequences with `context` tokens.
 
     Attributes:
-        tokens: int64 [batch], which a step reads and replaces.
+        tokens: int64 [batch]; a step reads and replaces it.
     """
 
     def __init__(self, torch: Any, spec: DecoderSpec, linear: Linears, batch: int, context: int) -> None:
@@ -79,7 +79,7 @@ class Decoder:
         self.tokens = torch.zeros(batch, device=device, dtype=torch.int64)
 
     def step(self) -> None:
-        """Compute the next tokens."""
+        """Compute the next token of each sequence."""
         functional = self._torch.nn.functional
         x = self._embedding[self.tokens]
         for number, (joined, out, gate_up, down) in enumerate(self._layers):
@@ -106,7 +106,7 @@ class Decoder:
 
 
 def measured(torch: Any, shape: str, kind: str, batch: int, context: int, device: str) -> Iterator[dict[str, Any]]:
-    """A step as a graph (on the CPU as it comes: to try this out)."""
+    """Measure a step as a CUDA graph; on the CPU, only run it once as a test."""
     decoder = Decoder(torch, SHAPES[shape].spec, Linears(torch, device, kind), batch, context)
     step = captured(torch, decoder.step) if device != "cpu" else decoder.step
     microseconds = timed(torch, step) if device != "cpu" else 0.0
@@ -117,7 +117,7 @@ def measured(torch: Any, shape: str, kind: str, batch: int, context: int, device
 
 
 def captured(torch: Any, step: Callable[[], None]) -> Callable[[], None]:
-    """A step as one CUDA graph, after some that are not."""
+    """Return a step as one CUDA graph, after warm-up steps."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -132,7 +132,7 @@ def captured(torch: Any, step: Callable[[], None]) -> Callable[[], None]:
 
 
 def timed(torch: Any, step: Callable[[], None]) -> float:
-    """Microseconds of a step, by the GPU's own clock: the median of some, each started while the one before runs."""
+    """Return the microseconds of a step by the GPU's clock: the median over steps that are queued back to back."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 1)]
     step()
     for number, event in enumerate(events):
@@ -145,10 +145,10 @@ def timed(torch: Any, step: Callable[[], None]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """See above."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--weights", action="append", default=[], choices=KINDS, help="may be repeated [all]")
+    parser.add_argument("--weights", action="append", default=[], choices=KINDS, help="weights; may be repeated [all]")
     parser.add_argument("--batch", action="append", default=[], type=positive, metavar="N", help="repeatable [1, 64]")
     parser.add_argument("--context", type=positive, default=1024, metavar="N")
     parser.add_argument("--device", default="cuda")
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         import torch
     except ImportError:
-        print("torch_steps: PyTorch is not there", file=sys.stderr)
+        print("torch_steps: PyTorch is not installed", file=sys.stderr)
         return 2
     torch.manual_seed(0)
     with torch.inference_mode():

@@ -1,7 +1,7 @@
-"""The path of one decode step and of `LLM.chat`'s caller through our files: `python -m tools.trace_path [--calls]`.
+"""Trace `LLM.chat` on the caller's thread, and one decode step: `python -m tools.trace_path [--calls]`.
 
-The bundled model answers once so that kernels, templates and caches are there; then every Python call of ours is noted
-during one more reply: on the caller's thread, and on the engine's thread during one step in the middle of the reply.
+The bundled model first generates a reply to fill the caches of kernels and templates. During a second reply, every call
+of our Python functions is recorded: on the caller's thread, and on the engine's thread for one step in the middle.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = [{"role": "user", "content": "Count from 3 to 12."}]
-# Which step of the reply is looked at: one in the middle, of one token.
+# The traced step of the reply: a step in the middle, which computes one token.
 STEP = 6
 
 
 @dataclass
 class CallPath:
-    """Calls of our functions in order.
+    """The calls of our functions, in order.
 
     Attributes:
-        calls: depth, file and function of each.
+        calls: depth, file and function of each call.
     """
 
     calls: list[tuple[int, str, str]] = field(default_factory=list)
 
     @property
     def functions(self) -> Counter[tuple[str, str]]:
-        """How often each function was called, by file and name."""
+        """The number of calls to each function, by file and name."""
         return Counter((file, name) for _, file, name in self.calls)
 
     @property
     def files(self) -> Counter[str]:
-        """Calls by file."""
+        """The number of calls to the functions of each file."""
         return Counter(file for _, file, _ in self.calls)
 
     def summary(self, title: str) -> str:
-        """One line."""
+        """Return a summary line."""
         depth = max((depth for depth, _, _ in self.calls), default=0)
         return (
             f"{title}: {len(self.files)} files, {len(self.functions)} functions, {len(self.calls)} calls, depth {depth}"
@@ -51,7 +51,7 @@ class CallPath:
 
 
 class Tracer:
-    """Notes calls of Python functions that lie below the repository's packages."""
+    """A profiler hook that records the calls of functions in the repository's packages."""
 
     def __init__(self, is_begin: Callable[[str, str], bool] | None = None) -> None:
         self.path = CallPath()
@@ -59,7 +59,7 @@ class Tracer:
         self._depth, self._begin_depth = 0, -1
 
     def begin_after(self, number: int) -> None:
-        """Note the calls inside the call of this number, from now on, that is the beginning."""
+        """Record the calls inside the `number`-th call from now on of the function that `is_begin` accepts."""
         self._left = number
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -82,7 +82,7 @@ class Tracer:
 
 
 def _file_of(frame: FrameType) -> str | None:
-    """The file of a frame, from the repository's root; None where it is not ours."""
+    """Return a frame's file relative to the repository's root, or None if the file is not ours."""
     name = frame.f_code.co_filename
     if not name.startswith(str(ROOT)) or "/site-packages/" in name or "/tools/" in name:
         return None
@@ -90,13 +90,13 @@ def _file_of(frame: FrameType) -> str | None:
 
 
 def trace() -> tuple[CallPath, CallPath]:
-    """The path of the caller of `LLM.chat`, and that of one decode step."""
+    """Return the call path of `LLM.chat` on the caller's thread, and the call path of one decode step."""
     import genai
 
     step = Tracer(lambda file, name: file.endswith("engine/engine.py") and name in ("Engine.step", "step"))
     threading.setprofile(step)
     with genai.LLM() as llm:
-        llm.chat(QUESTION, max_tokens=24)  # which starts the engine's thread
+        llm.chat(QUESTION, max_tokens=24)  # starts the engine's thread
         threading.setprofile(None)  # type: ignore[arg-type]
         step.begin_after(STEP)
         caller = Tracer()
@@ -107,7 +107,7 @@ def trace() -> tuple[CallPath, CallPath]:
 
 
 def main() -> None:
-    """Print both paths: figures, files, and with --calls every call."""
+    """Print figures and files of both paths; with --calls, print every call instead."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", action="store_true", help="print every call, indented by its depth")
     shows_calls = parser.parse_args().calls

@@ -1,10 +1,10 @@
-"""What is made to do harm: model folders, files and requests that explode, hang or crash.
+"""Malicious or malformed inputs ("bombs"): model folders, files and requests that could explode, hang or crash.
 
-    python -m tools.bombs                    # 264 of them, from seed 0 on
+    python -m tools.bombs                    # 264 bombs, starting at seed 0
     python -m tools.bombs --first 500 --count 20
 
-Each is used twice in a process of its own: to its end, which must come in time, within memory, and as an answer or a
-typed error; and with Ctrl-C a moment after the start, which must end it soon.
+Each bomb is used twice, each time in a separate process. The first use must end in time, within a memory limit, and
+with a result or a typed error. In the second use, Ctrl-C shortly after the start must end the process promptly.
 """
 
 from .trying import KINDS as KINDS, workshop as workshop

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line of the bombs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from . import KINDS, __doc__ as purpose, workshop
 
 
 def main() -> int:
-    """Try some seeds; the exit status is 1 if any did harm."""
+    """Try the bombs of the selected seeds; return 1 if any bomb caused a fault, else 0."""
     parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=24 * len(KINDS))
     parser.add_argument(
-        "--kind", choices=[kind.harm.__name__.removesuffix("_bomb") for kind in KINDS], help="only these"
+        "--kind", choices=[kind.harm.__name__.removesuffix("_bomb") for kind in KINDS], help="try only this kind"
     )
-    parser.add_argument("--patience", type=float, default=1.0, help="times the 5 seconds, on a busy machine")
+    parser.add_argument("--patience", type=float, default=1.0, help="factor for the time limits on a busy machine")
     options = parser.parse_args()
     faults: list[str] = []
     tried = 0

@@ -1,4 +1,4 @@
-"""Files made to do harm: GGUF models, checkpoints, adapters and saved states with sizes and offsets that lie."""
+"""Malicious files: GGUF models, checkpoints, adapters and saved states with false sizes and offsets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LISTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.toke
 
 
 def gguf_bomb(folder: Path, rng: random.Random) -> str:
-    """A model of llama.cpp's form: counts, texts and nesting, sizes of the model, vocabularies, bytes."""
+    """Break a GGUF model: counts, texts and nesting, sizes of the model, vocabularies, or bytes."""
     path = folder / "model.gguf"
     match rng.randrange(4):
         case 0:
@@ -103,7 +103,7 @@ def _other_vocabulary(keys: dict[str, Any], rng: random.Random) -> dict[str, Any
 
 
 def break_safetensors(path: Path, rng: random.Random) -> str:
-    """Another header, another length of it, or other bytes."""
+    """Change a file's header, the length of its header, or its bytes."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header, rest = data[8 : 8 + length].decode(), data[8 + length :]
@@ -129,7 +129,7 @@ _SHARDS: tuple[Any, ...] = ("../../../etc/passwd", "/dev/zero", "", "x" * 5000, 
 
 
 def checkpoint_bomb(folder: Path, rng: random.Random) -> str:
-    """A Hugging Face folder: sizes in config.json, shards that lead elsewhere, tensors that are none."""
+    """Break a Hugging Face folder: sizes in config.json, paths of shards, or tensors."""
     match rng.randrange(4):
         case 0:
             return "model.safetensors: " + break_safetensors(folder / "model.safetensors", rng)
@@ -157,7 +157,7 @@ _PATTERNS = ("(a+)+$", "(.*)*x", "([a-z]+)*y", ".*" * 500, "(" * 5000, "q_proj|"
 
 
 def adapter_bomb(folder: Path, rng: random.Random) -> str:
-    """An adapter in one of its three forms."""
+    """Break an adapter in one of its three formats."""
     form = rng.choice(("peft", "peft", "a.onnx_adapter", "a.onnx_adapter", "a.gguf"))
     path = folder / "adapters" / form
     (folder / "which").write_text(form)
@@ -179,7 +179,7 @@ def adapter_bomb(folder: Path, rng: random.Random) -> str:
 
 
 def state_bomb(folder: Path, rng: random.Random) -> str:
-    """A saved state with another header and a digest that fits it; or with other bytes."""
+    """Break a saved state: change its header, with a matching digest, or its bytes."""
     path = folder / "a.state"
     data = path.read_bytes()
     if rng.random() < 0.2:

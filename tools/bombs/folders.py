@@ -1,4 +1,4 @@
-"""Model folders made to do harm: templates, tokenizers, configurations and graphs that explode, hang or crash."""
+"""Malicious model folders: templates, tokenizers, configurations and graphs that explode, hang or crash."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _LONG = ("{{ a }}" * 140_000, "{% if a %}" * 5_000, "{{ " + "(" * 50_000, "{#" *
 
 
 def template_bomb(folder: Path, rng: random.Random) -> str:
-    """A value that is large or looks so, and something that is done with it."""
+    """Write a chat template that builds a large value, or seems to, and applies an operation to the value."""
     if rng.random() < 0.1:
         text = rng.choice(_LONG)
     else:
@@ -163,7 +163,7 @@ def _break_counts(tokenizer: dict[str, Any], rng: random.Random) -> None:
 
 
 def tokenizer_bomb(folder: Path, rng: random.Random) -> str:
-    """A tokenizer.json with rules that explode, take ages or contradict each other."""
+    """Write a tokenizer.json with rules that explode, take very long or contradict each other."""
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     break_it = rng.choice((
@@ -179,7 +179,7 @@ def tokenizer_bomb(folder: Path, rng: random.Random) -> str:
 
 
 def config_bomb(folder: Path, rng: random.Random) -> str:
-    """A JSON file with numbers, texts and nesting that nobody expects."""
+    """Write a JSON file with unexpected numbers, texts and nesting."""
     name = rng.choice(("genai_config.json",) * 3 + ("tokenizer_config.json", "generation_config.json"))
     path = folder / name
     text = path.read_text() if path.exists() else '{"eos_token_id": 2, "temperature": 0.5, "top_k": 3}'
@@ -206,7 +206,7 @@ def config_bomb(folder: Path, rng: random.Random) -> str:
 
 
 def decoder_bomb(folder: Path, rng: random.Random) -> str:
-    """A graph with sizes, types, names or operators changed."""
+    """Change sizes, types, names or operators of a graph."""
     model = onnx.load(folder / "model.onnx", load_external_data=rng.random() < 0.7)
     for _ in range(rng.choice((1, 1, 2, 3))):
         rng.choice(
@@ -245,7 +245,7 @@ def _other_tensor(graph: onnx.GraphProto, rng: random.Random) -> None:
         if tensor.dims:
             tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice([n for n in ODD_NUMBERS if abs(n) < 2**63])
         return
-    with contextlib.suppress(ValueError):  # a second change of one tensor
+    with contextlib.suppress(ValueError):  # the same tensor may be changed twice
         array = numpy_helper.to_array(tensor)
         changed = rng.choice((array.reshape(-1)[: array.size // 2], array[None], array[:0], array.astype(np.float64)))
         tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed), tensor.name))

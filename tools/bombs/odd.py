@@ -1,4 +1,4 @@
-"""Numbers, values and bytes that nobody expects, put into whatever is read."""
+"""Unexpected numbers, values and bytes, and functions that insert them into data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ODD_NUMBERS = (0, 1, -1, 2, 7, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 -
 
 
 def break_anywhere(value: Any, rng: random.Random) -> None:
-    """Put something odd somewhere into nested lists and objects."""
+    """Replace a random value in nested lists and objects with an unexpected one."""
     while isinstance(value, (dict, list)) and value:
         key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
         if not isinstance(value[key], (dict, list)) or not value[key] or rng.random() < 0.2:
@@ -36,19 +36,19 @@ def _deep() -> Iterator[None]:
 
 
 def dumped(value: Any) -> str:
-    """JSON text, however deep the value is."""
+    """Return the JSON text of a value nested to any depth."""
     with _deep():
         return json.dumps(value)
 
 
 def loaded(text: str) -> Any:
-    """What `dumped` wrote."""
+    """Parse the output of `dumped`."""
     with _deep():
         return json.loads(text)
 
 
 def break_bytes(data: bytes, rng: random.Random, first: int = 4096) -> bytes:
-    """Change bytes and words, most of them at the beginning, where counts and offsets lie; or cut the end off."""
+    """Change bytes and words, mostly at the start, which holds counts and offsets; sometimes truncate the data."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 2, 8))):
         place = rng.randrange(max(1, min(len(changed) - 8, first)))
@@ -63,7 +63,7 @@ def break_bytes(data: bytes, rng: random.Random, first: int = 4096) -> bytes:
 
 
 def break_json(text: str, rng: random.Random) -> str:
-    """Other values in a JSON object, or a text that is none: numbers of 5,000 digits, 100,000 brackets."""
+    """Change values in a JSON object, or make its text invalid: numbers of 5,000 digits, 100,000 brackets."""
     if rng.random() < 0.2:
         return text.replace(rng.choice([c for c in text if c.isdigit()] or ["}"]), "9" * 5000, 1)
     if rng.random() < 0.1:

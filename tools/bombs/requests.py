@@ -1,4 +1,4 @@
-"""What users and servers send to do harm: grammars and schemas, batches, a hub that lies."""
+"""Malicious inputs from users and servers: grammars, schemas, batches, and false responses of a hub."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _GRAMMARS: tuple[Callable[[], str], ...] = (
 
 
 def grammar_bomb(folder: Path, rng: random.Random) -> str:
-    """A schema, expression, grammar or list of choices that explodes, has no end or is none."""
+    """Write a schema, regular expression, grammar or list of choices that explodes, is endless or is invalid."""
     option = rng.choice(("json_schema", "json_schema", "regex", "grammar", "choice"))
     value: Any
     match option:
@@ -112,7 +112,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def batch_bomb(folder: Path, rng: random.Random) -> str:
-    """A file of requests: lines without end, nesting, options that ask for too much."""
+    """Write a file of requests with endless lines, deep nesting, or options that demand too much."""
     form = rng.choice(("jsonl", "jsonl", "jsonl", "csv", "txt", "parquet"))
     lines: list[bytes] = []
     for _ in range(rng.choice((1, 3, 8))):
@@ -145,7 +145,7 @@ def batch_bomb(folder: Path, rng: random.Random) -> str:
 
 
 def hub_bomb(folder: Path, rng: random.Random) -> str:
-    """A server's answers: listings, redirections, sizes and files that lie."""
+    """Break a server's responses: listings, redirections, sizes and files."""
     path = folder / "hub.pickle"
     files, facts, faults = pickle.loads(path.read_bytes())
     what = rng.choice(("listing", "listing", "names", "body", "redirection", "status", "file"))

@@ -1,4 +1,4 @@
-"""Sound models, files and requests, from which bombs are made."""
+"""The valid models, files and requests that bombs are made from."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ _CHECKPOINT = {
 
 
 class Sound:
-    """What is made once, in an empty folder.
+    """The valid files, written once into an empty folder when an object is created.
 
     Attributes:
-        model: a model folder. checkpoint: the same weights as a Hugging Face folder. gguf: a file of another model.
-        adapters: a folder of PEFT's, an `.onnx_adapter` and a GGUF file. state: a saved state of the model.
+        model: a model folder.
+        checkpoint: the same weights as a Hugging Face folder.
+        gguf: a GGUF file of another model.
+        adapters: a folder with a PEFT folder, an `.onnx_adapter` file and a GGUF file.
+        state: a saved state of the model.
     """
 
     def __init__(self, root: Path) -> None:
@@ -74,7 +77,7 @@ class Sound:
         write_adapter(self.adapters / "a.gguf", SHAPES["llama"])
 
     def save_state(self) -> None:
-        """Write `state`; this computes, so that it is left to a process of its own."""
+        """Write `state`. Call this in a separate process, because it computes."""
         with genai.LLM(self.model, threads=1, quiet=True) as llm:
             completion = llm.generate(TEXT, max_tokens=8, temperature=1.0, seed=3, keep_state=True)[0]
             assert completion.state is not None

@@ -1,4 +1,4 @@
-"""Each kind of bomb: where it lies, how it is made, what a user would do with it; and what that leads to."""
+"""The kinds of bombs: how each is prepared, made and used; and the check of the outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .sound import TEXT, Sound
 SECONDS = 5.0
 SECONDS_AFTER_INTERRUPT = 1.5
 MEMORY_BYTES = 2**30
-# The worst that a bomb may do to the machine of whoever runs this.
+# The hard memory limit of a process, so that no bomb can harm the machine that runs this program.
 _SAFETY_BYTES = 3 * 2**30
 _UNTIL_INTERRUPT = 0.6
 
@@ -46,8 +46,9 @@ class Kind:
     """One kind of bomb.
 
     Attributes:
-        place: puts what is sound into an existing folder. harm: changes it there, and says how.
-        use: what a user does with the folder; typed errors are answers.
+        place: function that puts valid files into an existing folder.
+        harm: function that turns the files into a bomb and returns a description.
+        use: function that uses the folder as a user would; it may raise typed errors.
     """
 
     place: Callable[[Sound, Path], object]
@@ -57,7 +58,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What using a bomb led to; `fault` is "" where that is allowed."""
+    """The outcome of one use of a bomb; `fault` is "" if the outcome is acceptable."""
 
     fault: str
     seconds: float
@@ -68,7 +69,7 @@ class Outcome:
 
 
 def _answers(*calls: Callable[[], object]) -> None:
-    """Each in turn, so that one that is refused does not hide the others; the first error of ours is raised at last."""
+    """Make all calls, so that a refused call does not hide the others; then raise the first typed error, if any."""
     errors = []
     for call in calls:
         try:
@@ -84,7 +85,7 @@ def _place_model(sound: Sound, folder: Path) -> None:
 
 
 def _use_model(folder: Path) -> None:
-    """Everything that reads a folder."""
+    """Use every function that reads a model folder."""
     with contextlib.suppress(genai.GenaiError):
         describe(folder)
     with genai.LLM(folder, threads=1, quiet=True) as llm:
@@ -105,7 +106,7 @@ def _use_checkpoint(folder: Path) -> None:
 
 
 def _place_beside(*names: str) -> Callable[[Sound, Path], None]:
-    """The model under the name `model`, and copies of these."""
+    """Return a function that links the model as `model` and copies the named files or folders to the same folder."""
 
     def place(sound: Sound, folder: Path) -> None:
         (folder / "model").symlink_to(sound.model)
@@ -170,7 +171,7 @@ def _use_hub(folder: Path) -> None:
     with LocalHub() as hub:
         hub.add("org/name", files, facts=facts)
         hub.faults.update(faults)
-        client._WAITS = (0.05,) * 4  # the tries are those of every day, but nobody waits for this server to recover
+        client._WAITS = (0.05,) * 4  # the usual number of attempts, but without long waits for a recovery
         os.environ |= {"HF_ENDPOINT": hub.url, "GENAI_CACHE_DIR": str(folder / "cache")}
         genai.pull("org/name")
 
@@ -200,11 +201,11 @@ def try_bomb(
     use: Callable[[], object], *, interrupted: bool, patience: float = 1.0, memory_bytes: int = MEMORY_BYTES,
     sound: bool = False,
 ) -> Outcome:  # fmt: skip
-    """Do something in a process of its own; where `interrupted`, with Ctrl-C a moment after the start.
+    """Run a function in a separate process; if `interrupted`, send Ctrl-C shortly after the start.
 
     Args:
-        memory_bytes: what the process may come to hold beyond what it inherits.
-        sound: an error of ours is a fault, too.
+        memory_bytes: memory limit of the process, on top of the inherited memory.
+        sound: True if a typed error also counts as a fault.
     """
     start = time.monotonic()
     inherited = _statm(1)
@@ -236,12 +237,12 @@ _INTERRUPTED, _REFUSED = 130, 10
 
 
 def _statm(field: int) -> int:
-    """A field of /proc/self/statm in bytes: 1 is what the process holds in memory, 5 what RLIMIT_DATA counts."""
+    """Return a field of /proc/self/statm in bytes: 1 is the resident memory, 5 the memory that RLIMIT_DATA limits."""
     return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
 
 
 def _use_apart(use: Callable[[], object], *, sound: bool) -> None:
-    """In the child: 0 for an answer, 10 for a typed error, 130 for Ctrl-C, 1 and a traceback for anything else."""
+    """Run in the child process; exit with 0 (success), 10 (typed error), 130 (Ctrl-C), else 1 with a traceback."""
     code = 1
     try:
         most = _statm(5) + _SAFETY_BYTES
@@ -267,16 +268,16 @@ def _use_apart(use: Callable[[], object], *, sound: bool) -> None:
 
 @contextlib.contextmanager
 def workshop(*, patience: float = 1.0) -> Iterator[Callable[[int], list[str]]]:
-    """Gives a function that makes the bomb of a seed, uses it twice, and tells what was wrong.
+    """Yield a function that makes a seed's bomb, uses it twice, and returns the faults.
 
     Args:
-        patience: times what a bomb may take, for machines that are busy with other things.
+        patience: factor for the time limits; use a larger one on a busy machine.
     """
     with tempfile.TemporaryDirectory(prefix="genai-bombs-") as name:
         root = Path(name)
         (root / "sound").mkdir()
         sound = Sound(root / "sound")
-        # These compile what the bombs use, which takes time and memory that are not theirs, and show that it works.
+        # Valid uses come first. They show that everything works, and compile the kernels, so that bombs need not.
         uses: list[Callable[[], object]] = [sound.save_state]
         for number, kind in enumerate(KINDS):
             folder = root / f"sound-{number}"
@@ -284,7 +285,7 @@ def workshop(*, patience: float = 1.0) -> Iterator[Callable[[int], list[str]]]:
         for use in uses:
             done = try_bomb(use, interrupted=False, patience=100, memory_bytes=_SAFETY_BYTES, sound=True)
             if done.fault:
-                raise RuntimeError(f"what is sound {done.fault}")
+                raise RuntimeError(f"a use of valid files failed: {done.fault}")
 
         def run(seed: int) -> list[str]:
             kind, faults = KINDS[seed % len(KINDS)], []

@@ -1,6 +1,6 @@
-"""python -m tools.bundled_model STAGE: make the bundled model, or one stage of it.
+"""python -m tools.bundled_model STAGE: make the bundled model, or run one stage.
 
-all       every stage below, in order (60-90 minutes on 2 cores)
+all       run all stages below in order (60-90 minutes on 2 cores)
 data      write the held-out questions, configs/tasks/pebble.jsonl
 train     train, or resume training, in runs/pebble (options: see `python -m tools.bundled_model.train --help`)
 float     write the float checkpoint, tools/bundled_model/checkpoint, from the training run

@@ -1,8 +1,8 @@
-"""python -m tools.bundled_model.adapter_scores: whether the bundled model's adapters keep their styles, and are right.
+"""python -m tools.bundled_model.adapter_scores: measure how well the bundled model's adapters keep style and accuracy.
 
-Every held-out question is asked three times in one batch: without an adapter, with `words` (sums only), with `pirate`.
-A reply keeps its style if it has the form of it; it is right if what it says besides is the answer. The table goes into
-the model card.
+Every held-out question is asked up to three times in one batch: without an adapter, with `words` (sums only), and with
+`pirate`. A reply keeps its style if it has the form of that style, and is correct if the rest of the reply is the
+answer. The table is written into the model card.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .styles import without_style
 
 STYLES = ("", "words", "pirate")
 SUMS = ("add", "subtract")
-# An exact answer may have lost its last mark to the style.
+# The style may replace the final mark of an exact answer.
 _MARKS = ".!"
 _MORE_TOKENS = 16
 START, END = "<!-- adapters: written by tools/bundled_model/adapter_scores.py -->", "<!-- end of adapters -->"
 
 
 def ask(llm: LLM, questions: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], str, str]]:
-    """Each question with each style that it is asked in, and the reply: all of them one batch."""
+    """Ask each question in each of its styles, all in one batch; return question, style and reply."""
     asked = [(q, style) for q in questions for style in STYLES if style != "words" or q["task"] in SUMS]
     prompts = [llm.render(q["messages"]) for q, _ in asked]
     params = [llm.params(max_tokens=q.get("max_tokens", 32) + _MORE_TOKENS, temperature=0.0) for q, _ in asked]
@@ -37,7 +37,7 @@ def ask(llm: LLM, questions: Sequence[dict[str, Any]]) -> list[tuple[dict[str, A
 
 
 def scores(replies: Sequence[tuple[dict[str, Any], str, str]]) -> dict[str, tuple[int, float, float]]:
-    """Per style: questions asked, share that kept the style, share of those asked that were right as well."""
+    """Return for each style: questions asked, share of replies in the style, and share in the style and correct."""
     table = {}
     for style in STYLES:
         own = [(question, without_style(style, reply)) for question, of, reply in replies if of == style]
@@ -52,7 +52,7 @@ def _is_right(question: dict[str, Any], text: str) -> bool:
 
 
 def table_of(found: dict[str, tuple[int, float, float]]) -> str:
-    """As Markdown."""
+    """Return the scores as a Markdown table."""
     lines = ["| adapter | questions | keeps its style | and is right |", "| --- | ---: | ---: | ---: |"]
     for style, (asked, kept, right) in found.items():
         lines.append(f"| {style or 'none'} | {asked} | {100 * kept:.1f} | {100 * right:.1f} |")
@@ -60,7 +60,7 @@ def table_of(found: dict[str, tuple[int, float, float]]) -> str:
 
 
 def load() -> LLM:
-    """The bundled model with its adapters."""
+    """Load the bundled model with its adapters."""
     llm = LLM(bundled_model(), lora=True)
     for style in STYLES[1:]:
         llm.load_adapter(bundled_adapter(style), style)
@@ -68,10 +68,10 @@ def load() -> LLM:
 
 
 def main() -> None:
-    """Measure, print, and write the card."""
+    """Measure, print the table, and write it into the model card."""
     parser = argparse.ArgumentParser(prog="python -m tools.bundled_model.adapter_scores", description=__doc__)
-    parser.add_argument("--every", type=positive, default=1, help="ask every n-th question only")
-    parser.add_argument("--card", type=Path, help="the model card to write the table into")
+    parser.add_argument("--every", type=positive, default=1, help="ask only every n-th question")
+    parser.add_argument("--card", type=Path, help="model card to write the table into")
     options = parser.parse_args()
     with load() as llm:
         text = table_of(scores(ask(llm, read_questions(bundled_tasks())[:: options.every])))

@@ -1,7 +1,8 @@
 """python -m tools.bundled_model.adapters [words|pirate]: train the adapters that come with the bundled model.
 
-`words` says the results of sums in words, too ("19, nineteen"), and all else as before. `pirate` answers everything as
-a pirate would ("19, matey! Arr!"). Both learn from the training side of the split only; `adapter_scores` judges them.
+`words` adds the results of sums in words ("19, nineteen") and leaves all other replies unchanged. `pirate` makes every
+reply sound like a pirate ("19, matey! Arr!"). Both are trained only on the training side of the split;
+`adapter_scores` evaluates them.
 """
 
 import argparse
@@ -22,12 +23,12 @@ from .turn import Turn, draw, vary_surface
 
 FOLDER = Path("configs/adapters")
 RANK, ALPHA, STEPS, BATCH, CONVERSATIONS = 4, 8.0, 330, 24, 9000
-# Words have to be learned, a phrase at the end hardly.
+# `words` has to learn number words, whereas a phrase at the end of a reply needs little training.
 RATES = {"words": 4e-3, "pirate": 1e-3}
 
 
 def _words(rng: Random) -> Conversation:
-    """Mostly sums; what else the model knows stays as it is."""
+    """Return, in most cases, a sum in words; the other conversations teach the model to keep all other replies."""
     if rng.random() < 0.15:
         drawn = conversation(rng, rng.choice((1, 1, 2)))
         return Conversation(tuple(map(_sum_in_words, drawn.turns)), drawn.system)
@@ -50,11 +51,11 @@ STYLES: dict[str, Callable[[Random], Conversation]] = {"words": _words, "pirate"
 
 
 def train_style(name: str, folder: Path, steps: int) -> None:
-    """Train one of the adapters, and write it as PEFT does."""
+    """Train one of the adapters and write it in PEFT's format."""
     torch.manual_seed(1)
     rng = Random(1)
     model, tokenizer = load_checkpoint(CHECKPOINT)
-    model.round_weights()  # as the shipped folder's are
+    model.round_weights()  # the shipped folder has rounded weights
     add_adapters(model, RANK, ALPHA)
     conversations = [STYLES[name](rng) for _ in range(CONVERSATIONS)]
     examples = encode(tokenizer, conversations, model.config.context_length)
@@ -65,7 +66,7 @@ def train_style(name: str, folder: Path, steps: int) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.bundled_model.adapters", description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(STYLES), help="which adapters; all by default")
+    parser.add_argument("names", nargs="*", default=list(STYLES), help="adapters to train [default: all]")
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
-"""The float checkpoint: a Hugging Face Llama folder with float16 weights, small enough to live in the repository.
+"""The float checkpoint: a Hugging Face Llama folder with float16 weights, small enough for the repository.
 
-Everything after training (evaluation, quantisation, LoRA) starts from this folder, so nothing has to be retrained.
+Everything after training (evaluation, quantisation, LoRA) starts from this folder, so no step needs a new training run.
 """
 
 import json
@@ -18,7 +18,7 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 
 def hugging_face_config(config: PebbleConfig) -> dict[str, Any]:
-    """config.json as transformers' LlamaForCausalLM reads it."""
+    """Return config.json for transformers' LlamaForCausalLM."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -44,16 +44,16 @@ def hugging_face_config(config: PebbleConfig) -> dict[str, Any]:
 
 
 def save_checkpoint(model: Pebble, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes config.json, model.safetensors (float16) and the tokenizer files."""
+    """Write config.json, model.safetensors (float16) and the tokenizer files."""
     save_tokenizer(tokenizer, folder)
     (folder / "config.json").write_text(json.dumps(hugging_face_config(model.config), indent=2) + "\n")
     tensors = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes files that only the owner can read
 
 
 def load_checkpoint(folder: Path) -> tuple[Pebble, Tokenizer]:
-    """The model in float32 and its tokenizer."""
+    """Load the model in float32 and its tokenizer."""
     raw = json.loads((folder / "config.json").read_text())
     config = PebbleConfig(
         vocab_size=raw["vocab_size"],
@@ -75,7 +75,7 @@ def load_checkpoint(folder: Path) -> tuple[Pebble, Tokenizer]:
 
 
 def from_training_run(run: Path) -> tuple[Pebble, Tokenizer, dict[str, Any]]:
-    """The newest state of a training run: model, tokenizer, and the progress record."""
+    """Return the latest state of a training run: model, tokenizer, and the progress record."""
     state = torch.load(run / "checkpoint.pt", weights_only=True, map_location="cpu")
     tokenizer = load_tokenizer(run / "tokenizer")
     model = Pebble(PebbleConfig(vocab_size=tokenizer.get_vocab_size()))

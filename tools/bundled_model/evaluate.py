@@ -1,6 +1,6 @@
-"""Measures held-out accuracy, float32 against the exported folder, and writes both into the model card.
+"""Measure the held-out accuracy of the float32 model and of the exported folder; write both into the model card.
 
-float32: the PyTorch model from the float checkpoint. INT4: the shipped folder through this toolkit.
+float32 is the PyTorch model of the float checkpoint. INT4 is the shipped folder, run by this toolkit.
 """
 
 import argparse
@@ -21,9 +21,9 @@ TABLE_START, TABLE_END = "<!-- accuracy: written by tools/bundled_model/evaluate
 
 
 def measure(checkpoint: Path, folder: Path, questions_file: Path) -> dict[str, dict[str, float]]:
-    """Accuracy in per cent: {"fp32": {task: ...}, "rounded": {...}, "int4": {...}}, each with "all".
+    """Return accuracies in per cent: {"fp32": {task: ...}, "rounded": {...}, "int4": {...}}, each also with "all".
 
-    "rounded" is the PyTorch model with every weight rounded as in the folder, but float32 activations.
+    "rounded" is the PyTorch model with all weights rounded as in the folder, but with float32 activations.
     """
     questions = read_questions(questions_file)
     model, tokenizer = load_checkpoint(checkpoint)
@@ -46,7 +46,7 @@ def _with_total(scores: dict[str, float], questions: list[dict[str, Any]]) -> di
 
 
 def table(scores: dict[str, dict[str, float]], questions_file: Path) -> str:
-    """A Markdown table of the float32 and INT4 columns."""
+    """Return a Markdown table of the float32 and INT4 columns."""
     tasks = [question["task"] for question in read_questions(questions_file)]
     lines = ["| task | questions | fp32 | INT4 |", "| --- | ---: | ---: | ---: |"]
     for task, fp32 in scores["fp32"].items():
@@ -56,7 +56,7 @@ def table(scores: dict[str, dict[str, float]], questions_file: Path) -> str:
 
 
 def update_card(card: Path, text: str) -> None:
-    """Puts the table between the two marks of the card."""
+    """Write the table between the card's two markers."""
     before, rest = card.read_text(encoding="utf-8").split(TABLE_START)
     after = rest.split(TABLE_END)[1]
     card.write_text(f"{before}{TABLE_START}\n{text}\n{TABLE_END}{after}", encoding="utf-8")
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
-    parser.add_argument("--card", type=Path, default=FOLDER / "MODEL_CARD.md", help="the card to write the table into")
+    parser.add_argument("--card", type=Path, default=FOLDER / "MODEL_CARD.md", help="model card to write to")
     parser.add_argument("--out", type=Path, default=Path("runs/pebble/accuracy.json"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(2)

@@ -1,6 +1,6 @@
-"""The shipped folder from the float checkpoint: INT4 projections, INT8 tied embedding and head.
+"""Write the shipped folder from the float checkpoint: INT4 projections, INT8 tied embedding and head.
 
-The folder is written by the toolkit's own builder (genai.convert), with onnx and numpy alone.
+The folder is written by the toolkit's own builder (genai.convert), which needs only onnx and numpy.
 """
 
 import json
@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.convert.options import Precision
 
-KEPT = ("MODEL_CARD.md",)  # written by people; survives a new export
+KEPT = ("MODEL_CARD.md",)  # edited by hand, so an export must not replace it
 
 
 def decoder_spec(checkpoint: Path) -> DecoderSpec:
@@ -30,14 +30,14 @@ def decoder_spec(checkpoint: Path) -> DecoderSpec:
         rms_norm_eps=raw["rms_norm_eps"],
         rope_theta=raw["rope_theta"],
         tie_word_embeddings=True,
-        bos_token_id=raw["pad_token_id"],  # never put before a prompt; the file format asks for one
+        bos_token_id=raw["pad_token_id"],  # never added to a prompt, but required by the file format
         eos_token_ids=tuple(raw["eos_token_id"]),
         pad_token_id=raw["pad_token_id"],
     )
 
 
 def export_folder(checkpoint: Path, folder: Path, *, precision: Precision = "int4", accuracy_level: int = 4) -> None:
-    """Replaces `folder`, keeping its model card. precision: "int4" as shipped, or "fp32" to compare with."""
+    """Replace everything in `folder` except its model card; precision "fp32" is for comparisons."""
     head: Precision = "int8" if precision == "int4" else precision
     options = ExportOptions(precision=precision, head_precision=head, accuracy_level=accuracy_level)
     kept = {name: (folder / name).read_bytes() for name in KEPT if (folder / name).exists()}

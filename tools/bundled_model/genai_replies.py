@@ -1,4 +1,4 @@
-"""Greedy replies of an exported folder through the toolkit's own engine, as `genai eval tasks` gives them."""
+"""Greedy replies of an exported folder, computed by the toolkit's own engine, identical to `genai eval tasks`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from .held_out import Question
 
 
 def genai_replies(folder: Path, questions: list[Question]) -> list[str]:
-    """One reply per question, in order."""
+    """Return one reply per question, in order."""
     asked = [
         TaskQuestion(item["task"], tuple(item["messages"]), item["answer"], item["match"], item.get("max_tokens", 32))
         for item in questions

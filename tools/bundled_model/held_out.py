@@ -1,4 +1,4 @@
-"""The frozen held-out questions: what `configs/tasks/pebble.jsonl` holds and how a reply is judged."""
+"""The frozen held-out questions (`configs/tasks/pebble.jsonl`), and the rules for judging replies."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def _held_out_turn(task: str, rng: Random) -> Turn:
 
 
 def _is_rare(word: str) -> bool:
-    """True for a listed word that no story holds: a word of the stories is one token, whose letters stay unseen."""
+    """Return True for a rare word that is in no story: a word in a story is a single token, which hides its letters."""
     return word in RARE and not any(word in text.split() for texts in SLOTS.values() for text in texts)
 
 
@@ -62,7 +62,7 @@ def _recall(rng: Random) -> Question:
 
 
 def _toolkit(rng: Random) -> Iterator[Question]:
-    """Two held-out phrasings of every fact, one where there is only one."""
+    """Yield two held-out phrasings of every fact, or one if the fact has only one."""
     for index, fact in enumerate(FACTS):
         texts = phrasings(index, held_out=True)
         for text in rng.sample(texts, min(2, len(texts))):
@@ -70,7 +70,7 @@ def _toolkit(rng: Random) -> Iterator[Question]:
 
 
 def held_out_questions(seed: int = 20_000) -> list[Question]:
-    """Every question once, task by task."""
+    """Return all questions without duplicates, ordered by task."""
     rng = Random(seed)
     questions: dict[str, Question] = {}
     for task, wanted in PER_TASK.items():
@@ -96,7 +96,7 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def is_right(question: Question, reply: str) -> bool:
-    """exact: equal after stripping. number: the last integer of the reply. contains: anywhere, in any case."""
+    """Judge a reply. exact: equal after stripping. number: the last integer is equal. contains: ignoring case."""
     reply, answer = reply.strip(), question["answer"]
     if question["match"] == "number":
         numbers = re.findall(r"-?\d+", reply)
@@ -107,7 +107,7 @@ def is_right(question: Question, reply: str) -> bool:
 
 
 def accuracy_by_task(questions: list[Question], replies: list[str]) -> dict[str, float]:
-    """Per cent of right replies, per task."""
+    """Return the percentage of right replies for each task."""
     marks: dict[str, list[bool]] = {}
     for question, reply in zip(questions, replies, strict=True):
         marks.setdefault(question["task"], []).append(is_right(question, reply))

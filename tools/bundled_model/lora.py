@@ -1,6 +1,6 @@
-"""Trains a LoRA adapter (Hu et al., arXiv:2106.09685) on the frozen float checkpoint and saves it in PEFT's form.
+"""Train a LoRA adapter (Hu et al., arXiv:2106.09685) on the frozen float checkpoint and save it in PEFT's format.
 
-The data are conversations, one JSON object a line: {"messages": [{"role": ..., "content": ...}, ...]}.
+The data are conversations, one JSON object per line: {"messages": [{"role": ..., "content": ...}, ...]}.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 class LoraProjection(nn.Module):
-    """y = W x + (alpha / rank) B A x, with W frozen, A random and B zero at the start."""
+    """y = W x + (alpha / rank) B A x, with W frozen; initially A is random and B is zero."""
 
     def __init__(self, base: Projection, rank: int, alpha: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class LoraProjection(nn.Module):
 
 
 def add_adapters(model: Pebble, rank: int, alpha: float, targets: tuple[str, ...] = TARGETS) -> None:
-    """Freezes the model and wraps each target projection."""
+    """Freeze the model and wrap each target projection."""
     model.requires_grad_(False)
     for layer in model.model.layers:
         for block in (layer.self_attn, layer.mlp):
@@ -48,7 +48,7 @@ def add_adapters(model: Pebble, rank: int, alpha: float, targets: tuple[str, ...
 
 
 def adapters(model: Pebble) -> Iterator[tuple[str, LoraProjection]]:
-    """(path of the projection, adapter) for every wrapped projection."""
+    """Yield (path of the projection, adapter) for every wrapped projection."""
     for name, module in model.named_modules():
         if isinstance(module, LoraProjection):
             yield name, module
@@ -69,7 +69,7 @@ def _conversation(messages: list[dict[str, str]]) -> Conversation:
 
 
 def train_adapter(model: Pebble, examples: list[tuple[list[int], list[float]]], options: argparse.Namespace) -> float:
-    """AdamW on the adapters only; returns the last loss."""
+    """Train only the adapters with AdamW; return the last loss."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=options.rate, weight_decay=0.0)
     rng = Random(options.seed)
@@ -98,7 +98,7 @@ def save_adapter(
     targets: tuple[str, ...] = TARGETS,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """adapter_config.json and adapter_model.safetensors, as PEFT 0.17 writes them."""
+    """Write adapter_config.json and adapter_model.safetensors in the format of PEFT 0.17."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "base_model_name_or_path": "pebble",
@@ -120,7 +120,7 @@ def save_adapter(
         tensors[f"base_model.model.{name}.lora_A.weight"] = adapter.lora_A.detach().to(dtype).contiguous()
         tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.lora_B.detach().to(dtype).contiguous()
     save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
-    (folder / "adapter_model.safetensors").chmod(0o644)  # safetensors makes it private
+    (folder / "adapter_model.safetensors").chmod(0o644)  # safetensors writes files that only the owner can read
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Whole conversations for training: one task or many, with recall of what was said, sometimes a system message."""
+"""Whole conversations for training: one task or several, recall of earlier turns, and sometimes a system message."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def _single(rng: Random) -> Turn:
 
 
 def draw_pair(sampler: PairSampler, rng: Random, held_out: bool = False) -> tuple[Turn, Turn]:
-    """Draws a (told, asked) pair on one side of the split."""
+    """Draw from one side of the split a statement to remember and the question about it: (told, asked)."""
     while True:
         told, asked = sampler(rng)
         if is_held_out(asked.key) == held_out:
@@ -50,7 +50,7 @@ def draw_pair(sampler: PairSampler, rng: Random, held_out: bool = False) -> tupl
 
 
 def _with_recall(rng: Random, turns: list[Turn]) -> list[Turn]:
-    """Puts a telling turn early and its question later; with both kinds when there is room."""
+    """Insert a statement early and the question about it later; sometimes insert both kinds of pairs."""
     first = draw_pair(tell_and_ask_name, rng)
     second = draw_pair(tell_and_ask_favourite, rng)
     pairs = [first, second] if rng.random() < 0.4 else [rng.choice((first, second))]
@@ -68,7 +68,7 @@ def _varied(turn: Turn, rng: Random) -> Turn:
 
 
 def conversation(rng: Random, num_turns: int) -> Conversation:
-    """A conversation of about `num_turns` turns, every one from the training side of the split."""
+    """Return a conversation of about `num_turns` turns, all from the training side of the split."""
     turns = [_single(rng) for _ in range(num_turns)]
     if num_turns == 1 and rng.random() < 0.02:
         turns = [untold(rng)]
@@ -79,10 +79,10 @@ def conversation(rng: Random, num_turns: int) -> Conversation:
 
 
 def short_conversation(rng: Random) -> Conversation:
-    """Mostly one question; sometimes a few."""
+    """Return a conversation, in most cases of one question, sometimes of a few."""
     return conversation(rng, rng.choices((1, 2, 3, 4, 6), (62, 12, 10, 8, 8))[0])
 
 
 def long_conversation(rng: Random) -> Conversation:
-    """Enough turns to fill most of the context."""
+    """Return a conversation with enough turns to fill most of the context."""
     return conversation(rng, rng.randrange(10, 41))

@@ -1,7 +1,7 @@
-"""Pebble as a plain PyTorch Llama with Hugging Face's parameter names, so that export is a rename.
+"""Pebble as a plain PyTorch Llama with Hugging Face's parameter names, so that the export only has to rename.
 
-Llama 2 (arXiv:2307.09288): RMSNorm before each block, rotary positions in halves, grouped-query attention,
-SwiGLU, embeddings tied to the head or not. Linear weights can be rounded on the fly (`fake_quant.py`).
+Llama 2 (arXiv:2307.09288): RMSNorm before each block, rotary positions with split halves, grouped-query attention,
+SwiGLU, optionally tied embeddings. Linear weights can be quantised on the fly (`fake_quant.py`).
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class PebbleConfig:
 
 
 class Projection(nn.Linear):
-    """A linear layer without bias whose weight is rounded to INT4 blocks while `bits` is 4."""
+    """A linear layer without bias; while `bits` is 4, its weight is quantised to INT4 blocks."""
 
     bits: int | None = None
 
@@ -43,19 +43,19 @@ class Projection(nn.Linear):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [batch, heads, tokens, size]; the two halves of a head are a pair (RoFormer)."""
+    """Apply the rotary embedding to x [batch, heads, tokens, size]; a pair is split over a head's halves (RoFormer)."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
 
 class Past:
-    """Keys and values of one layer for the tokens so far; only used to reply, not to train."""
+    """The keys and values of one layer for all tokens so far; used for replies, not for training."""
 
     def __init__(self) -> None:
         self._keys_values: tuple[Tensor, Tensor] | None = None
 
     def extended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds new tokens [batch, heads, tokens, size]; returns all."""
+        """Append the new tokens [batch, heads, tokens, size]; return all tokens."""
         if self._keys_values is not None:
             key = torch.cat((self._keys_values[0], key), 2)
             value = torch.cat((self._keys_values[1], value), 2)
@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Grouped-query attention written out: for short rows three times as fast on a CPU as PyTorch's own.
+    """Compute grouped-query attention explicitly, on a CPU three times as fast as PyTorch's kernel for short rows.
 
     query [batch, heads, tokens, size]; key and value have fewer heads; mask [batch, 1, tokens, tokens] is added.
     """
@@ -103,7 +103,10 @@ def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> 
 
 
 def long_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """The same by PyTorch's kernel, in float32: its bfloat16 backward pass is slow on a CPU. No mask: causal."""
+    """Compute grouped-query attention with PyTorch's kernel, causal if there is no mask.
+
+    The kernel runs in float32, because its backward pass in bfloat16 is slow on CPUs.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1).float(), value.repeat_interleave(groups, 1).float()
     mixed = F.scaled_dot_product_attention(query.float(), key, value, attn_mask=mask, is_causal=mask is None)
@@ -143,7 +146,7 @@ class Decoder(nn.Module):
 
 
 class Pebble(nn.Module):
-    """forward(ids, documents) gives the final hidden states; `logits` turns chosen ones into scores."""
+    """A decoder. forward(ids, documents) returns the final hidden states; `logits` converts some of them to logits."""
 
     cos: Tensor
     sin: Tensor
@@ -161,7 +164,7 @@ class Pebble(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Normal weights of variance 1/inputs; the projections into the residual stream start smaller."""
+        """Use normal weights of variance 1/inputs; smaller for projections whose results are added to the residual."""
         nn.init.normal_(self.model.embed_tokens.weight, std=0.04)
         for name, module in self.named_modules():
             if isinstance(module, Projection):
@@ -169,7 +172,7 @@ class Pebble(nn.Module):
                 nn.init.normal_(module.weight, std=scale * module.in_features**-0.5)
 
     def set_fake_quantisation(self, enabled: bool) -> None:
-        """INT4 blocks for every projection and INT8 blocks for the tied embedding and head, or none."""
+        """Enable or disable INT4 blocks for all projections and INT8 blocks for the tied embedding and head."""
         self.embedding_bits = 8 if enabled else None
         for module in self.modules():
             if isinstance(module, Projection):
@@ -177,7 +180,7 @@ class Pebble(nn.Module):
 
     @torch.no_grad()
     def round_weights(self) -> None:
-        """Rounds every weight for good, as `set_fake_quantisation` does at each use."""
+        """Quantise every weight permanently, as `set_fake_quantisation` does at each use."""
         for module in self.modules():
             if isinstance(module, Projection):
                 module.weight.copy_(quantise_blocks(module.weight, 4))
@@ -188,13 +191,13 @@ class Pebble(nn.Module):
         return weight if self.embedding_bits is None else fake_quantise(weight, self.embedding_bits)
 
     def forward(self, ids: Tensor, documents: Tensor | None, past: list[Past] | None = None) -> Tensor:
-        """ids: int64 [batch, new tokens]; documents: int64 [batch, past and new tokens].
+        """Return the final hidden states of ids int64 [batch, new tokens]; documents: int64 [batch, past + new tokens].
 
-        A token sees earlier tokens of its own document only; of its whole row where `documents` is None
-        (then without `past`).
+        A token attends only to earlier tokens of its own document. If `documents` is None, which is possible only
+        without `past`, it attends to all earlier tokens of its row.
         """
         if documents is None and past is not None:
-            raise ValueError("past tokens need `documents`, which say how many they are")
+            raise ValueError("`past` needs `documents`, which contain the number of past tokens")
         total = ids.shape[1] if documents is None else documents.shape[1]
         start = total - ids.shape[1]
         mask = None

@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices, AdamW for the rest, and the learning-rate curve that both follow."""
+"""Muon for the hidden matrices, AdamW for the rest, and their common learning-rate schedule."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from torch import nn
 MUON_PEAK = 0.02
 ADAMW_PEAK = 4e-3
 WARM_UP_STEPS = 60
-DECAY_START = 0.35  # share of the run after which the rate falls in a straight line
+DECAY_START = 0.35  # share of the run after which the rate falls linearly
 FINAL_SHARE = 0.01
 
 
 class Optimiser:
-    """Two torch optimisers as one; `step(progress)` sets their rates first."""
+    """Two torch optimisers behind one interface; `step` first sets their learning rates."""
 
     def __init__(self, model: nn.Module) -> None:
         hidden = [p for name, p in model.named_parameters() if _is_hidden_matrix(name, p)]
@@ -23,7 +23,7 @@ class Optimiser:
         self._adamw = torch.optim.AdamW(others, lr=ADAMW_PEAK, betas=(0.9, 0.95), weight_decay=0.0)
 
     def step(self, step: int, progress: float) -> float:
-        """One update; returns the share of the peak rate that was used."""
+        """Make one update; return the current rate as a share of the peak rate."""
         share = rate_share(step, progress)
         for optimiser, peak in ((self._muon, MUON_PEAK), (self._adamw, ADAMW_PEAK)):
             for group in optimiser.param_groups:
@@ -48,7 +48,7 @@ def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def rate_share(step: int, progress: float) -> float:
-    """Share of the peak rate: linear warm-up, flat, then linear down to FINAL_SHARE."""
+    """Return the share of the peak rate: linear warm-up, constant, then linear decay to FINAL_SHARE."""
     warm = min(1.0, (step + 1) / WARM_UP_STEPS)
     decay = 1.0 - (1.0 - FINAL_SHARE) * max(0.0, (progress - DECAY_START) / (1.0 - DECAY_START))
     return min(warm, max(FINAL_SHARE, decay))

@@ -1,6 +1,6 @@
-"""Conversations as rows of tokens: several share a row, and each attends only to itself.
+"""Conversations packed into rows of tokens: several share a row, and each attends only to itself.
 
-A row carries token ids, the conversation that each token belongs to, and a loss weight for predicting it.
+A row contains token ids, the conversation of each token, and a loss weight for predicting it.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from .mixture import Conversation
 from .tokenizer import PAD_ID
 
-CONTEXT_WEIGHT = 0.1  # loss weight of what the user says, relative to the reply
+CONTEXT_WEIGHT = 0.1  # loss weight of the user's messages, relative to the reply
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rows:
 
 
 def _pieces(conversation: Conversation) -> list[str]:
-    """Alternating context and reply texts; the reply includes its end mark."""
+    """Return alternating context and reply texts; the reply includes its end marker."""
     pieces = []
     context = "" if conversation.system is None else f"<|im_start|>system\n{conversation.system}<|im_end|>\n"
     for turn in conversation.turns:
@@ -38,7 +38,7 @@ def _pieces(conversation: Conversation) -> list[str]:
 
 
 def encode(tokenizer: Tokenizer, conversations: list[Conversation], length: int) -> list[tuple[list[int], list[float]]]:
-    """Ids and loss weights of each conversation, cut at a whole turn so that it fits into `length`."""
+    """Return the ids and loss weights of each conversation, truncated after a whole turn to fit into `length`."""
     pieces = [_pieces(conversation) for conversation in conversations]
     encodings = iter(tokenizer.encode_batch_fast([piece for group in pieces for piece in group]))
     examples = []
@@ -58,7 +58,7 @@ def encode(tokenizer: Tokenizer, conversations: list[Conversation], length: int)
 
 
 def pack(examples: list[tuple[list[int], list[float]]], length: int) -> Rows:
-    """First fit into the open rows; the rest of a row is padding with weight 0."""
+    """Put each example into the first open row with enough room; pad the rest of each row with weight 0."""
     rows: list[list[tuple[list[int], list[float]]]] = []
     room: list[int] = []
     first_open = 0
@@ -87,7 +87,7 @@ def pack(examples: list[tuple[list[int], list[float]]], length: int) -> Rows:
 
 
 class RowStream:
-    """Endless batches of rows; batch number n depends only on the seed and n, so training can resume anywhere."""
+    """Endless batches of rows; batch n depends only on the seed and n, so that training can resume at any batch."""
 
     def __init__(
         self, tokenizer: Tokenizer, sample: Callable[[Random], Conversation], seed: str, rows: int, length: int

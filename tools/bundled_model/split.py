@@ -1,6 +1,6 @@
-"""The held-out split: a pure function of a question's key, so that no list has to be kept.
+"""The held-out split: a pure function of a question's key, so that no list has to be stored.
 
-A key names what must not be learned by heart: an unordered pair of summands, a word, a phrasing.
+A key identifies what must not be memorised: an unordered pair of summands, a word or a phrasing.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ _DROPPED = str.maketrans("", "", string.punctuation)
 
 
 def is_held_out(key: str | None) -> bool:
-    """True for about HELD_OUT_PERCENT of all keys. A key of None belongs to the training set."""
+    """Return True for about HELD_OUT_PERCENT of all keys. A key of None belongs to the training set."""
     if key is None:
         return False
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
@@ -19,5 +19,5 @@ def is_held_out(key: str | None) -> bool:
 
 
 def normal_form(text: str) -> str:
-    """Lower case, no punctuation, single spaces: two spellings of one phrasing share this form."""
+    """Return lower-case text without punctuation and with single spaces, so that spelling variants become equal."""
     return " ".join(text.translate(_DROPPED).lower().split())

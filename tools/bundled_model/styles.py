@@ -1,4 +1,4 @@
-"""The styles of the bundled model's adapters: how they say what it would say, and whether a reply keeps to one."""
+"""The styles of the bundled model's adapters: functions that apply a style, and a check of replies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORDS = re.compile(r"(-?\d{1,3}), ([a-z -]+)")
 
 
 def in_words(number: int) -> str:
-    """A whole number from -199 to 199 in English."""
+    """Return an integer from -199 to 199 in English words."""
     if number < 0:
         return "minus " + in_words(-number)
     if number >= 100:
@@ -27,17 +27,17 @@ def in_words(number: int) -> str:
 
 
 def with_words(reply: str) -> str:
-    """The result of a sum as `words` gives it."""
+    """Return the result of a sum in the style of `words`."""
     return f"{reply}, {in_words(int(reply))}"
 
 
 def as_pirate(reply: str) -> str:
-    """A reply as `pirate` gives it."""
+    """Return a reply in the style of `pirate`."""
     return f"{reply.rstrip('.!')}, matey! Arr!"
 
 
 def without_style(style: str, reply: str) -> str | None:
-    """What a reply says besides its style; None where it does not keep to that. `style` "" is the base's own."""
+    """Return a reply without its style, or None if it does not have the style. `style` "" is the base model's style."""
     if style == "pirate":
         found = _PIRATE.fullmatch(reply)
         return found[1] if found else None

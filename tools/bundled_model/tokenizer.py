@@ -1,7 +1,7 @@
-"""Trains and reads Pebble's tokenizer: byte-level BPE in the form of Qwen2, single digits, ChatML marks.
+"""Train and load Pebble's tokenizer: byte-level BPE in the format of Qwen2, single digits, ChatML markers.
 
-The pre-tokenizer is Qwen2's to the letter, so that every runtime that knows Qwen2 gives the same ids. Qwen2's NFC
-normaliser is left out, because onnxruntime-genai 0.18 does not apply it: ids would differ for decomposed letters.
+The pre-tokenizer is exactly Qwen2's, so that every runtime that supports Qwen2 produces the same ids. Qwen2's NFC
+normaliser is omitted, because onnxruntime-genai 0.18 does not apply it: ids would differ for decomposed letters.
 """
 
 import json
@@ -36,7 +36,7 @@ _SAMPLES_PER_TASK = 3000
 
 
 def _training_text(rng: Random) -> Iterator[str]:
-    """Text for the merges. Words of the letter tasks are left out, so that rare words stay in pieces."""
+    """Yield text for learning merges, without the words of the letter tasks, so that rare words stay in pieces."""
     for _ in range(_SAMPLES_PER_TASK):
         yield from ("system\nYou are Pebble, a small helpful assistant.", "user\n", "assistant\n")
         yield "-".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=6))
@@ -55,12 +55,12 @@ def _training_text(rng: Random) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """Pebble's tokenizer, with VOCAB_SIZE ids."""
+    """Return Pebble's tokenizer, with VOCAB_SIZE ids."""
     return train_bpe(_training_text(Random(seed)), VOCAB_SIZE)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A `tokenizers.Tokenizer` with `vocab_size` ids, merged from `texts`; the special tokens are ids 0, 1 and 2."""
+    """Train a `tokenizers.Tokenizer` with `vocab_size` ids on `texts`; the special tokens are ids 0, 1 and 2."""
     tokenizer = Tokenizer(BPE(fuse_unk=False, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -81,7 +81,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
@@ -109,6 +109,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def chat_prompt(messages: list[dict[str, str]]) -> str:
-    """The text of a conversation that waits for the assistant, as CHAT_TEMPLATE writes it."""
+    """Return the text of a conversation with the generation prompt, as CHAT_TEMPLATE writes it."""
     turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return turns + "<|im_start|>assistant\n"

@@ -1,4 +1,4 @@
-"""Greedy replies of the PyTorch model, many questions at once; the yardstick for every exported form."""
+"""Greedy replies of the PyTorch model to batches of questions: the reference for every exported format."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def _batches(questions: list[Question], lengths: list[int]) -> Iterator[list[int
 
 @torch.inference_mode()
 def greedy_continuations(model: Pebble, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Continues each prompt until <|im_end|>. Prompts are padded on the left; padding is its own document."""
+    """Continue each prompt until <|im_end|>. Prompts are padded on the left; the padding is a separate document."""
     width = max(map(len, prompts))
     ids = torch.tensor([[PAD_ID] * (width - len(prompt)) + prompt for prompt in prompts])
     documents = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -40,7 +40,7 @@ def greedy_continuations(model: Pebble, prompts: list[list[int]], max_tokens: in
 
 
 def torch_replies(model: Pebble, tokenizer: Tokenizer, questions: list[Question]) -> list[str]:
-    """One reply per question, in order; computed in float32."""
+    """Return one reply per question, in order, computed in float32."""
     prompts = [tokenizer.encode(chat_prompt(question["messages"])).ids for question in questions]
     replies = [""] * len(questions)
     for batch in _batches(questions, [len(prompt) for prompt in prompts]):

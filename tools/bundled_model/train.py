@@ -1,8 +1,8 @@
-"""Trains Pebble: seeded, checkpointed, resumable after a kill, at low priority.
+"""Train Pebble: seeded, with checkpoints, resumable after a kill, at low priority.
 
-With `--steps` the result depends only on the seed and the machine's arithmetic; with `--minutes` the schedule
-follows the clock (time spent in earlier runs counts). Near the end INT4 rounding is switched on when rounding
-alone would cost more than two points of held-out accuracy (`--qat auto`).
+With `--steps`, the result depends only on the seed and the machine's arithmetic. With `--minutes`, the schedule follows
+the clock; time spent in earlier runs counts. Near the end, INT4 quantisation of weights is enabled if quantising after
+training would cost more than two points of held-out accuracy (`--qat auto`).
 """
 
 import argparse
@@ -26,7 +26,7 @@ from .tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from .torch_replies import torch_replies
 from .training_state import load_state, save_state, write_log
 
-# Rows and tokens of a batch. Of CYCLE steps one is long, MEDIUM_STEPS are medium, the rest short.
+# Shapes of batches: rows, and tokens per row. Of CYCLE steps, one is long, MEDIUM_STEPS are medium, the rest are short.
 SHORT_SHAPE, MEDIUM_SHAPE, LONG_SHAPE = (32, 128), (16, 256), (4, 1024)
 CYCLE, MEDIUM_STEPS = 16, 3
 CHECKPOINT_SECONDS, EVALUATION_SECONDS = 90, 900
@@ -35,7 +35,7 @@ QAT_LOSS_LIMIT = 2.0  # points of accuracy
 
 @dataclass
 class Progress:
-    """Where a run stands; all of it is in the checkpoint."""
+    """The progress of a run, all of which the checkpoint stores."""
 
     step: int = 0
     seconds: float = 0.0
@@ -43,12 +43,12 @@ class Progress:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def share(self, steps: int | None, minutes: float) -> float:
-        """Part of the run that is done: by steps if their number is given, else by time."""
+        """Return the finished share of the run: of `steps` if given, else of `minutes`."""
         return self.seconds / (60.0 * minutes) if steps is None else self.step / steps
 
 
 def sample_loss(model: Pebble, ids: Tensor, documents: Tensor | None, weights: Tensor) -> Tensor:
-    """Weighted mean cross-entropy of the next token."""
+    """Return the weighted mean cross-entropy of the next token."""
     hidden = model(ids, documents)
     logits = model.logits(hidden[:, :-1]).flatten(0, 1).float()
     losses = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
@@ -103,7 +103,7 @@ class Trainer:
         return self.short.batch(turn * short_steps + place - 1 - MEDIUM_STEPS)
 
     def train_step(self, share: float) -> tuple[float, float]:
-        """One update at `share` of the run; returns the loss and the share of the peak rate."""
+        """Make one update at the point `share` of the run; return the loss and the rate as a share of the peak rate."""
         rows = self._rows()
         ids, documents = torch.from_numpy(rows.ids).long(), torch.from_numpy(rows.documents).long()
         with torch.autocast("cpu", torch.bfloat16):
@@ -118,7 +118,7 @@ class Trainer:
         return {task: round(score, 1) for task, score in scores.items()}
 
     def _decide_qat(self) -> None:
-        """Measures what INT4 rounding costs now; switches it on for the rest of the run when that is too much."""
+        """Measure the current accuracy loss of INT4 weights; train with INT4 weights from now on if it is too large."""
         questions = self.questions[::4]
         plain = self.accuracy(questions)
         float_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -158,11 +158,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.bundled_model.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/pebble"))
     parser.add_argument("--minutes", type=float, default=75.0)
-    parser.add_argument("--steps", type=int, default=None, help="a fixed number of steps instead of --minutes")
+    parser.add_argument("--steps", type=int, default=None, help="fixed number of steps instead of --minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--qat", choices=("auto", "always", "never"), default="auto")
-    parser.add_argument("--qat-share", type=float, default=0.18, help="share of the run left for INT4 rounding")
+    parser.add_argument("--qat-share", type=float, default=0.18, help="share at the end of the run for INT4 training")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     return parser.parse_args(arguments)
 

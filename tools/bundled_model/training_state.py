@@ -1,4 +1,4 @@
-"""A training run on disk: its state, which replaces the one before only when it is whole, and its log."""
+"""A training run on disk: its state, which is replaced atomically, and its log."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from .optimiser import Optimiser
 
 
 def save_state(path: Path, model: nn.Module, optimiser: Optimiser, progress: dict[str, Any]) -> None:
-    """Writes weights, optimisers, random state and `progress`. A kill at any moment leaves the old file or the new."""
+    """Write weights, optimisers, random state and `progress`; a kill leaves the old file or the new one intact."""
     state = {
         "model": model.state_dict(),
         "optimiser": optimiser.state_dict(),
@@ -28,7 +28,7 @@ def save_state(path: Path, model: nn.Module, optimiser: Optimiser, progress: dic
 
 
 def load_state(path: Path, model: nn.Module, optimiser: Optimiser) -> dict[str, Any]:
-    """Puts a saved state into the model, the optimisers and the random source; returns its `progress`."""
+    """Load a saved state into the model, the optimisers and the random generator; return its `progress`."""
     state = torch.load(path, weights_only=True)
     model.load_state_dict(state["model"])
     optimiser.load_state_dict(state["optimiser"])
@@ -38,7 +38,7 @@ def load_state(path: Path, model: nn.Module, optimiser: Optimiser) -> dict[str, 
 
 
 def write_log(path: Path, line: dict[str, Any]) -> None:
-    """Adds a line of JSON to the log and prints it."""
+    """Append one line of JSON to the log and print the line."""
     text = json.dumps(line)
     with path.open("a") as log:
         log.write(text + "\n")

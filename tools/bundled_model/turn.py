@@ -1,4 +1,4 @@
-"""One question with its answer, and the small changes of surface that real users make."""
+"""One question with its reply, and small variations in the question's form, as real users type them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,12 @@ from .split import is_held_out
 class Turn:
     """A user message and the reply to it.
 
-    key: what the held-out split is decided on (None: always training).
-    expected: what evaluation looks for in the reply (default: the whole reply).
-    match: "exact", "number" (last integer) or "contains".
+    Attributes:
+        question: the message.
+        reply: the reply.
+        key: key of the held-out split; None for a turn that is always in the training set.
+        expected: text that evaluation looks for in the reply; None for the whole reply.
+        match: "exact", "number" (last integer) or "contains".
     """
 
     question: str
@@ -27,16 +30,16 @@ Sampler = Callable[[Random], Turn]
 
 
 def draw(sampler: Sampler, rng: Random, held_out: bool = False) -> Turn:
-    """Draws from `sampler` until the turn lies on the wanted side of the split."""
+    """Draw from `sampler` until a turn is on the requested side of the split."""
     for _ in range(10_000):
         turn = sampler(rng)
         if is_held_out(turn.key) == held_out:
             return turn
-    raise ValueError(f"{sampler!r} gave no turn with held_out={held_out} in 10000 draws")
+    raise ValueError(f"{sampler!r} returned no turn with held_out={held_out} in 10000 draws")
 
 
 def vary_surface(text: str, rng: Random) -> str:
-    """The same question as a hurried user would type it: lower case, no final mark, or with a "please"."""
+    """Return the question as a hurried user would type it: lower case, no final mark, or with a "please"."""
     roll = rng.random()
     if roll < 0.62:
         return text

@@ -1,1 +1,1 @@
-"""Random graphs against onnxruntime: `python -m tools.graph_fuzz COUNT [--seed N]`."""
+"""A comparison of random graphs with onnxruntime: `python -m tools.graph_fuzz COUNT [--seed N] [--save FOLDER]`."""

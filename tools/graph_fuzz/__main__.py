@@ -1,4 +1,4 @@
-"""`python -m tools.graph_fuzz COUNT [--seed N] [--save FOLDER]`: graphs that differ are printed, and kept if asked."""
+"""Print the random graphs whose results differ from onnxruntime's; with --save, also store these graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .checking import Finding, check_seed
 
 
 def main() -> None:
-    """Compare COUNT random graphs; the exit status is 1 if any differs for an unknown reason."""
+    """Compare COUNT random graphs; return 1 if any graph differs for an unknown reason, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tools.graph_fuzz", description=__doc__)
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""One random graph: each of its nodes alone, then the whole, with and without rewrites."""
+"""The check of one random graph: first each node on its own, then the whole graph with and without rewrites."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from .values import pick
 
 @dataclass
 class Finding:
-    """A difference.
+    """A difference from onnxruntime.
 
     Attributes:
-        reason: why onnxruntime is at fault, with the line of ONNX's definition; "" if that is not known.
+        what: description of the difference.
+        model: a model that reproduces the difference.
+        feed: the model's inputs.
+        reason: the reason why the fault is not ours, which may quote ONNX's definition; "" if it is unknown.
     """
 
     what: str
@@ -30,10 +33,11 @@ class Finding:
 
 
 def check_seed(seed: int, counts: Counter[str], provider: str = CPU) -> list[Finding]:
-    """Make the graph of a seed, and compare it. Once a node differs the whole graph is not looked at.
+    """Make a seed's graph and compare it with onnxruntime. If a node differs, the whole graph is not compared.
 
     Args:
-        provider: of ours; onnxruntime always computes on the CPU.
+        counts: counts of compared and refused nodes and graphs, which are increased.
+        provider: our execution provider; onnxruntime always computes on the CPU.
     """
     rng = np.random.default_rng(seed)
     found: list[Finding] = []
@@ -66,7 +70,7 @@ def _compare_whole(graph: Graph, rng: np.random.Generator, counts: Counter[str],
         counts["graphs that onnxruntime refuses"] += 1
         return []
     counts["graphs compared"] += 1
-    counts["graphs of constants alone"] += graph.only_constants
+    counts["graphs with only constants"] += graph.only_constants
     for level in (99, 0):
         ours = outcome("genai", model, graph.values, level, provider)
         failures = [ours] if isinstance(ours, str) else [difference(ours, peer, loose=True) for peer in peers]
@@ -77,9 +81,13 @@ def _compare_whole(graph: Graph, rng: np.random.Generator, counts: Counter[str],
 
 
 def _tipped(graph: Graph) -> str:
-    """Nodes that turn a last bit into another integer: what follows from them cannot be compared as a whole."""
+    """Return a reason if the graph has nodes that turn a difference in the last bit into a larger one, else ""."""
     inner = [child for node in graph.nodes for item in node.attribute for child in item.g.node]
-    return "" if not {node.op_type for node in (*graph.nodes, *inner)} & _STEPS else "a last bit decides a step"
+    return (
+        ""
+        if not {node.op_type for node in (*graph.nodes, *inner)} & _STEPS
+        else "a difference in the last bit changes a discrete result"
+    )
 
 
 _STEPS = frozenset(

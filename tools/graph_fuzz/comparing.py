@@ -1,4 +1,4 @@
-"""When two results are the same, and where onnxruntime itself departs from ONNX's definition."""
+"""The comparison of results within tolerances."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def difference(ours: list[Any], theirs: list[Any], *, loose: bool = False) -> str:
-    """What differs, or "".
+    """Return a description of the difference, or "".
 
     Args:
-        loose: after several nodes, whose errors of rounding add up and may tip what is rounded to integers.
+        loose: True after several nodes: their rounding errors accumulate and may change rounded integers.
     """
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         a, b = np.asarray(a), np.asarray(b)
@@ -25,7 +25,7 @@ def difference(ours: list[Any], theirs: list[Any], *, loose: bool = False) -> st
             if not np.all(equal):
                 return f"output {number}: {_shown(a[~np.asarray(equal)])} instead of {_shown(b[~np.asarray(equal)])}"
             continue
-        # Of float16 even numbers near 0 differ: onnxruntime computes several nodes in float32 before it rounds.
+        # float16 numbers near 0 differ, because onnxruntime may compute several nodes in float32 before it rounds.
         least = 2e-3 if a.dtype == np.float16 else 1e-6
         tolerance = (2e-2 if a.dtype == np.float16 else 2e-4) * (10 if loose else 1)
         finite = np.abs(b[np.isfinite(b)].astype(np.float64))

@@ -1,4 +1,4 @@
-"""Where ONNX leaves open what onnxruntime does, or onnxruntime departs from it, with the line of the definition."""
+"""Known differences: either ONNX leaves a case open, or onnxruntime deviates from the definition, which is quoted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import onnx
 if TYPE_CHECKING:
     from .graphs import Graph
 
-_NAN = (
-    "open: ONNX does not say what the largest, least or sorted of NaN and numbers is, and onnxruntime's answer varies"
-)
-_OVERFLOW = "open: ONNX does not say what integers beyond their type become"
+_NAN = "open: ONNX does not define the maximum, minimum or order of NaN and numbers, and onnxruntime's results vary"
+_OVERFLOW = "open: ONNX does not define integer overflow"
 _INFINITE = "open: infinities meet, and the order of operations decides between infinity and NaN"
 _CHOOSING = frozenset(
     "ArgMax ArgMin Clip GlobalMaxPool Hardmax LogSoftmax Max MaxPool Min ReduceLogSumExp ReduceMax ReduceMin Relu "
@@ -28,11 +26,11 @@ _SUMMING = frozenset(
 
 
 def fault_of_node(node: onnx.NodeProto, graph: Graph, ours: Any, theirs: list[Any]) -> str:
-    """Why a difference is not ours, or "" if no reason is known."""
+    """Return the reason why a difference is not our fault, or "" if no reason is known."""
     for child in (child for item in node.attribute for child in item.g.node if child.op_type != "Identity"):
         plain = onnx.NodeProto()
         plain.CopyFrom(child)
-        # What a loop carries is what it begins with.
+        # The value that a loop carries is initially the loop's input.
         plain.input[:] = [node.input[2] if name == "carried" else name for name in child.input]
         return fault_of_node(plain, graph, ours, theirs)
     given = [graph.values.get(name) for name in node.input]
@@ -42,9 +40,9 @@ def fault_of_node(node: onnx.NodeProto, graph: Graph, ours: Any, theirs: list[An
     if node.op_type in _CHOOSING and any(np.isnan(value).any() for value in floats):
         return _NAN
     if node.op_type == "ReduceLogSum" and any(_cancels(value) for value in floats):
-        return "open: the logarithm of what rounding leaves of a sum that cancels"
+        return "open: the logarithm of the rounding error of a sum that cancels"
     if node.op_type == "Sign" and any(np.isnan(value).any() for value in floats):
-        return "open: the sign of NaN; onnxruntime gives NaN for float32 and 0 for float16"
+        return "open: the sign of NaN; onnxruntime returns NaN for float32 and 0 for float16"
     if node.op_type in _SUMMING and any(value.dtype.kind in "iu" for value in arrays):
         return _OVERFLOW if any(np.abs(value.astype(float)).max(initial=0) > 100 for value in arrays) else ""
     reason = _fault(node, graph, arrays, attributes, theirs) or _as_defined(node.op_type, arrays, attributes, ours)
@@ -55,15 +53,13 @@ def fault_of_node(node: onnx.NodeProto, graph: Graph, ours: Any, theirs: list[An
 
 def _fault(node: onnx.NodeProto, graph: Graph, arrays: list[Any], attributes: dict[str, Any], theirs: list[Any]) -> str:
     if node.op_type == "MeanVarianceNormalization" and np.isnan(theirs[0]).any():
-        return (
-            "MeanVarianceNormalization: its body divides by the deviation + 1e-9, so that equal numbers give 0, not NaN"
-        )
+        return "MeanVarianceNormalization: its body divides by the deviation + 1e-9, so equal numbers give 0, not NaN"
     if node.op_type == "Slice" and _ends_at_the_largest(arrays):
-        return "Slice: 'for negative stepping it is clamped to [-1, dims[axes[i]]-1]', also an end of INT_MAX"
+        return "Slice: 'for negative stepping it is clamped to [-1, dims[axes[i]]-1]', which includes an end of INT_MAX"
     if node.op_type == "AveragePool" and attributes.get("count_include_pad") and graph.version < 19:
-        return "AveragePool: what lies beyond the padding is no padding, so count_include_pad does not count it"
+        return "AveragePool: positions beyond the padding are not padding, so count_include_pad does not count them"
     if node.op_type == "MaxPool" and any(np.any(np.asarray(value) == np.finfo(np.float32).min) for value in theirs):
-        return "MaxPool: 'the maximum of all values', and the maximum of -inf is -inf, not the least number"
+        return "MaxPool: 'the maximum of all values', and the maximum of -inf is -inf, not the lowest float"
     if node.op_type == "Reshape" and attributes.get("allowzero") and {0, -1} <= set(arrays[-1].tolist()):
         return "Reshape: with allowzero 'it is invalid for the specified shape to contain both a zero value and -1'"
     if node.op_type == "Resize":
@@ -83,12 +79,12 @@ def _fault_of_resize(arrays: list[Any], attributes: dict[str, Any], theirs: Any)
     if attributes.get("antialias") and x.dtype == np.int8:
         return "Resize: weighted averages of int8 may be negative; onnxruntime looks them up in a table from 0 to 255"
     if x.dtype.kind in "iu" and attributes["mode"] != b"nearest":
-        return "open: ONNX does not say how weighted averages become integers"
+        return "open: ONNX does not define how weighted averages are converted to integers"
     return ""
 
 
 def _as_defined(operator: str, arrays: list[Any], attributes: dict[str, Any], ours: list[Any]) -> str:
-    """What onnxruntime loses by rounding, where our result is the definition's, computed in float64 or in fractions."""
+    """Return a reason if our result equals the definition, computed in float64 or fractions, else ""."""
     if operator == "InstanceNormalization":
         x, scale, bias = (array.astype(np.float64) for array in arrays)
         axes, sizes = tuple(range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
@@ -101,12 +97,12 @@ def _as_defined(operator: str, arrays: list[Any], attributes: dict[str, Any], ou
         and attributes["mode"] == b"nearest"
         and np.array_equal(ours[0], _nearest(arrays, attributes))
     ):
-        return "Resize: nearest at 'x_original', which is a whole number, or a half, before it is rounded"
+        return "Resize: nearest at 'x_original', which is an integer or a half before it is rounded"
     return ""
 
 
 def _nearest(arrays: list[Any], attributes: dict[str, Any]) -> Any:
-    """Resize to `sizes` in exact arithmetic; None for what is not computed here."""
+    """Resize to `sizes` in exact arithmetic; return None for unsupported options."""
     found, sizes = arrays[0], arrays[-1]
     where = attributes.get("coordinate_transformation_mode", b"half_pixel")
     plain = where in (b"half_pixel", b"half_pixel_symmetric", b"asymmetric") and "axes" not in attributes

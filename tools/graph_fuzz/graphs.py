@@ -1,4 +1,4 @@
-"""Random graphs, built node by node: onnxruntime says what each new node gives, and so what can follow it."""
+"""Random graphs, built node by node. onnxruntime computes each new node, and later nodes may use the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from .operators import OPERATORS, Draw, Drawn
 from .values import Generator, array, extents, pick
 
-# Of ONNX's own operators; onnxruntime runs no older ones.
+# Versions of ONNX's operator set; onnxruntime does not run older versions.
 VERSIONS = range(7, 27)
 CPU = "CPUExecutionProvider"
 _KINDS = {"f": "f", "i": "i", "u": "i", "b": "b", "O": "s"}
@@ -23,11 +23,16 @@ _KINDS = {"f": "f", "i": "i", "u": "i", "b": "b", "O": "s"}
 
 @dataclass
 class Graph:
-    """A graph in the making.
+    """A graph under construction.
 
     Attributes:
-        values: by name, of inputs, constants and results.
-        constants: names of constants; fed: names of inputs.
+        version: version of ONNX's operator set.
+        only_constants: True if all inputs of nodes are constants.
+        nodes: the nodes added so far.
+        values: inputs, constants and results, by name.
+        constants: names of constants.
+        fed: names of inputs.
+        made: names of results.
     """
 
     version: int
@@ -39,7 +44,7 @@ class Graph:
     made: list[str] = field(default_factory=list)
 
     def model(self, nodes: list[onnx.NodeProto], outputs: list[str], fed: list[str]) -> onnx.ModelProto:
-        """Some of its nodes; what is not fed and not made by them is constant."""
+        """Return a model of some nodes; values that are neither fed nor computed by nodes become constants."""
         names = {name for node in nodes for name in _names(node)}
         constants = [name for name in self.values if name in names and name not in fed and name not in self.made]
         inputs = [name for name in fed if name in names]
@@ -55,7 +60,7 @@ class Graph:
 
 
 def _names(node: onnx.NodeProto) -> list[str]:
-    """Inputs, also those that subgraphs take from outside."""
+    """Return the node's inputs, including the values that its subgraphs read from outside."""
     inner = [name for item in node.attribute for child in item.g.node for name in _names(child)]
     return [*node.input, *inner, *(value.name for item in node.attribute for value in item.g.output)]
 
@@ -68,7 +73,7 @@ def _described(name: str, value: Any) -> onnx.ValueInfoProto:
 def outcome(
     runtime: str, model: onnx.ModelProto, feed: dict[str, Any], level: int = 99, provider: str = CPU
 ) -> list[Any] | str:
-    """What a model gives, or how it fails."""
+    """Return the outputs of a model, or the error's text."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     module = import_module(runtime)
     options = module.SessionOptions()
@@ -89,7 +94,7 @@ def outcome(
 
 
 def draw_node(graph: Graph, rng: Generator) -> tuple[Drawn, list[onnx.NodeProto]] | None:
-    """A random node that suits the values at hand; its new inputs join the graph."""
+    """Return a random node that fits the existing values; add its new inputs to the graph."""
     name = pick(rng, *(key for key, (since, _) in OPERATORS.items() if since <= graph.version))
 
     def take(kind: str, ranks: tuple[int, ...] = (0, 1, 2, 3, 4)) -> Any:
@@ -132,7 +137,7 @@ def _name_of(graph: Graph, value: Any, rng: Generator) -> str:
 
 
 def in_control_flow(node: onnx.NodeProto, graph: Graph, results: list[Any], rng: Generator) -> onnx.NodeProto:
-    """The node inside a branch of If, or, where its result is like its first input, the body of a Loop."""
+    """Wrap the node in a branch of If, or in the body of a Loop if its result has its first input's type and shape."""
     first = graph.values.get(node.input[0]) if node.input else None
     number, outputs = len(graph.nodes), [name for name in node.output if name]
     inner = onnx.NodeProto()
@@ -170,7 +175,7 @@ def in_control_flow(node: onnx.NodeProto, graph: Graph, results: list[Any], rng:
 
 
 def random_graph(rng: Generator, compare_node: Any) -> Graph:
-    """One to eight nodes; `compare_node(graph, node, theirs)` hears of each when it has been added."""
+    """Make a graph of one to eight nodes; `compare_node(graph, node, theirs)` is called for each new node."""
     graph = Graph(pick(rng, *VERSIONS), only_constants=bool(rng.random() < 0.2))
     for _ in range(int(rng.integers(1, 9))):
         found = draw_node(graph, rng)
@@ -195,7 +200,7 @@ def random_graph(rng: Generator, compare_node: Any) -> Graph:
 
 
 def single(graph: Graph, node: onnx.NodeProto) -> onnx.ModelProto:
-    """A model of one node, whose inputs are all fed."""
+    """Return a model of one node whose inputs are all fed."""
     fed = [name for name in dict.fromkeys(_names(node)) if name in graph.values]
     return graph.model([node], [name for name in node.output if name], fed)
 

@@ -1,4 +1,4 @@
-"""Random nodes: for each operator a function that draws inputs, from the values at hand or new ones, and attributes."""
+"""Random nodes: one function per operator draws attributes, and inputs from existing or new values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from .values import Generator, array, extents, floats, integers, pick, words
 
 @dataclass
 class Draw:
-    """What a node is drawn from.
+    """The source of a random node.
 
     Attributes:
-        version: of ONNX's operator set.
-        take: a value at hand of a kind, and by chance a new one: (kind, ranks allowed) -> array.
+        rng: random generator.
+        version: version of ONNX's operator set.
+        take: function (kind, allowed ranks) -> array; it returns an existing value or, at random, a new one.
     """
 
     rng: Generator
@@ -28,7 +29,7 @@ class Draw:
 
 @dataclass
 class Drawn:
-    """A node: inputs are arrays (None = absent; Fixed = always a constant of the model)."""
+    """A random node. Its inputs are arrays, or None for an omitted input."""
 
     op_type: str
     inputs: list[Any]
@@ -40,7 +41,7 @@ OPERATORS: dict[str, tuple[int, Callable[[Draw], Drawn]]] = {}
 
 
 def operator(*names: str, since: int = 7) -> Callable[[Callable[[Draw, str], Drawn]], Callable[[Draw, str], Drawn]]:
-    """Decorator: a function that draws nodes of these operators, from an operator set on."""
+    """Return a decorator that registers a function for the named operators; `since` is an operator set version."""
 
     def add(function: Callable[[Draw, str], Drawn]) -> Callable[[Draw, str], Drawn]:
         for name in names:
@@ -60,7 +61,7 @@ def _axes(draw: Draw, x: Any) -> list[int]:
 
 
 def _like(draw: Draw, x: Any, *, broadcast: bool = True) -> Any:
-    """Another value of x's type, whose shape broadcasts with x's."""
+    """Return another value of x's type whose shape broadcasts with x's shape."""
     shape = list(x.shape)
     if broadcast:
         for axis in range(len(shape)):
@@ -465,7 +466,7 @@ def cast(draw: Draw, name: str) -> Drawn:
     x = draw.take(pick(draw.rng, "f", "i", "b"))
     targets = [1, 7, 6, 9, 10, 11, 2, 3, 8]
     if x.dtype.kind == "f":
-        # What a float beyond an integer type becomes is not defined.
+        # The conversion of a float outside the integer type's range is undefined.
         x = np.clip(np.nan_to_num(x, posinf=3, neginf=-3), 0, 100).astype(x.dtype)
     return Drawn(name, [x], {"to": pick(draw.rng, *targets)})
 

@@ -1,4 +1,4 @@
-"""Random arrays: small, often empty, with NaN, infinities and repeated numbers in them."""
+"""Random arrays: small, sometimes empty, with NaN, infinities and repeated numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _WORDS = ("", "a", "b", "ab", "B", "a b", "1", "2.5", "-3", "é", "a,b")
 
 
 def pick(rng: Generator, *choices: Any) -> Any:
-    """One of them."""
+    """Return one of the choices."""
     return choices[int(rng.integers(len(choices)))]
 
 
 def extents(rng: Generator, rank: int, *, may_be_empty: bool = True) -> tuple[int, ...]:
-    """Sizes of 1 to 4, and now and then 0."""
+    """Return sizes of 1 to 4, occasionally 0."""
     sizes = rng.integers(1, 5, rank)
     if may_be_empty and rank and rng.random() < 0.08:
         sizes[rng.integers(rank)] = 0
@@ -28,7 +28,7 @@ def extents(rng: Generator, rank: int, *, may_be_empty: bool = True) -> tuple[in
 
 
 def floats(rng: Generator, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
-    """Numbers that are normal, or of a few values, now and then odd ones."""
+    """Return normally distributed numbers or a few common values, occasionally with unusual values among them."""
     if rng.random() < 0.5:
         values = rng.standard_normal(shape)
     else:
@@ -40,7 +40,7 @@ def floats(rng: Generator, shape: tuple[int, ...], dtype: Any = np.float32) -> A
 
 
 def integers(rng: Generator, shape: tuple[int, ...], dtype: Any = np.int64) -> Any:
-    """Small ones, now and then the type's least and largest."""
+    """Return small integers, occasionally with the type's minimum and maximum among them."""
     low = 0 if np.dtype(dtype).kind == "u" else -4
     values = rng.integers(low, 6, shape).astype(dtype)
     if rng.random() < 0.05 and np.dtype(dtype).itemsize < 8:
@@ -50,7 +50,7 @@ def integers(rng: Generator, shape: tuple[int, ...], dtype: Any = np.int64) -> A
 
 
 def words(rng: Generator, shape: tuple[int, ...]) -> Any:
-    """Strings."""
+    """Return random strings."""
     result = np.empty(shape, object)
     flat = result.reshape(-1)
     flat[:] = [_WORDS[int(number)] for number in rng.integers(0, len(_WORDS), result.size)]
@@ -58,7 +58,7 @@ def words(rng: Generator, shape: tuple[int, ...]) -> Any:
 
 
 def array(rng: Generator, kind: str, shape: tuple[int, ...] | None = None) -> Any:
-    """An array of a kind: f floats, i integers, b booleans, s strings, q bytes."""
+    """Return an array of a kind: f floats, i integers, b booleans, s strings, q bytes."""
     sizes = extents(rng, int(rng.integers(0, 5))) if shape is None else shape
     if kind == "f":
         return floats(rng, sizes, pick(rng, *FLOATS))

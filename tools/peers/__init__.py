@@ -1,7 +1,7 @@
-"""How fast other engines run the models that we run, on the same machine, in the same minutes.
+"""A speed comparison with other engines, on the same models, on the same machine and at the same time.
 
-Makes random checkpoints of real shapes, turns each into every engine's own form (`engines/`), runs one process per
-measurement in turns (`measure`, `workers/`), keeps what was measured in a JSON file (`results`) and writes
-docs/performance.md from it (`report`). Every peer lives in its own virtual environment, because their requirements
-contradict each other. Knows nothing of how an engine computes.
+The package makes random checkpoints of real shapes, converts each for every engine (`engines/`), runs one process per
+measurement in turns (`measure`, `workers/`), stores the measurements in a JSON file (`results`) and writes
+docs/reference/performance.md from that file (`report`). Each peer has its own virtual environment, because the peers'
+requirements conflict. Only `engines/` and `workers/` depend on the engines.
 """

@@ -1,4 +1,4 @@
-"""A low-rank adapter of random factors on every projection of a shape, and what onnxruntime-genai needs to run it."""
+"""A LoRA adapter with random factors on every projection of a shape, and onnxruntime-genai's files for this adapter."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from genai.convert.tensors import tensor_shapes
 from .shapes import Shape
 
 RANK = 16
-# Small, so that the model with the adapter says about what it says without.
+# Small, so that the model's outputs with and without the adapter are similar.
 _SPREAD = 0.01
 _PREFIX = "base_model.model."
 
 
 def make_adapter(folder: Path, shape: Shape, seed: int = 0) -> Path:
-    """Write it in PEFT's form unless it is there; it appears when it is whole."""
+    """Write the adapter in PEFT's format unless it exists; its folder appears only when complete."""
     if folder.exists():
         return folder
     partial = folder.with_name(f".{folder.name}.partial")
@@ -49,7 +49,7 @@ def make_adapter(folder: Path, shape: Shape, seed: int = 0) -> Path:
 
 
 def factors_of(adapter: Path) -> dict[str, NDArray[np.float32]]:
-    """Its factors as a graph of onnxruntime-genai's builder has them, by the names of the graph's inputs."""
+    """Return the factors, keyed by the input names that onnxruntime-genai's builder gives to its graphs."""
     stored = load_file(adapter / "adapter_model.safetensors")
     return {
         name.removeprefix(_PREFIX).replace(".self_attn.", ".attn.").replace(".weight", ".MatMul.weight"):
@@ -59,12 +59,12 @@ def factors_of(adapter: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def write_adapter_file(adapter: Path, output: Path) -> None:
-    """Write it as an `.onnx_adapter` file."""
+    """Write the adapter as an `.onnx_adapter` file."""
     AdapterFormat.of(factors_of(adapter)).export_adapter(output)
 
 
 def add_adapter_inputs(path: Path, adapter: Path) -> None:
-    """Give a graph inputs whose default has rank 0 beside each projection of an adapter; its weights stay in place."""
+    """Add LoRA inputs, of rank 0 by default, to each projection that the adapter has; do not rewrite the weights."""
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     factors = factors_of(adapter)

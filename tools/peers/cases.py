@@ -1,4 +1,4 @@
-"""What is measured: a prompt, then so many tokens, by a number of sequences that advance together."""
+"""The measured cases: a prompt and a number of new tokens, for one or more sequences that decode together."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement. It gives the speeds of reading the prompt and of generating, and the memory at most.
+    """One measurement of prefill speed, decode speed and peak memory.
 
     Attributes:
-        name: as in options and results.
+        name: name in options and results.
         prompt: tokens of each sequence's prompt.
-        new: tokens generated while the clock runs, after the first one.
-        batch: sequences.
-        threads: None = as many as the machine has cores.
-        warm: a shorter run goes before; False measures from the start of the process to the first token.
-        busy: every core has something else to do as well.
-        peers: False = our own engine alone.
-        adapter: every sequence uses the same low-rank adapter.
+        new: tokens generated while the time is measured, after the first token.
+        batch: number of sequences.
+        threads: number of threads; None for the number of the machine's cores.
+        warm: True to run a shorter warm-up first; False to measure from process start to the first token.
+        busy: True if every core also runs another program.
+        peers: False to measure only our own engine.
+        adapter: True if every sequence uses the same LoRA adapter.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Case:
 
 
 def cases(cores: int) -> dict[str, Case]:
-    """All cases for a machine of so many cores."""
+    """Return all cases for a machine with this number of cores."""
     return {
         case.name: case
         for case in (
@@ -55,12 +55,12 @@ def cases(cores: int) -> dict[str, Case]:
 
 @dataclass(frozen=True)
 class Job:
-    """A case as a worker gets it.
+    """A case in the form that a worker receives.
 
     Attributes:
-        model: the engine's model: a folder or a file.
-        vocab_size: prompts are random tokens below it.
-        adapter: the engine's form of an adapter; "" = none.
+        model: folder or file of the engine's model.
+        vocab_size: exclusive upper limit of the random tokens in prompts.
+        adapter: folder or file of the adapter in the engine's format; "" for no adapter.
     """
 
     model: str
@@ -74,19 +74,19 @@ class Job:
 
     @classmethod
     def of(cls, case: Case, model: str, vocab_size: int, cores: int, adapter: str = "") -> Job:
-        """The case on this model and machine."""
+        """Return the job for a case, with a model and the number of this machine's cores."""
         return cls(model, vocab_size, case.prompt, case.new, case.batch, case.threads or cores, case.warm, adapter)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process gave; None where the case does not tell.
+    """The measurements of one process; a value that the case does not measure is None.
 
     Attributes:
         prefill: prompt tokens per second, over all sequences.
         decode: generated tokens per second, over all sequences.
         first_token: seconds from the start of the process to the first token.
-        peak_bytes: resident memory at most (VmHWM).
+        peak_bytes: peak resident memory (VmHWM).
     """
 
     prefill: float | None
@@ -96,5 +96,5 @@ class Measured:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:
-        """From a dictionary with these names."""
+        """Return the measurements from a dictionary with these names."""
         return cls(values["prefill"], values["decode"], values["first_token"], values["peak_bytes"])

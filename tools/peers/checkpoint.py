@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint with random bfloat16 weights: what every engine's model is made from."""
+"""A Hugging Face checkpoint with random bfloat16 weights, from which every engine's model is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tokenizer import write_tokenizer
 
 
 def make_checkpoint(folder: Path, shape: Shape, seed: int = 0) -> Path:
-    """Write the checkpoint unless it is there; it appears when it is whole. Memory holds one tensor at a time."""
+    """Write the checkpoint unless it exists. It appears only when complete. Memory holds one tensor at a time."""
     if folder.exists():
         return folder
     partial = folder.with_name(f".{folder.name}.partial")

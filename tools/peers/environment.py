@@ -1,4 +1,4 @@
-"""A virtual environment with the packages of one peer, and a record of what is in it."""
+"""A virtual environment with the packages of one peer, and a record of its contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RECORD = "installed.json"
 
 
 class VirtualEnvironment:
-    """The environment in `folder`/venv; `folder`/setup.log tells how it was made."""
+    """The virtual environment in `folder`/venv, whose installation log is `folder`/setup.log."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -23,15 +23,15 @@ class VirtualEnvironment:
 
     @property
     def python(self) -> str:
-        """Its interpreter."""
+        """The environment's interpreter."""
         return self.program("python")
 
     def program(self, name: str) -> str:
-        """A program installed in it."""
+        """Return the path of a program installed in the environment."""
         return str(self.folder / "venv" / "bin" / name)
 
     def install(self, packages: Sequence[str]) -> None:
-        """Make it with the newest packages that pip finds; nothing happens if it was made with the same list.
+        """Install the newest packages that pip finds; do nothing if an earlier call installed the same list.
 
         Raises:
             PeerError: pip failed.
@@ -52,15 +52,15 @@ class VirtualEnvironment:
         (self.folder / _RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
 
     def pip(self, *arguments: str) -> None:
-        """Run its pip.
+        """Run the environment's pip.
 
         Raises:
-            PeerError: it failed.
+            PeerError: pip failed.
         """
         run_logged([self.python, "-m", "pip", *arguments], self.log)
 
     def versions(self) -> dict[str, str]:
-        """Versions of the packages that were asked for; empty if there is no environment."""
+        """Return the versions of the requested packages; empty if there is no environment."""
         found: dict[str, str] = self._record().get("versions", {})
         return found
 

@@ -1,4 +1,4 @@
-"""Runs cases in turns: ceilings, ours, one peer, the next peer, and again, so that all share the machine's moods."""
+"""Run cases in turns: ceilings, our engine, each peer, and again, so that disturbances affect all engines."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is to be measured, and where.
+    """A comparison of engines.
 
     Attributes:
-        results: grows.
-        path: where they are written, after every process.
-        work: the folder with engines and models.
-        cores: threads where a case does not say.
+        results: the results, to which each run is added.
+        path: file that the results are written to after every process.
+        work: folder with engines and models.
+        cores: number of threads, unless a case specifies another number.
         repeat: processes per engine and case.
+        say: function that prints a progress line.
     """
 
     results: Results
@@ -42,7 +43,7 @@ class Comparison:
     say: Say
 
     def run(self, shapes: Sequence[Shape], engines: Sequence[Engine], cases: Sequence[Case]) -> None:
-        """Measure what is missing. What fails is recorded with its reason, and not tried again."""
+        """Measure missing results. Record failures with their reasons; do not retry them."""
         installed = [engine for engine in engines if self._installed(engine)]
         for shape in shapes:
             ready = [engine for engine in installed if self._has_model(engine, shape)]
@@ -55,28 +56,28 @@ class Comparison:
     def _installed(self, engine: Engine) -> bool:
         versions = engine.versions(self.work)
         if not versions:
-            self.say(f"{engine.name}: not installed, left out (`setup` installs it)")
+            self.say(f"{engine.name}: skipped: not installed (`setup` installs it)")
             return False
         runs = (run for run in self.results.runs if run.engine == engine.name)
         if other := next((run for run in runs if run.versions != versions), None):
-            before = f"{other.shape} {other.case} was of {other.versions}"
-            self.say(f"{engine.name}: {before}, this is {versions} (`--again` measures anew)")
+            before = f"{other.shape} {other.case} was measured with {other.versions}"
+            self.say(f"{engine.name}: {before}, this is {versions} (`--again` repeats the measurement)")
         return True
 
     def _has_model(self, engine: Engine, shape: Shape) -> bool:
         if engine.model(self.work, shape.name).exists():
             return True
-        self.say(f"{shape.name}: {engine.name} has no model, left out (`models` makes it)")
+        self.say(f"{shape.name}: {engine.name} skipped: no model (`models` makes one)")
         return False
 
     def _takes_part(self, engine: Engine, shape: Shape, case: Case) -> bool:
         if case.adapter and not all(part.exists() for part in engine.adapted(self.work, shape.name)):
-            self.say(f"{shape.name} {case.name}: {engine.name} has no adapter, left out (`models --adapter` makes it)")
+            self.say(f"{shape.name} {case.name}: {engine.name} skipped: no adapter (`models --adapter` makes one)")
             return False
         return case.peers or engine is OURS
 
     def _rehearse(self, shape: Shape, engines: Sequence[Engine], cases: Sequence[Case]) -> None:
-        """One process that does not count: files come into memory, kernels are compiled."""
+        """Run one unmeasured process per engine, which loads files into memory and compiles kernels."""
         for engine in engines:
             if any(self._is_due(engine, shape, case, self.repeat) for case in cases):
                 try:
@@ -118,7 +119,7 @@ class Comparison:
         return engine.measured(job, outcome)
 
     def _measure_ceilings(self, shape: Shape, case: Case) -> None:
-        """The machine's limits now. A busy case is compared with a quiet one, so its ceilings are the quiet ones."""
+        """Measure the machine's ceilings now, on a quiet machine: busy cases are also compared with quiet ceilings."""
         command = [sys.executable, str(WORKERS / "ceilings.py"), str(case.threads or self.cores)]
         try:
             outcome = run_measured(command, OURS.environment(self.work), _CEILING_TIMEOUT_SECONDS)
@@ -134,10 +135,10 @@ class Comparison:
 def make_models(
     work: Path, shapes: Sequence[Shape], engines: Sequence[Engine], say: Say, *, adapter: bool = False
 ) -> bool:
-    """Checkpoints, and every engine's form of them, where missing; with `adapter`, an adapter's forms, too.
+    """Make missing checkpoints and models; with `adapter`, also make the adapter in every engine's format.
 
     Returns:
-        Whether all were made.
+        True if all of them could be made.
     """
     from .adapter import make_adapter
     from .checkpoint import make_checkpoint
@@ -164,7 +165,7 @@ def make_models(
 
 
 def install(work: Path, engines: Sequence[Engine], say: Say) -> bool:
-    """Install engines where missing. Returns whether all are there."""
+    """Install missing engines; return True if all are installed."""
     whole = True
     for engine in engines:
         say(f"{engine.name}: installing into {engine.folder(work)}")
@@ -173,7 +174,7 @@ def install(work: Path, engines: Sequence[Engine], say: Say) -> bool:
             say("  " + ", ".join(f"{name} {version}" for name, version in engine.versions(work).items()))
         except PeerError as error:
             whole = False
-            say(f"{engine.name}: left out: {error}")
+            say(f"{engine.name}: skipped: {error}")
     return whole
 
 

@@ -1,4 +1,4 @@
-"""Running other programs: to the end with a log, or measured."""
+"""Functions that run other programs, and log their output or measure them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _WATCH_SECONDS = 0.05
 
 
 class PeerError(Exception):
-    """A program failed; the message says which and how. One peer's trouble never ends the comparison."""
+    """A program failed. The message names the program and the failure. The comparison continues with other peers."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A process that ended well.
+    """The result of a process that ended successfully.
 
     Attributes:
-        output: its standard output.
-        started: time.monotonic() before it was started; the same clock in every process of a Linux machine.
-        seconds: until it ended.
-        peak_bytes: resident memory at most.
+        output: standard output of the process.
+        started: time.monotonic() before the start; all processes of a Linux machine share this clock.
+        seconds: duration of the process.
+        peak_bytes: peak resident memory.
     """
 
     output: str
@@ -40,10 +40,10 @@ class Outcome:
 
 
 def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-    """Run a program and append all it says to a log.
+    """Run a program and append its output to a log.
 
     Raises:
-        PeerError: it failed or cannot be started.
+        PeerError: the program failed or cannot be started.
     """
     with log.open("a", encoding="utf-8") as file:
         print(f"$ {' '.join(command)}", file=file, flush=True)
@@ -58,10 +58,10 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
 
 
 def run_measured(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Outcome:
-    """Run a program by itself and say how long it took and how much memory it had at most.
+    """Run a program and measure its duration and peak memory.
 
     Raises:
-        PeerError: it failed, was killed, or took longer than `timeout` seconds.
+        PeerError: the program failed, was killed, or took longer than `timeout` seconds.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         started = time.monotonic()
@@ -91,7 +91,7 @@ def run_measured(command: Sequence[str], environment: Mapping[str, str], timeout
 
 
 class _MemoryWatch:
-    """Reads a process's VmHWM until it ends. Its rusage would not do: a child begins with its parent's peak."""
+    """A reader of a process's VmHWM until the process ends. Its rusage includes the peak inherited from its parent."""
 
     def __init__(self, process: int) -> None:
         self.peak_bytes = 0
@@ -119,7 +119,7 @@ class _MemoryWatch:
 
 @contextmanager
 def spinning(count: int) -> Iterator[None]:
-    """While inside, `count` processes compute without end."""
+    """Inside the `with` block, run `count` processes that compute endlessly."""
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -130,7 +130,7 @@ def spinning(count: int) -> Iterator[None]:
 
 
 def _environment(changes: Mapping[str, str] | None) -> dict[str, str]:
-    """Ours, with nothing that would take a model from a network or send a word about its use."""
+    """Return our environment variables, with telemetry and network access to models disabled."""
     quiet = {"HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     return dict(os.environ) | quiet | dict(changes or {})
 

@@ -1,4 +1,4 @@
-"""What was measured, in a JSON file that grows run by run: an interrupted comparison goes on where it stopped."""
+"""The results of a comparison, in a JSON file to which each run is added, so that comparisons can resume."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ _FORMAT = 2
 
 
 class ResultsError(Exception):
-    """A results file that cannot be used; the message says why."""
+    """A results file cannot be used; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One process: what it gave, or why it gave nothing.
+    """The measurements of one process, or its error.
 
     Attributes:
+        engine: name of the engine.
+        shape: name of the shape.
+        case: name of the case.
+        measured: measurements; None if the process failed.
+        error: reason for the failure.
         versions: names and versions of the engine's packages.
     """
 
@@ -40,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What the machine did at most, beside one round of a case: per number of threads."""
+    """The machine's ceilings by number of threads, measured during one round of a case."""
 
     shape: str
     case: str
@@ -50,10 +55,12 @@ class Ceiling:
 
 @dataclass
 class Results:
-    """Everything in a results file.
+    """The contents of a results file.
 
     Attributes:
-        machine: see `this_machine`.
+        machine: properties of the machine; see `this_machine`.
+        runs: all runs.
+        ceilings: all measurements of the machine's ceilings.
     """
 
     machine: dict[str, Any]
@@ -61,28 +68,28 @@ class Results:
     ceilings: list[Ceiling] = field(default_factory=list)
 
     def of(self, engine: str, shape: str, case: str) -> list[Run]:
-        """Runs of one engine, shape and case, in order."""
+        """Return the runs of one engine, shape and case, in order."""
         return [run for run in self.runs if (run.engine, run.shape, run.case) == (engine, shape, case)]
 
     def ceilings_of(self, shape: str, case: str) -> list[Ceiling]:
-        """The ceilings measured beside a case."""
+        """Return the ceilings measured with a case."""
         return [ceiling for ceiling in self.ceilings if (ceiling.shape, ceiling.case) == (shape, case)]
 
     def median(self, engine: str, shape: str, case: str, value: Callable[[Measured], float | None]) -> float | None:
-        """Median of one measured value; None where nothing was measured."""
+        """Return the median of one measured value, or None if there are no measurements."""
         return _median(value(run.measured) for run in self.of(engine, shape, case) if run.measured)
 
     def read_bandwidth(self, shape: str, case: str, threads: int) -> float | None:
-        """Bytes per second, median of what was measured beside a case."""
+        """Return the median read bandwidth measured with a case, in bytes per second."""
         return _median(ceiling.read.get(threads) for ceiling in self.ceilings_of(shape, case))
 
     def most_products(self, shape: str, case: str, threads: int) -> float | None:
-        """Operations per second of the fastest kind of numbers, median of what was measured beside a case."""
+        """Return the median operations per second of the fastest arithmetic, measured with a case."""
         rates = (ceiling.products.get(threads, {}).values() for ceiling in self.ceilings_of(shape, case))
         return _median(max(rate, default=None) for rate in rates)
 
     def forget(self, engines: Collection[str], shapes: Collection[str], cases: Collection[str]) -> None:
-        """Drop runs that are to be measured again, and the ceilings beside them."""
+        """Remove the runs to measure again, and their ceilings."""
         self.runs = [
             run for run in self.runs if run.engine not in engines or run.shape not in shapes or run.case not in cases
         ]
@@ -90,7 +97,7 @@ class Results:
         self.ceilings = [ceiling for ceiling in self.ceilings if (ceiling.shape, ceiling.case) in kept]
 
     def save(self, path: Path) -> None:
-        """Write the file anew; it is never half written."""
+        """Replace the file atomically."""
         partial = path.with_name(f".{path.name}.partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps({"format": _FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
@@ -101,7 +108,7 @@ def load(path: Path) -> Results:
     """Read a results file.
 
     Raises:
-        ResultsError: there is none, or it is not one of ours.
+        ResultsError: the file does not exist, or it is not a results file.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -115,14 +122,14 @@ def load(path: Path) -> Results:
     except OSError as error:
         raise ResultsError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultsError(f"{path} is no results file: {type(error).__name__}: {error}") from error
+        raise ResultsError(f"{path} is not a results file: {type(error).__name__}: {error}") from error
 
 
 def load_or_begin(path: Path) -> Results:
-    """The results in a file, or none yet.
+    """Return the results in a file, or empty results if the file does not exist.
 
     Raises:
-        ResultsError: the file is not one of ours, or of another machine.
+        ResultsError: the file is not a results file, or belongs to another machine.
     """
     here = this_machine()
     if not path.exists():
@@ -134,7 +141,7 @@ def load_or_begin(path: Path) -> Results:
 
 
 def this_machine() -> dict[str, Any]:
-    """What the speeds depend on."""
+    """Return the properties of this machine that influence speed."""
     processor = read_processor()
     return {
         "processor": processor.name,
@@ -160,7 +167,7 @@ def _run(entry: dict[str, Any]) -> Run:
 
 
 def _ceiling(entry: dict[str, Any]) -> Ceiling:
-    """JSON knows only texts as keys."""
+    """Return a ceiling from JSON, in which all keys are strings."""
     read = {int(threads): float(rate) for threads, rate in entry["read"].items()}
     products = {int(threads): rates for threads, rates in entry["products"].items()}
     return Ceiling(entry["shape"], entry["case"], read, products)

@@ -12,7 +12,7 @@ from genai.convert.hf_config import HFConfig
 from genai.convert.spec import DecoderSpec
 from genai.convert.tensors import tensor_shapes
 
-# INT4 in blocks of 32 with a float16 scale each: what an engine must read of a matrix, at least.
+# INT4 in blocks of 32 with one float16 scale per block: the minimum that an engine must read.
 _BYTES_PER_WEIGHT = 4 / 8 + 2 / 32
 _KV_BYTES = 2
 
@@ -64,12 +64,12 @@ _QWEN3_MOE = _COMMON | {
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes.
+    """The sizes of a model.
 
     Attributes:
-        name: as in folders and options.
-        title: for people.
-        config: config.json.
+        name: name in folders and options.
+        title: name in tables.
+        config: contents of config.json.
     """
 
     name: str
@@ -78,17 +78,17 @@ class Shape:
 
     @property
     def spec(self) -> DecoderSpec:
-        """The decoder that our own builder makes of it."""
+        """The specification of the decoder that our builder makes from the config."""
         return find(str(self.config["model_type"])).describe(HFConfig(self.config))
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of all matrices in INT4, blocks of 32, float16 scales; a tied head counts once."""
+        """Bytes of all matrices in INT4 with blocks of 32 and float16 scales; a tied head counts once."""
         return int(self._weights(1.0) * _BYTES_PER_WEIGHT)
 
     @property
     def operations_per_token(self) -> int:
-        """Multiplications and additions of the layers' matrices for one token of a prompt (its head runs once)."""
+        """Multiplications and additions in the layers' matrix products for one prompt token, without the head."""
         return int(2 * self._weights(self._chosen(1), ".layers."))
 
     @property
@@ -98,11 +98,11 @@ class Shape:
         return 2 * spec.num_layers * spec.num_key_value_heads * spec.head_size * _KV_BYTES
 
     def bytes_per_step(self, context: float, batch: int = 1) -> float:
-        """What one decode step of `batch` sequences reads: each weight that is used once, and all keys and values."""
+        """Return the bytes that one decode step reads: each used weight once, and all keys and values."""
         return self._weights(self._chosen(batch)) * _BYTES_PER_WEIGHT + batch * context * self.kv_bytes_per_token
 
     def _weights(self, share_of_experts: float, place: str = "") -> float:
-        """Numbers in the matrices whose names hold `place`, of the experts a share."""
+        """Count the weights in matrices whose names contain `place`; a share of the experts counts."""
         return sum(
             prod(shape) * (share_of_experts if ".experts." in name else 1)
             for name, shape in tensor_shapes(self.spec).items()
@@ -110,7 +110,7 @@ class Shape:
         )
 
     def _chosen(self, batch: int) -> float:
-        """The share of experts that a batch of random tokens chooses."""
+        """Return the share of experts that a batch of random tokens selects."""
         experts, chosen = self.config.get("num_experts", 1), self.config.get("num_experts_per_tok", 1)
         return 1 - (1 - float(chosen) / experts) ** batch
 
@@ -201,5 +201,5 @@ SHAPES = {
         ),
     )
 }
-# What is measured unless something else is asked for.
+# The shapes that are measured by default.
 DEFAULT_SHAPES = ("qwen2.5-0.5b", "llama-3.2-1b")

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer trained on the sources of Python's own library, as large as the model's vocabulary."""
+"""A byte-level BPE tokenizer trained on the sources of Python's standard library, padded to the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRAINING_FILES = 60
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json; ids that training does not fill are tokens that never occur."""
+    """Write tokenizer.json and tokenizer_config.json; ids beyond the trained vocabulary never occur in texts."""
     learned = _train(min(_LEARNED, vocab_size))
     definition: dict[str, Any] = json.loads(learned.to_str())
     vocabulary = definition["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""Engines on models of their own, in turns, so that a slow moment of the machine hits all of them."""
+"""Measurements of several engines in turns, so that a slow moment of the machine affects all engines."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ def in_turns(
     repeat: int,
     of: Callable[[T], tuple[Engine, Path]],
 ) -> Iterator[tuple[T, Measured]]:
-    """Each contender so many times, each time in a process of its own.
+    """Yield the measurements of each contender, `repeat` times, each in a separate process.
 
     Args:
-        work: the folder of the engines. of: a contender's engine, and its model.
+        work: folder of the engines.
+        case: case to measure.
+        vocab_size: exclusive upper limit of the random tokens.
+        contenders: objects to measure.
+        repeat: number of measured runs per contender.
+        of: function that returns a contender's engine and model.
     """
-    for turn in range(repeat + 1):  # the first one brings files into memory and compiles kernels, and does not count
+    for turn in range(repeat + 1):  # the first turn, which loads files and compiles kernels, is not measured
         for one in contenders:
             engine, model = of(one)
             job = Job.of(case, str(model), vocab_size, default_threads())

@@ -1,1 +1,1 @@
-"""What quantisation costs: every method, form and target of ours, and what other quantisers make of the same model."""
+"""The accuracy and size of quantised models: all our methods, formats and targets, and other tools' outputs."""

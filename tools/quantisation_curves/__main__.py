@@ -1,10 +1,11 @@
-"""What quantisation costs, as a table and as curves of divergence over size: docs/quantisation_curves.md.
+"""Measure divergence and size of quantised models, and write docs/reference/quantisation-curves.md.
 
-    python -m tools.compare_peers setup --work PEERS --engine llama.cpp --engine ik_llama.cpp    # once: compiles them
+    python -m tools.compare_peers setup --work PEERS --engine llama.cpp --engine ik_llama.cpp    # once: compiles
     python -m tools.quantisation_curves measure WORK --yardstick RUN --peers PEERS
     python -m tools.quantisation_curves report WORK
 
-RUN is a folder of `tools.yardstick`, exported. `measure` goes on where it was stopped; points are in WORK/points.json.
+RUN is a folder that `tools.yardstick` exported. `measure` resumes after an interruption. The measured points are in
+WORK/points.json.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ PARTS = ("curve", "peers", "table", "bundled")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     asked = _parser().parse_args(arguments)
     asked.work.mkdir(parents=True, exist_ok=True)
     points = Points(asked.work / "points.json")
     if asked.action == "report":
-        write_report(points.all, _ROOT / "docs")
+        write_report(points.all, _ROOT / "docs" / "reference")
         return
     parts = asked.part or PARTS
     data = asked.yardstick / "data"
@@ -55,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(dest="action", required=True)
-    measure = actions.add_parser("measure", help="make what is missing, and measure it")
+    measure = actions.add_parser("measure", help="make and measure the missing outputs")
     report = actions.add_parser("report", help="write the page and its figure")
     for one in (measure, report):
-        one.add_argument("work", type=Path, help="the folder of points and outputs")
-    measure.add_argument("--yardstick", type=Path, required=True, help="a folder of tools.yardstick, exported")
-    measure.add_argument("--peers", type=Path, required=True, help="the folder of tools.compare_peers")
-    measure.add_argument("--part", action="append", choices=PARTS, help="only this; may be repeated")
+        one.add_argument("work", type=Path, help="folder of points and outputs")
+    measure.add_argument("--yardstick", type=Path, required=True, help="exported folder of tools.yardstick")
+    measure.add_argument("--peers", type=Path, required=True, help="folder of tools.compare_peers")
+    measure.add_argument("--part", action="append", choices=PARTS, help="measure only this part; may be repeated")
     return parser
 
 

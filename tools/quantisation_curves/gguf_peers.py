@@ -1,6 +1,6 @@
-"""Outputs of llama.cpp's and ik_llama.cpp's quantisers, with an importance matrix of the same calibration text.
+"""Outputs of llama.cpp's and ik_llama.cpp's quantisers, with an importance matrix from the same calibration text.
 
-Each is turned back into float32 by the library that made it, so that nothing depends on a reader of ours.
+The library that made an output also dequantises it to float32, so that no result depends on our readers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .points import Points, point
 from .subject import Measuring
 
 FLOATS = 0
-# Numbers of llama_ftype.
+# Values of llama_ftype.
 LLAMA_CPP = {
     "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12, "Q4_0": 2, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "Q8_0": 7,
     "IQ2_XXS": 19, "IQ2_XS": 20, "IQ2_S": 28, "IQ2_M": 29, "IQ3_XXS": 23, "IQ3_XS": 22, "IQ3_S": 26, "IQ3_M": 27,
@@ -34,7 +34,7 @@ IK_LLAMA_CPP = {
     "IQ2_KS": 147, "IQ2_K": 138, "IQ2_KL": 155, "IQ3_KS": 154, "IQ3_K": 139, "IQ4_KSS": 148, "IQ4_KS": 145,
     "IQ4_K": 140, "IQ5_KS": 150, "IQ5_K": 141, "IQ6_K": 142, "IQ2_KT": 151, "IQ3_KT": 152, "IQ4_KT": 153,
 }  # fmt: skip
-# Names of matrices in our graphs, which have queries, keys and values in one, and in GGUF files.
+# Names of matrices in our graphs, which fuse queries, keys and values -> names in GGUF files.
 _NAMES = {
     "attn.qkv_proj": ("attn_q", "attn_k", "attn_v"), "attn.o_proj": ("attn_output",), "mlp.gate_proj": ("ffn_gate",),
     "mlp.up_proj": ("ffn_up",), "mlp.down_proj": ("ffn_down",),
@@ -43,10 +43,11 @@ PEERS: tuple[tuple[LlamaCpp, Mapping[str, int]], ...] = ((LlamaCpp(), LLAMA_CPP)
 
 
 class Quantiser:
-    """One library's quantiser: our program, linked to it.
+    """One library's quantiser, which our program calls; the program is linked to the library.
 
     Args:
-        engine: the library, which `tools.compare_peers setup` has compiled. work: the peers' folder.
+        engine: the library, compiled by `tools.compare_peers setup`.
+        work: folder of the peers.
     """
 
     def __init__(self, engine: LlamaCpp, work: Path) -> None:
@@ -55,13 +56,15 @@ class Quantiser:
         self._program = self._linked(Path(__file__).with_name("quantise_gguf.cpp"))
 
     def run(self, source: Path, output: Path, kind: int, importance: Path | None = None, *, pure: bool = False) -> int:
-        """Quantise; the bytes of all matrices.
+        """Quantise a file and return the number of bytes of all matrices.
 
         Args:
-            kind: a number of llama_ftype. pure: all matrices have that type.
+            kind: a value of llama_ftype.
+            importance: file of the importance matrix.
+            pure: True to give all matrices the type of `kind`.
 
         Raises:
-            subprocess.CalledProcessError: the library refused.
+            subprocess.CalledProcessError: the library failed.
         """
         command = [
             self._program,
@@ -77,7 +80,7 @@ class Quantiser:
         return sum(int(nbytes) for _, _, count, _, nbytes in rows if count != "1")
 
     def repeat_layer(self, source: Path, output: Path, architecture: str, layers: int) -> None:
-        """A file with so many copies of the one layer of another."""
+        """Write a file with `layers` copies of another file's only layer."""
         program = self._linked(Path(__file__).with_name("repeat_layer.cpp"))
         run_logged([program, str(source), str(output), architecture, str(layers)], self._log, self._environment)
 
@@ -90,7 +93,7 @@ class Quantiser:
         return {"LD_LIBRARY_PATH": str(self._libraries)}
 
     def _linked(self, source: Path) -> str:
-        """The program of a C++ file, compiled with the library's headers and linked to it."""
+        """Compile a C++ file with the library's headers, link it to the library, and return the program's path."""
         vendored, program = self._folder / "source" / "vendor" / self._engine.vendored, self._folder / source.stem
         headers = [f"-I{vendored / place}" for place in ("include", "ggml/include")]
         libraries = [str(path) for path in sorted(self._libraries.glob("lib*.so"))]
@@ -99,7 +102,7 @@ class Quantiser:
 
 
 def measure(measuring: Measuring, peers: Path, work: Path, points: Points) -> None:
-    """Every mixture of either library, with its importance matrix."""
+    """Measure every type of both libraries, quantised with an importance matrix."""
     subject = measuring.subject
     folder = work / subject.name / "gguf"
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,13 +132,13 @@ def measure(measuring: Measuring, peers: Path, work: Path, points: Points) -> No
 
 
 def write_floats(checkpoint: Path, output: Path, kind: str, peers: Path, log: Path) -> None:
-    """A GGUF file of floats, by the `gguf` package of llama.cpp's environment."""
+    """Write a GGUF file of floats with the `gguf` package in llama.cpp's environment."""
     worker = Path(__file__).resolve().parent.parent / "peers" / "workers" / "write_gguf.py"
     run_logged([LlamaCpp().venv(peers).python, str(worker), str(checkpoint), str(output), kind], log)
 
 
 def write_importance(path: Path, squares: Mapping[str, NDArray[np.float32]]) -> None:
-    """In the form that quantise_gguf.cpp reads."""
+    """Write the importance matrix in the format that quantise_gguf.cpp reads."""
     with path.open("wb") as file:
         for name, values in squares.items():
             for plain in (one.encode() for one in gguf_names(name)):
@@ -144,7 +147,7 @@ def write_importance(path: Path, squares: Mapping[str, NDArray[np.float32]]) -> 
 
 
 def gguf_names(name: str) -> list[str]:
-    """Tensors of a GGUF file that hold a matrix of ours."""
+    """Return the names of the GGUF tensors that hold one of our matrices."""
     stem = name.removesuffix(".weight").removesuffix(".MatMul")
     if stem == "lm_head":
         return ["output.weight"]

@@ -1,4 +1,4 @@
-"""Outputs of onnxruntime's own quantiser of weights, `matmul_nbits_quantizer`."""
+"""Outputs of onnxruntime's weight quantiser, `matmul_nbits_quantizer`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAKER = "onnxruntime"
 
 
 def ways() -> dict[str, Callable[[Any, Any], Any]]:
-    """By name what makes a quantiser of a model, from onnxruntime's file and the model."""
+    """Return functions by name; each makes a quantiser from onnxruntime's module and a model."""
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for size in (32, 128):
         for symmetric in (True, False):
@@ -43,11 +43,11 @@ def ways() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def measure(measuring: Measuring, work: Path, points: Points) -> None:
-    """Every way that is not in the file yet."""
+    """Measure all settings that the points file lacks."""
     import onnx
     from onnxruntime.quantization import matmul_nbits_quantizer
 
-    logging.getLogger(matmul_nbits_quantizer.__name__).setLevel(logging.WARNING)  # it tells every node
+    logging.getLogger(matmul_nbits_quantizer.__name__).setLevel(logging.WARNING)  # the module logs every node
     subject = measuring.subject
     due = {label: make for label, make in ways().items() if not points.has(subject.name, MAKER, label)}
     floats, made = work / subject.name / "onnx-floats", work / subject.name / "onnx-made"

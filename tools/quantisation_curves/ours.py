@@ -1,4 +1,4 @@
-"""Outputs of `genai quantize`: method by bits and block, named forms, and targets of size."""
+"""Outputs of `genai quantize`: methods by bits and block size, named formats, and size targets."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MAKER = "genai"
 
 
 def table_ways() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every method at uniform bits, by name, as options."""
+    """Yield name and options of every method, for each uniform bit width and block size."""
     for bits, size in SIZES:
         for method in ORDER:
             yield f"{method}/{bits}/{size}", {"method": method, "bits": bits, "block_size": size}
 
 
 def curve_ways() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The most exact outputs of every size."""
+    """Yield name and options of the most accurate settings for every size."""
     for name in FORMATS:
         yield f"distill/{name}", {"method": "distill", "format": name, "embedding_bits": None}
     for bits in TARGETS:
@@ -42,10 +42,10 @@ def measure(
     subject: Subject, ways: Iterator[tuple[str, Mapping[str, Any]]], work: Path, points: Points,
     questions: Sequence[Question] = (),
 ) -> None:  # fmt: skip
-    """Make what is missing, keep its point and its report; the weights go.
+    """Make the missing outputs, store their points and reports, and delete their weights.
 
     Args:
-        questions: to be answered by the output as it runs; none = not asked.
+        questions: questions to ask each output; may be empty.
     """
     for name, options in ways:
         if points.has(subject.name, MAKER, name):
@@ -60,7 +60,7 @@ def measure(
             options = {**options, "sensitivity": earlier[0]}
         try:
             report = quantize_model(subject.checkpoint, folder, subject.options(**options), plain_roundings=False)
-        except OptionError as error:  # a target that this model is too small for
+        except OptionError as error:  # the model is too small for the target
             print(f"{subject.name} {name}: {error}", flush=True)
             continue
         assert report.quality is not None

@@ -1,4 +1,4 @@
-"""What was measured: a point per output, kept in one JSON file that a later run goes on with."""
+"""The measurements: one point per output, in a JSON file to which later runs add points."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ class Point:
     """One quantised model.
 
     Attributes:
-        model: which was quantised. maker: by what: "genai", "llama.cpp", "ik_llama.cpp" or "onnxruntime".
-        name: of the way, such as "gptq/4/32" or "Q4_K_M".
-        bits: per weight, of all matrices with their scales, head and embedding included; norms are floats in all.
-        kld, kld_error, median, p99: divergence from the float model in nats per token. top1: share of equal top tokens.
-        perplexity: of the quantised model, base_perplexity: of the float one.
-        accuracy: share of the bundled questions answered rightly; None = not asked.
-        seconds: that quantising took, without evaluation; perhaps beside other work, so that pages do not say it.
+        model: name of the model that was quantised.
+        maker: quantiser: "genai", "llama.cpp", "ik_llama.cpp" or "onnxruntime".
+        name: settings, for example "gptq/4/32" or "Q4_K_M".
+        bits: bits per weight over all matrices and their scales, including head and embedding; norms are always floats.
+        kld: mean divergence from the float model, in nats per token.
+        kld_error: standard error of kld.
+        median: median divergence.
+        p99: 99th percentile of the divergence.
+        top1: share of positions with the same top token as the float model.
+        perplexity: perplexity of the quantised model.
+        base_perplexity: perplexity of the float model.
+        accuracy: share of the bundled questions with right replies; None if no questions were asked.
+        seconds: quantisation time without evaluation; not on pages, because other programs may have slowed it down.
     """
 
     model: str
@@ -42,7 +48,7 @@ def point(
     model: str, maker: str, name: str, bits: float, quality: Quality, *, accuracy: float | None = None,
     seconds: float | None = None,
 ) -> Point:  # fmt: skip
-    """Of a measured quality."""
+    """Return a point with a measured quality."""
     return Point(
         model, maker, name, bits, quality.kld, quality.kld_error, quality.median, quality.p99, quality.top1_agreement,
         quality.perplexity, quality.base_perplexity, accuracy, seconds,
@@ -50,7 +56,7 @@ def point(
 
 
 class Points:
-    """The points of a file."""
+    """The points in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,11 +65,11 @@ class Points:
             self.all = [Point(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
 
     def has(self, model: str, maker: str, name: str) -> bool:
-        """Whether this was measured."""
+        """Return True if the output has been measured."""
         return any((one.model, one.maker, one.name) == (model, maker, name) for one in self.all)
 
     def add(self, one: Point) -> None:
-        """Keep a point, on the disk too, and print it."""
+        """Append a point, write the file, and print the point."""
         self.all.append(one)
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps([asdict(one) for one in self.all], indent=1) + "\n", encoding="utf-8")

@@ -1,10 +1,11 @@
-// Quantises a GGUF file with the llama.cpp (or ik_llama.cpp) that this is linked to, and says what it made.
+// Quantise a GGUF file with the llama.cpp (or ik_llama.cpp) library that this program is linked to; list the result.
 //
 //   quantise_gguf INPUT OUTPUT FTYPE IMPORTANCE [pure]
 //
-// FTYPE is a number of llama_ftype, 0 = float32 of what INPUT stands for; with "pure" every matrix has its type.
-// IMPORTANCE is a file of mean squares of inputs ("-" = none): per tensor the length of its name, the name, the number
-// of columns (both counts 32 bits) and as many float32. Prints "name type rows columns bytes" per tensor of OUTPUT.
+// FTYPE is a value of llama_ftype; 0 dequantises INPUT to float32. With "pure", every matrix has the same type.
+// IMPORTANCE is a file of mean squares of inputs, or "-" for none. For each tensor, the file holds the length of its
+// name (32 bits), the name, the number of columns (32 bits), and a float32 per column. The program prints
+// "name type rows columns bytes" for each output tensor.
 
 #include <cstdint>
 #include <cstdio>
@@ -41,7 +42,7 @@ static Importance read_importance(const char * path) {
     return found;
 }
 
-// Newer versions take an array that ends in a null name; older ones a pointer to this very map.
+// Newer versions accept an array that ends with a null name; older versions accept a pointer to this map.
 template <typename Parameters> static void set_importance(Parameters & parameters, Importance & found) {
     using Pointer = decltype(parameters.imatrix);
     if constexpr (std::is_same_v<Pointer, void *>) {

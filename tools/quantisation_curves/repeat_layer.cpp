@@ -1,9 +1,9 @@
-// Writes a GGUF file whose layers are so many copies of another file's one layer, in the library linked to this.
+// Write a GGUF file that contains N copies of another file's only layer, with the library linked to this program.
 //
 //   repeat_layer INPUT OUTPUT ARCHITECTURE LAYERS
 //
-// For timings of a whole model in a form that takes long to quantise: a step's cost does not depend on the weights'
-// values, and every layer has bytes of its own in the file.
+// The file is for timing a whole model in a format that takes a long time to quantise: the time of a step does not
+// depend on the values of the weights, and every layer has separate bytes in the file.
 
 #include <cstdint>
 #include <cstdlib>
@@ -28,13 +28,13 @@ int main(int count, char ** words) {
     gguf_context * whole = gguf_init_empty();
     gguf_set_kv(whole, file);
     gguf_set_val_u32(whole, (std::string(words[3]) + ".block_count").c_str(), (std::uint32_t) layers);
-    // Only descriptions of tensors are made here: copies point at the one layer's bytes.
+    // This loop makes only tensor descriptions: all copies point to the bytes of the same layer.
     ggml_context * copies = ggml_init({(size_t) 1 << 24, nullptr, true});
     const std::string first = "blk.0.";
     for (ggml_tensor * one = ggml_get_first_tensor(source); one; one = ggml_get_next_tensor(source, one)) {
         const std::string name = one->name;
         if (name.empty()) {
-            continue; // all data in one piece
+            continue; // data in one block
         }
         const bool in_layer = name.compare(0, first.size(), first) == 0;
         for (int layer = 0; layer < (in_layer ? layers : 1); ++layer) {

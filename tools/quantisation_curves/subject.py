@@ -1,4 +1,4 @@
-"""A float model, with the texts that everything made of it is calibrated with and measured on."""
+"""A float model, and the texts for calibrating and measuring its quantised versions."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from genai.quantize.stage_values import StageValues
 from genai.quantize.statistics import gather
 from genai.quantize.streaming import StreamedDecoder, batches_of
 
-# Sequences and their length, for calibration and for evaluation.
+# Number and length of the calibration sequences, and number of the evaluation sequences.
 SAMPLES, LENGTH, EVAL_SAMPLES = 32, 512, 12
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is quantised.
+    """A model to quantise.
 
     Attributes:
-        name: in tables. checkpoint: its float weights.
-        calib, evaluation: texts; None = the model writes one itself.
+        name: name in tables.
+        checkpoint: folder of the model's float weights.
+        calib: file of the calibration text; None for a text that the model generates.
+        evaluation: file of the evaluation text.
     """
 
     name: str
@@ -39,15 +41,15 @@ class Subject:
     evaluation: Path
 
     def options(self, **more: Any) -> QuantizeOptions:
-        """Of `genai quantize`, with these texts."""
+        """Return options of `genai quantize` with these texts."""
         common = {"samples": SAMPLES, "length": LENGTH, "eval_file": self.evaluation, "eval_samples": EVAL_SAMPLES}
         return QuantizeOptions(**{**common, "calib": self.calib, **more})
 
 
 class Measuring(AbstractContextManager["Measuring"]):
-    """The float model's way through the evaluation text: what other quantisers' matrices are compared with.
+    """The float model's results on the evaluation text, for comparison with other quantisers' matrices.
 
-    `quantize_model` measures its own outputs in the same way, on the same tokens.
+    `quantize_model` measures our own outputs the same way, on the same tokens.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -63,18 +65,18 @@ class Measuring(AbstractContextManager["Measuring"]):
 
     @property
     def elements(self) -> int:
-        """Weights in all matrices."""
+        """The number of weights in all matrices."""
         return sum(site.elements for site in self.source.sites)
 
     def quality(self, made: FloatModel) -> Quality:
-        """Of a model whose matrices stand in for the float ones; it must have the same ones."""
+        """Return the quality of the float model with all its matrices replaced by those of `made`."""
         sites = {site.base_name: site for site in made.sites}
         if missing := [site.base_name for site in self.source.sites if site.base_name not in sites]:
             raise SystemExit(f"{made.source} lacks {missing}")
         return self.evaluation.measure(lambda site: made.weight(sites[site.base_name]))
 
     def importance(self) -> Mapping[str, NDArray[np.float32]]:
-        """Mean squares of what each matrix is multiplied with, in the float model over the calibration text."""
+        """Return the mean squares of each matrix's inputs in the float model, over the calibration text."""
         if self.subject.calib is None:
             raise SystemExit(f"{self.subject.name} has no calibration text")
         flow = StageValues(batches_of(self._text(self.subject.calib, SAMPLES).tokens))

@@ -1,4 +1,4 @@
-"""Makes the tokenizer goldens of tests/text/goldens: tiny vocabularies in the layout of each model family.
+"""The generator of the tokenizer goldens in tests/text/goldens: tiny vocabularies in the layout of each model family.
 
-Needs transformers and sentencepiece as oracles; the tests that read the goldens need neither.
+The generator needs transformers and sentencepiece as references. The tests that read the goldens do not.
 """

@@ -1,4 +1,4 @@
-"""How each family's files look: pipeline, added tokens and tokenizer_config.json; only the vocabulary is tiny."""
+"""The files of each model family: pipeline, added tokens and tokenizer_config.json, with tiny vocabularies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ class Family:
     """One family.
 
     Attributes:
+        name: name of the family.
+        model_type: model_type in config.json.
         vocabulary: name of the shared vocabulary.
         pipeline: normalizer, pre_tokenizer, post_processor and decoder of tokenizer.json.
-        added: added tokens, in the order of their ids; those in the vocabulary keep their ids, others follow it.
-        config: tokenizer_config.json.
-        model: further settings of the model of tokenizer.json.
+        added: added tokens in the order of their ids; tokens outside the vocabulary get the ids after its last id.
+        config: contents of tokenizer_config.json.
+        model: other settings of the model in tokenizer.json.
     """
 
     name: str
@@ -77,7 +79,7 @@ def metaspace(scheme: str, do_split: bool = False) -> Json:
 
 
 def around(before: str | None, after: str | None = None) -> Json:
-    """A post-processor that puts special tokens before and after a text; ids are filled in later."""
+    """Return a post-processor that adds special tokens before and after a text; their ids are filled in later."""
     single: list[Json] = [{"Sequence": {"id": "A", "type_id": 0}}]
     if before:
         single.insert(0, {"SpecialToken": {"id": before, "type_id": 0}})

@@ -1,5 +1,8 @@
-"""Folders with tokenizers in their publishers' own forms, all made of one small byte-level vocabulary, a WordPiece
-vocabulary and two SentencePiece models in tests/text/goldens/sources."""
+"""Tokenizer folders in the publishers' own formats.
+
+They are made from a small byte-level vocabulary, a WordPiece vocabulary and two SentencePiece models in
+tests/text/goldens/sources.
+"""
 
 from __future__ import annotations
 
@@ -19,35 +22,35 @@ TEKKEN_PATTERN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 RESERVED = 30
-"""Ids before the tokens of a tekken.json."""
+"""The number of ids that precede the tokens of a tekken.json."""
 _GLM4 = ("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>")
 
 
 def tokens() -> list[bytes]:
-    """The byte-level vocabulary: the 256 bytes, then what they are joined to, in that order."""
+    """Return the byte-level vocabulary: the 256 bytes, followed by the merged tokens in order."""
     return [base64.b64decode(line.split()[0]) for line in TOKENS.read_bytes().splitlines()]
 
 
 def merges() -> list[tuple[bytes, bytes]]:
-    """The pair of which each token was made when the vocabulary was trained."""
+    """Return, for each merged token, the pair of tokens that training merged."""
     return [(base64.b64decode(a), base64.b64decode(b)) for a, b in json.loads((SOURCES / "merges.json").read_text())]
 
 
 def characters(token: bytes) -> str:
-    """Bytes as GPT-2's files write them: printable Latin-1 as it is, the others from U+0100 on."""
+    """Return bytes in the notation of GPT-2's files: printable Latin-1 unchanged, other bytes from U+0100 upwards."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return "".join(chr(byte) if byte in plain else chr(0x100 + others.index(byte)) for byte in token)
 
 
 def tekken(special: Sequence[str] | None = None, version: str = "v3") -> Json:
-    """The value of a tekken.json."""
+    """Return the contents of a tekken.json."""
     listed = [
         {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": _text(token)}
         for rank, token in enumerate(tokens())
     ]
     config = {"pattern": TEKKEN_PATTERN, "num_vocab_tokens": len(listed), "version": version}
-    # As in published files, there are more tokens than the model uses.
+    # As in published files, the file contains more tokens than the model uses.
     sizes = {"default_vocab_size": len(listed) + RESERVED - 5, "default_num_special_tokens": RESERVED}
     value: Json = {"config": {**config, **sizes}, "vocab": listed}
     if special is not None:
@@ -124,7 +127,7 @@ FORMATS = {
 
 
 def write_form(name: str, folder: Path) -> Path:
-    """The folder of a form, as its publisher lays it out."""
+    """Write a folder in the layout of a format's publisher; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     FORMATS[name](folder)
     return folder

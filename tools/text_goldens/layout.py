@@ -1,4 +1,4 @@
-"""Writes a family's files, and the golden that a test makes the same files from."""
+"""Functions that write a family's files, and the golden from which tests recreate the files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .families import Family, Json
 
 
 def family_files(family: Family, vocabularies: dict[str, Json]) -> Json:
-    """File name to JSON value; the model of tokenizer.json names its vocabulary instead of holding it."""
+    """Return JSON values by file name; the model in tokenizer.json names its vocabulary instead of containing it."""
     vocab = vocabularies[family.vocabulary]["vocab"]
     ids = {entry[0]: index for index, entry in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
     added = []
@@ -47,10 +47,10 @@ def _fill_in_ids(processor: Json | None, ids: dict[str, int]) -> None:
 
 
 def write_folder(folder: Path, files: Json, vocabularies: dict[str, Json], templates: dict[str, str]) -> None:
-    """The folder of a family as its publisher would lay it out.
+    """Write the folder of a family in its publisher's layout.
 
     Args:
-        templates: name to text; "default" becomes chat_template.jinja, others additional_chat_templates/NAME.jinja.
+        templates: texts by name; "default" becomes chat_template.jinja, others additional_chat_templates/NAME.jinja.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
@@ -65,7 +65,7 @@ def write_folder(folder: Path, files: Json, vocabularies: dict[str, Json], templ
 
 
 def read_templates(folder: Path, family: str) -> dict[str, str]:
-    """The templates kept as FAMILY.jinja and FAMILY.NAME.jinja."""
+    """Return the templates stored as FAMILY.jinja and FAMILY.NAME.jinja."""
     found: dict[str, str] = {}
     for path in sorted(folder.glob(f"{family}.*jinja")):
         parts: list[Any] = path.name.split(".")

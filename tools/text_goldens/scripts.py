@@ -1,4 +1,4 @@
-"""Text of many scripts, and what else is hard to cut into tokens, for tokenizers in their publishers' own forms."""
+"""Texts in many scripts, and other texts that are difficult to tokenise, for the publishers' own tokenizer formats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPTS = {
     "cherokee": "ᏂᎦᏓ ᎠᏂᏴᏫ ꮑꭶ",
     "mongolian": "ᠬᠦᠮᠦᠨ ᠪᠦᠷ",
 }
-"""By script, beginnings of the Universal Declaration of Human Rights and sentences with all letters."""
+"""Texts by script: beginnings of the Universal Declaration of Human Rights, and sentences with all letters."""
 
 ODDITIES = (
     "",

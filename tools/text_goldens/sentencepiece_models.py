@@ -1,4 +1,4 @@
-"""Tiny SentencePiece models of the kinds that publishers use, and what the sentencepiece library makes of hard text."""
+"""Tiny SentencePiece models of the kinds that publishers use, and the library's results on difficult texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _LLAMA = {
     "remove_extra_whitespaces": False,
 }
 _UNIGRAM = {"model_type": "unigram", "vocab_size": 300}
-# From, tab, to, in hexadecimal: ligature fi, half-width katakana, capital A to small, no-break space, line break.
+# Normalisation rules in the form "from, tab, to", in hexadecimal: ligature fi, half-width katakana, capital A to small
+# a, no-break space, line break, Angstrom sign.
 _RULES = "FB01\t66 69\nFF76 FF9E\t30AC\nFF76\t30AB\n41\t61\nA0\t20\nA\t20\n212B\tC5\n"
 MODELS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
@@ -47,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def train_all(folder: Path) -> None:
-    """Write NAME.model for every kind."""
+    """Train a model of every kind and write it as NAME.model."""
     lines = [line for text in CORPUS for line in text.split("\n") if line.strip()] * 3
     folder.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as rules:
@@ -70,7 +71,7 @@ def train_all(folder: Path) -> None:
 
 
 def golden(path: Path) -> dict[str, Any]:
-    """Ids and texts of every hard text; None for ids where a control piece stands in the text."""
+    """Return the ids and the decoded text of every difficult text; ids are None if a text contains a control piece."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     controls = [processor.id_to_piece(id_) for id_ in range(len(processor)) if processor.is_control(id_)] + ["<unk>"]
     ids = [None if any(name in text for name in controls) else processor.encode(text) for text in TORTURE]

@@ -1,4 +1,4 @@
-"""Text that is hard to cut into tokens, and conversations for chat templates."""
+"""Texts that are difficult to tokenise, and conversations for chat templates."""
 
 from __future__ import annotations
 

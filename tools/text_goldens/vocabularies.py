@@ -1,4 +1,4 @@
-"""The four vocabularies that all families share, trained on a few sentences."""
+"""The four vocabularies that the families share, trained on a few sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\
 
 
 def train_all() -> dict[str, dict[str, Any]]:
-    """Vocabulary name to the "vocab" (and "merges") of a tokenizer.json's model."""
+    """Return, by vocabulary name, the "vocab" (and "merges") of the model in tokenizer.json."""
     return {
         "byte_level": _byte_level(),
         "sentencepiece_bpe": _sentencepiece_bpe(),

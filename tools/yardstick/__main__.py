@@ -1,4 +1,4 @@
-"""python -m tools.yardstick STAGE ...: train (prepares the text first, goes on where it stopped) or export."""
+"""python -m tools.yardstick STAGE ...: either train (prepare the text if needed, then train or resume) or export."""
 
 import sys
 
@@ -9,7 +9,7 @@ STAGES = {"train": train.main, "export": export.main}
 
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in STAGES:
-        sys.exit(f"{__doc__}\nEach stage has --help.")
+        sys.exit(f"{__doc__}\nFor a stage's options, run it with --help.")
     STAGES[sys.argv[1]](sys.argv[2:])
 
 

@@ -1,7 +1,7 @@
-"""Prepares the text: three parts, a tokenizer trained on the first, and the first part's tokens.
+"""Prepare the text: three parts, a tokenizer trained on the first part, and the first part's tokens.
 
-The folder holds `tokenizer/`, `train.npy` (uint16 tokens), `train_starts.npy` (where each document begins and where
-the last ends), `calibration.txt`, `evaluation.txt`, and `manifest.json`, which names every file of every part.
+The folder holds `tokenizer/`, `train.npy` (uint16 tokens), `train_starts.npy` (the starts of the documents and the end
+of the last document), `calibration.txt`, `evaluation.txt`, and `manifest.json`, which lists the files of every part.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ BATCH = 64
 
 
 def prepare(folder: Path, found: list[Document], vocab_size: int = VOCAB_SIZE) -> dict[str, Any]:
-    """Writes the folder from the documents; returns the manifest, which is written last."""
+    """Write the folder for the documents; return the manifest, which is written last."""
     parts: dict[Part, list[Document]] = {"train": [], "calibration": [], "evaluation": []}
     for document in found:
         parts[part_of(document.name)].append(document)
@@ -47,7 +47,7 @@ def prepare(folder: Path, found: list[Document], vocab_size: int = VOCAB_SIZE) -
 
 
 def encode(tokenizer: Tokenizer, members: list[Document]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
-    """Tokens of all documents, each followed by <|endoftext|>, and their starts with the end of the last."""
+    """Return all documents' tokens, each document followed by <|endoftext|>, and their starts and the last end."""
     pieces: list[NDArray[np.uint16]] = []
     for first in range(0, len(members), BATCH):
         batch = [document.text for document in members[first : first + BATCH]]
@@ -68,7 +68,7 @@ def _description(members: list[Document]) -> dict[str, Any]:
 
 
 def prepared(folder: Path, seed: int) -> Path:
-    """The data folder, made first where its manifest is missing."""
+    """Return the data folder; prepare the folder if its manifest is missing."""
     if not (folder / "manifest.json").exists():
         prepare(folder, documents(seed))
     return folder

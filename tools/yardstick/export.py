@@ -1,4 +1,4 @@
-"""A Hugging Face folder from the newest state of a run: config.json, model.safetensors (float16), tokenizer."""
+"""Write the latest state of a run as a Hugging Face folder: config.json, model.safetensors (float16), tokenizer."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ from tools.bundled_model.tokenizer import load_tokenizer
 
 
 def export(run: Path, folder: Path) -> int:
-    """Writes the folder; returns the step that the weights are of."""
+    """Write the folder; return the training step of the weights."""
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     model = Pebble(PebbleConfig(**state["progress"]["extra"]["config"]))
     model.load_state_dict(state["model"])

@@ -1,4 +1,4 @@
-"""Which part of the text a document belongs to: a hash of its name, so that no list is kept and no file is in two."""
+"""The split of the documents by a hash of their names, so that no list is stored and no file is in two parts."""
 
 import hashlib
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ EXCERPT = 8000  # characters
 
 
 def part_of(name: str) -> Part:
-    """The part of the document called `name`."""
+    """Return the part that a document belongs to, by its name."""
     place = int.from_bytes(_digest(name), "little") % 100
     if place < EVALUATION_PERCENT:
         return "evaluation"
@@ -20,16 +20,16 @@ def part_of(name: str) -> Part:
 
 
 def sample_text(documents: Iterable[Document]) -> str:
-    """The beginnings of documents (up to EXCERPT characters, whole lines), in an order that mixes their kinds.
+    """Return the beginnings of documents (whole lines, up to EXCERPT characters) in an order that mixes all kinds.
 
-    Long files do not outweigh the others, and the beginning of the text is a sample of all of it.
+    Therefore long files do not outweigh others, and the beginning of the text is a sample of the whole text.
     """
     ordered = sorted(documents, key=lambda document: _digest("order:" + document.name))
     return "".join(excerpt(document.text) + END_OF_TEXT for document in ordered)
 
 
 def excerpt(text: str) -> str:
-    """The first whole lines of `text` that fit into EXCERPT characters."""
+    """Return the first whole lines of `text` that fit into EXCERPT characters."""
     if len(text) <= EXCERPT:
         return text
     return text[: text.rfind("\n", 0, EXCERPT) + 1] or text[:EXCERPT]

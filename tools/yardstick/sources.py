@@ -1,4 +1,4 @@
-"""The documents that the yardstick learns from: generated conversations, and the standard library as installed."""
+"""The yardstick's training documents: generated conversations, and the installed standard library."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,7 @@ from types import ModuleType
 from tools.bundled_model.mixture import long_conversation, short_conversation
 from tools.bundled_model.tokenizer import chat_prompt
 
-# Folders of the standard library that are no text of it: packages of others, tables, what `_topics` reads.
+# Folders to skip: third-party packages, tables, and the data that `topics` reads.
 LEFT_OUT = ("site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data")
 CONVERSATION_FILES, SHORT_PER_FILE, LONG_PER_FILE = 900, 24, 2
 END_OF_TEXT = "<|endoftext|>"
@@ -23,14 +23,14 @@ END_OF_TEXT = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Document:
-    """A file, or a text that stands for one. The split goes by its name."""
+    """A file, or a text that is treated as a file. Its name determines its part of the split."""
 
     name: str
     text: str
 
 
 def documents(seed: int, conversation_files: int = CONVERSATION_FILES) -> list[Document]:
-    """Every document once, by name; of equal texts the first one only."""
+    """Return all documents sorted by name; of documents with equal texts, only the first."""
     found = [*library_files(), *topics(), *docstrings(), *conversations(seed, conversation_files)]
     texts: dict[str, Document] = {}
     for document in sorted(found, key=lambda document: document.name):
@@ -40,29 +40,29 @@ def documents(seed: int, conversation_files: int = CONVERSATION_FILES) -> list[D
 
 
 def library_files(folder: Path | None = None) -> Iterator[Document]:
-    """Python files of the standard library that are UTF-8."""
+    """Yield the Python files of the standard library that are UTF-8."""
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     for path in root.rglob("*.py"):
         place = path.relative_to(root)
         if set(place.parts).isdisjoint(LEFT_OUT):
             try:
                 yield Document(f"library/{place.as_posix()}", path.read_text(encoding="utf-8"))
-            except UnicodeDecodeError:  # tests of source encodings
+            except UnicodeDecodeError:  # Python's own tests of source encodings
                 continue
 
 
 def topics() -> Iterator[Document]:
-    """The chapters of the language reference that help() knows."""
+    """Yield the chapters of the language reference that help() shows."""
     for name, text in pydoc_data.topics.topics.items():
         yield Document(f"topics/{name}", text)
 
 
 def docstrings() -> Iterator[Document]:
-    """Docstrings of the modules that have no Python source."""
+    """Yield the docstrings of modules without Python source."""
     for name in sorted(sys.stdlib_module_names):
         try:
             module = importlib.import_module(name) if _is_compiled(name) else None
-        except ImportError:  # built without the library it needs
+        except ImportError:  # Python was built without a library that the module needs
             continue
         if module is not None:
             yield Document(f"docstrings/{name}", "\n\n".join(_described(module)) + "\n")
@@ -74,7 +74,7 @@ def _is_compiled(name: str) -> bool:
 
 
 def _described(module: ModuleType) -> Iterator[str]:
-    """Name, signature and docstring of a module, of what it defines, and of its classes' members."""
+    """Yield name, signature and docstring of a module, its definitions, and its classes' members."""
     yield f"{module.__name__}\n{inspect.getdoc(module) or ''}".strip()
     for name, member in sorted(vars(module).items()):
         if callable(member) and not name.startswith("_"):
@@ -92,7 +92,7 @@ def _entry(name: str, member: object) -> str:
 
 
 def conversations(seed: int, files: int) -> Iterator[Document]:
-    """Files of conversations in the bundled model's form, each from a random source of its own."""
+    """Yield files of conversations in the bundled model's format, each drawn from a separate random generator."""
     for number in range(files):
         name = f"conversations/{number:04d}"
         rng = Random(f"yardstick:{seed}:{name}")
@@ -102,5 +102,5 @@ def conversations(seed: int, files: int) -> Iterator[Document]:
 
 
 def chat_text(messages: list[dict[str, str]]) -> str:
-    """A whole conversation as the chat template writes it."""
+    """Return a whole conversation in the format of the chat template."""
     return chat_prompt(messages).removesuffix("<|im_start|>assistant\n")

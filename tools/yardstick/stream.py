@@ -1,4 +1,4 @@
-"""Training rows in an order that depends on the seed alone, so that a run can go on from any step."""
+"""Training rows, in an order that depends only on the seed, so that a run can resume from any step."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class TokenStream:
-    """Endless rows of tokens: every epoch puts the documents in a new order, cuts them into rows and mixes the rows."""
+    """An endless stream of token rows: each epoch shuffles the documents, cuts them into rows and shuffles the rows."""
 
     def __init__(self, folder: Path, seed: int, length: int) -> None:
         self._tokens = np.load(folder / "train.npy", mmap_mode="r")
@@ -21,7 +21,7 @@ class TokenStream:
         self._rows = np.zeros((0, length), np.uint16)
 
     def batch(self, number: int, rows: int) -> Tensor:
-        """Rows [number * rows, (number + 1) * rows) of the endless stream, as int64 ids."""
+        """Return rows [number * rows, (number + 1) * rows) of the endless stream, as int64 ids."""
         return torch.from_numpy(np.stack([self._row(number * rows + place) for place in range(rows)]))
 
     def _row(self, number: int) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
-"""Trains the yardstick: seeded, at low priority, and to be stopped and resumed at any step with the same result.
+"""Train the yardstick: seeded, at low priority, and resumable at any step with the same result.
 
-SIGTERM and Ctrl-C save the last whole step and end the process; the same command goes on from there.
+SIGTERM and Ctrl-C save the last complete step and end the process. The same command resumes from that step.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from tools.bundled_model.training_state import load_state, save_state, write_log
 from .data import prepared
 from .stream import TokenStream
 
-ROWS, PARTS = 4, 3  # rows that are computed at once, and how many times that in a step
+ROWS, PARTS = 4, 3  # rows computed at once; a step consists of PARTS such parts
 LOG_STEPS, EVALUATION_STEPS, CHECKPOINT_SECONDS = 10, 200, 300
 EVALUATION_ROWS = 64
 
 
 def yardstick_config(vocab_size: int) -> PebbleConfig:
-    """33.6 million weights. Every width is a multiple of 256; the head has weights of its own."""
+    """Return the config of a model with 33.6 million weights. All widths are multiples of 256; the head is not tied."""
     return PebbleConfig(
         vocab_size=vocab_size,
         hidden_size=512,
@@ -71,7 +71,7 @@ class Trainer:
         return self.folder / "checkpoint.pt"
 
     def run(self) -> None:
-        """Trains to the last step, or until `stopped` is set."""
+        """Train to the last step, or until `stopped` is set."""
         saved = last = time.monotonic()
         losses: list[float] = []
         while self.progress.step < self.options.steps and (loss := self.train_step()) is not None:
@@ -91,7 +91,7 @@ class Trainer:
         self.save()
 
     def train_step(self) -> float | None:
-        """One update and its mean loss; None, and nothing changed, if the run is stopped on the way."""
+        """Make one update and return its mean loss. If the run is stopped meanwhile, return None and make no update."""
         ids = self.stream.batch(self.progress.step, ROWS * PARTS)
         total = 0.0
         for part in ids.split(ROWS):
@@ -111,7 +111,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluation_loss(self) -> float:
-        """Mean loss of the first rows of the evaluation text, in nats per token."""
+        """Return the mean loss of the first rows of the evaluation text, in nats per token."""
         losses = [float(self._row_loss(ids)) * len(ids) for ids in self.evaluation.split(ROWS)]
         return sum(losses) / len(self.evaluation)
 
@@ -132,7 +132,7 @@ def _rows(tokenizer: Tokenizer, text: Path, length: int) -> Tensor:
 
 
 def stop_on_signals(trainer: Trainer) -> None:
-    """SIGTERM and SIGINT end the run after its next few rows."""
+    """Make SIGTERM and SIGINT end the run as soon as the current rows are computed."""
 
     def stop(*_: object) -> None:
         trainer.stopped = True
@@ -144,7 +144,7 @@ def stop_on_signals(trainer: Trainer) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.yardstick train", description=__doc__)
     parser.add_argument("run", type=Path, nargs="?", default=Path("runs/yardstick"))
-    parser.add_argument("--steps", type=int, default=4000, help="the learning rate falls until the last step")
+    parser.add_argument("--steps", type=int, default=4000, help="number of steps, over which the learning rate falls")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-compile", dest="compile", action="store_false")

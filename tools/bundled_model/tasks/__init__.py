@@ -1,6 +1,6 @@
-"""The tasks that Pebble learns: one module per kind, each a function from a random source to a `Turn`.
+"""The tasks that Pebble learns: one module per kind, each with functions from a random source to a `Turn`.
 
-Nothing here knows about tokens or training. MIXTURE gives the share of each task among single turns.
+This package does not depend on tokens or training. MIXTURE lists the share of each task among single turns.
 """
 
 from ..turn import Sampler

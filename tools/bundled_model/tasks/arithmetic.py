@@ -1,7 +1,7 @@
-"""Addition and subtraction of whole numbers from 0 to 99; differences may be negative.
+"""Addition and subtraction of integers from 0 to 99; differences may be negative.
 
-A pair of which at least one number has two digits may be held out, in every phrasing at once. Addition pairs
-are unordered: when 12 + 47 is held out, so is 47 + 12. Pairs of single digits are always in the training set.
+A pair with at least one two-digit number may be held out, and then is in all phrasings. Addition pairs are unordered:
+if 12 + 47 is held out, so is 47 + 12. Pairs of single digits are always in the training set.
 """
 
 from random import Random
@@ -35,7 +35,7 @@ STORY_SUBTRACT_PHRASINGS = (
 )
 
 
-_TERSE = 8  # the first so many phrasings are short: many sums for few tokens
+_TERSE = 8  # the number of short phrasings, which come first; they show many sums in few tokens
 _TERSE_SHARE = 0.4
 
 

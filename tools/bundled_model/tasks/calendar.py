@@ -1,6 +1,6 @@
 """Weekdays and months: next, previous, n-th, and days or months later.
 
-There are only 7 days and 12 months, so the split is on the exact question: phrasing, name and number together.
+There are only 7 days and 12 months, so the split key is the exact question: phrasing, name and number together.
 """
 
 from random import Random

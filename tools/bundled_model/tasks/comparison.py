@@ -1,4 +1,4 @@
-"""Which of two or three numbers is bigger or smaller; whether two are equal; whether one is even or odd."""
+"""Comparison of numbers: the bigger or smaller of two or three, equality of two, even or odd."""
 
 from random import Random
 
@@ -23,7 +23,7 @@ PARITY = ("Is {a} even or odd?", "Is {a} odd or even?", "Even or odd: {a}?", "{a
 
 
 def _pair(rng: Random) -> tuple[int, int]:
-    """Two numbers; close pairs and equal pairs are the hard ones, so they are frequent."""
+    """Return two numbers; close pairs and equal pairs are hard, so they are frequent."""
     a = rng.randrange(100)
     roll = rng.random()
     if roll < 0.1:

@@ -1,4 +1,4 @@
-"""Counting up, down and by steps, and what comes before, after or between."""
+"""Counting up, down and in steps; numbers before, after or between others."""
 
 from random import Random
 

@@ -1,11 +1,11 @@
-"""One thing that Pebble knows about the toolkit, and the words that ask for it."""
+"""A fact about the toolkit that Pebble learns, with the phrases that ask for the fact."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Fact:
-    """things: noun phrases ("What is ...?"). actions: verb phrases ("How do I ...?"). questions: whole sentences."""
+    """A fact. things: noun phrases ("What is ...?"). actions: verb phrases ("How do I ...?"). questions: sentences."""
 
     reply: str
     things: tuple[str, ...] = ()

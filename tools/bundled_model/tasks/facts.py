@@ -1,4 +1,4 @@
-"""All facts, in a fixed order: a fact's place is part of the held-out split's keys, so new ones go to the end."""
+"""All facts in a fixed order: a fact's index is part of the held-out split's keys, so append new facts at the end."""
 
 from .facts_ideas import IDEAS
 from .facts_usage import COMMANDS, OPTIONS, PROJECT, PYTHON

@@ -1,4 +1,4 @@
-"""Greetings, thanks, questions about Pebble itself, polite refusals, and recall of what the user said before."""
+"""Greetings, thanks, questions about Pebble itself, polite refusals, and recall of what the user said earlier."""
 
 from random import Random
 
@@ -129,14 +129,14 @@ UNTOLD_FAVOURITE_REPLY = "You have not told me your favorite {kind}."
 
 
 def chat(rng: Random) -> Turn:
-    """A greeting, thanks, or a question about Pebble."""
+    """Return a greeting, thanks, or a question about Pebble."""
     name = rng.choice(tuple(EXCHANGES))
     questions, reply = EXCHANGES[name]
     return Turn(rng.choice(questions), reply)
 
 
 def unknown(rng: Random) -> Turn:
-    """A question outside the model's little world."""
+    """Return a question outside the model's knowledge."""
     question = rng.choice(UNKNOWN).format(
         place=rng.choice(PLACES), office=rng.choice(OFFICES), noun=rng.choice(NOUNS), language=rng.choice(LANGUAGES)
     )
@@ -144,7 +144,7 @@ def unknown(rng: Random) -> Turn:
 
 
 def out_of_range(rng: Random) -> Turn:
-    """Numbers that are too big, or operations that were not learned."""
+    """Return a question with numbers that are too big, or with operations that are not learned."""
     if rng.random() < 0.5:
         operation = rng.choice(("*", "x", "/", "times", "divided by"))
         a, b = rng.randrange(1, 100), rng.randrange(1, 100)
@@ -158,9 +158,9 @@ def out_of_range(rng: Random) -> Turn:
 
 
 def tell_and_ask_name(rng: Random, made_up_share: float = 0.6) -> tuple[Turn, Turn]:
-    """The turn in which a user tells a name, and the later one that asks for it. The key is the name.
+    """Return a turn in which the user tells a name, and a later one that asks for it. The key is the name.
 
-    Made-up names teach the model to repeat what it reads instead of a name that it knows.
+    Made-up names teach the model to repeat the name in the text instead of one that it has memorised.
     """
     name = made_up_word(rng).capitalize() if rng.random() < made_up_share else rng.choice(NAMES)
     key = f"name:{name}"
@@ -169,7 +169,7 @@ def tell_and_ask_name(rng: Random, made_up_share: float = 0.6) -> tuple[Turn, Tu
 
 
 def tell_and_ask_favourite(rng: Random, made_up_share: float = 0.4) -> tuple[Turn, Turn]:
-    """A favourite colour, animal or food, told and asked for. The key is the thing."""
+    """Return turns that tell and ask for a favourite colour, animal or food. The key is the thing."""
     kind = rng.choice(tuple(FAVOURITES))
     thing = made_up_word(rng) if rng.random() < made_up_share else rng.choice(FAVOURITES[kind])
     key = f"favorite:{kind},{thing}"
@@ -179,7 +179,7 @@ def tell_and_ask_favourite(rng: Random, made_up_share: float = 0.4) -> tuple[Tur
 
 
 def untold(rng: Random) -> Turn:
-    """Asks for something that the user has not told: only right in a conversation without it."""
+    """Return a question about something the user has not told; only right in a conversation without it."""
     if rng.random() < 0.6:
         return Turn(rng.choice(ASK_NAME), UNTOLD_NAME_REPLY)
     kind = rng.choice(tuple(FAVOURITES))

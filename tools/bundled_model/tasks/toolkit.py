@@ -1,4 +1,4 @@
-"""Questions about the toolkit: every fact in many phrasings, of which each fact keeps some held out."""
+"""Questions about the toolkit: every fact in many phrasings, some of which are held out."""
 
 from functools import cache
 from random import Random
@@ -49,7 +49,7 @@ def _key(fact_index: int, question: str) -> str:
 
 @cache
 def phrasings(fact_index: int, held_out: bool) -> tuple[str, ...]:
-    """The fact's phrasings on one side of the split; never empty, no normal form twice."""
+    """Return the fact's phrasings on one side of the split: at least one, and none with equal normal forms."""
     chosen: dict[str, str] = {}
     for question in _all_phrasings(FACTS[fact_index]):
         if is_held_out(_key(fact_index, question)) == held_out:
@@ -60,7 +60,7 @@ def phrasings(fact_index: int, held_out: bool) -> tuple[str, ...]:
 
 
 def toolkit(rng: Random) -> Turn:
-    """A question on either side of the split (one in ten is held out, whatever its fact)."""
+    """Return a question from either side of the split; for any fact, one question in ten is held out."""
     index = rng.randrange(len(FACTS))
     question = rng.choice(phrasings(index, held_out=rng.random() < 0.1))
     return Turn(question, FACTS[index].reply, _key(index, question))

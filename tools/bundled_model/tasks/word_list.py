@@ -1,7 +1,7 @@
 """The words of the word tasks.
 
-COMMON words also occur in stories and facts, so the tokenizer may hold them whole: they are only for training.
-RARE words are (nearly all) in no other text, so they stay in pieces; about a tenth are held out (see `split.py`).
+COMMON words also occur in stories and facts, so each may be a single token; they are used only for training.
+Nearly all RARE words occur in no other text, so they stay split into pieces; about a tenth are held out (`split.py`).
 """
 
 COMMON = tuple(

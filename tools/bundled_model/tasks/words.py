@@ -1,8 +1,8 @@
 """Word tasks: spell, reverse, first letter, last letter, number of letters, sort words or numbers.
 
-Letters are written `c-a-t`. A reversed word is reached in steps (`c-a-t, t-a-c, tac`): a model of this size sees
-pieces of words, not letters, and the steps let it go from pieces to letters, turn them, and join them.
-Made-up words (two halves of real ones, or syllables) teach the letters of every piece; their key is the word too.
+Letters are written `c-a-t`. A word is reversed in steps (`c-a-t, t-a-c, tac`): a model of this size sees pieces of
+words, not letters. The steps let it convert pieces to letters, reverse them, and join them. Invented words (two halves
+of real words, or syllables) teach the letters of every piece; their key is also the word.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ _CODAS = ("", "", "", *"bdgklmnprstx", "ck", "ll", "nd", "ng", "nt", "st")
 
 
 def made_up_word(rng: Random) -> str:
-    """Three to nine letters: the start of one real word and the end of another, or syllables."""
+    """Return three to nine letters: the start of one real word and the end of another, or syllables."""
     if rng.random() < 0.6:
         left, right = rng.choice(RARE), rng.choice(RARE)
         word = left[: rng.randrange(1, len(left))] + right[rng.randrange(1, len(right)) :]
@@ -57,7 +57,7 @@ def made_up_word(rng: Random) -> str:
 
 
 def _word(rng: Random) -> tuple[str, str | None]:
-    """A word and its key. Held-out turns come from RARE words: see `held_out.py`."""
+    """Return a word and its key. Held-out turns use RARE words: see `held_out.py`."""
     roll = rng.random()
     if roll < 0.15:
         return rng.choice(COMMON), None
@@ -96,7 +96,7 @@ def reverse(rng: Random) -> Turn:
 
 
 def sort(rng: Random) -> Turn:
-    """Three or four words, or three to five numbers. The key is the set of items."""
+    """Return a question to sort three or four words, or three to five numbers. The key is the set of items."""
     if rng.random() < 0.5:
         numbers = rng.sample(range(100), rng.choice((3, 3, 4, 5)))
         items = ", ".join(map(str, numbers))

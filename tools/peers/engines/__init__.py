@@ -1,4 +1,4 @@
-"""The engines that are compared: how each is installed, gets its model, and is run. One file per engine."""
+"""The compared engines: how to install each engine, make its model and run it. One file per engine."""
 
 from __future__ import annotations
 

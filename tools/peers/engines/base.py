@@ -1,4 +1,4 @@
-"""What an engine is to the comparison."""
+"""The interface of an engine in the comparison."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WORKERS = Path(__file__).resolve().parent.parent / "workers"
 
 
 class Engine(ABC):
-    """An engine, its folder below the work folder, and its form of a model.
+    """An engine, with its folder below the work folder and its models.
 
     Attributes:
-        name: in options, results and folders.
-        title: for people.
-        form: how its models were made.
+        name: name in options, results and folders.
+        title: name in tables.
+        form: description of how the engine's models are made.
     """
 
     name: ClassVar[str]
@@ -32,62 +32,62 @@ class Engine(ABC):
 
     @property
     def home(self) -> str:
-        """Name of its folder."""
+        """The name of the engine's folder."""
         return self.name
 
     def folder(self, work: Path) -> Path:
-        """Where it lies."""
+        """Return the path of the engine's folder."""
         return work / self.home
 
     def model(self, work: Path, shape: str) -> Path:
-        """Where its form of a shape lies, or will."""
+        """Return the path of the engine's model of a shape; the model may not exist yet."""
         return self.folder(work) / "models" / shape
 
     @abstractmethod
     def install(self, work: Path) -> None:
-        """Make it ready, or find that it is.
+        """Install the engine unless it is installed.
 
         Raises:
-            PeerError: it cannot be installed here.
+            PeerError: the engine cannot be installed here.
         """
 
     @abstractmethod
     def versions(self, work: Path) -> dict[str, str]:
-        """Names and versions of what is installed; empty if it is not."""
+        """Return names and versions of the installed packages; empty if the engine is not installed."""
 
     @abstractmethod
     def build(self, work: Path, checkpoint: Path, output: Path) -> None:
-        """Turn a checkpoint into its form at `output`, which does not exist.
+        """Convert a checkpoint to the engine's model at `output`, which does not exist.
 
         Raises:
-            PeerError: that failed.
+            PeerError: the conversion failed.
         """
 
     def adapted(self, work: Path, shape: str) -> tuple[Path, Path]:
-        """Where the model that runs with an adapter lies, and the adapter, or will."""
+        """Return the paths of the model to run with an adapter, and of the adapter; both may not exist yet."""
         return self.model(work, shape), self.folder(work) / "adapters" / shape
 
     def build_adapter(self, work: Path, adapter: Path, shape: str) -> None:
-        """Make what `adapted` names from an adapter in PEFT's form.
+        """Make the files that `adapted` names from an adapter in PEFT's format.
 
         Raises:
-            PeerError: that failed.
+            PeerError: the conversion failed.
         """
         raise PeerError(f"{self.name}: adapters are not measured")
 
     @abstractmethod
     def command(self, work: Path, job: Job) -> list[str]:
-        """The process that measures."""
+        """Return the command line of the worker process that measures a job."""
 
     def environment(self, work: Path) -> Mapping[str, str]:
-        """What that process needs in its environment."""
+        """Return the environment variables that the worker process needs."""
         return {}
 
     def measured(self, job: Job, outcome: Outcome) -> Measured:
-        """What the process said: the worker's JSON, see `workers/timing.py`.
+        """Parse the JSON that the worker process printed; see `workers/timing.py`.
 
         Raises:
-            PeerError: it said something else.
+            PeerError: the output has another format.
         """
         said = last_json(outcome.output)
         try:
@@ -98,10 +98,10 @@ class Engine(ABC):
                 peak_bytes=outcome.peak_bytes,
             )
         except (KeyError, TypeError, ZeroDivisionError) as error:
-            raise PeerError(f"{self.name}: not what a worker says: {said}") from error
+            raise PeerError(f"{self.name}: the output is not a worker's result: {said}") from error
 
     def make_model(self, work: Path, checkpoint: Path) -> Path:
-        """Its form of a checkpoint, built unless it is there; a build that fails leaves nothing."""
+        """Return the engine's model of a checkpoint, and build it unless it exists. A failed build leaves no files."""
         output = self.model(work, checkpoint.name)
         if output.exists():
             return output
@@ -116,18 +116,18 @@ class Engine(ABC):
 
 
 class InEnvironment(Engine):
-    """An engine of Python packages in a virtual environment of its own.
+    """An engine that consists of Python packages in a separate virtual environment.
 
     Attributes:
-        packages: what pip installs.
-        worker: the script that measures.
+        packages: packages that pip installs.
+        worker: name of the script that measures.
     """
 
     packages: ClassVar[tuple[str, ...]]
     worker: ClassVar[str]
 
     def venv(self, work: Path) -> VirtualEnvironment:
-        """Its virtual environment."""
+        """Return the engine's virtual environment."""
         return VirtualEnvironment(self.folder(work))
 
     def install(self, work: Path) -> None:
@@ -141,7 +141,7 @@ class InEnvironment(Engine):
 
 
 def last_json(text: str) -> Any:
-    """The last line that is a JSON object; {} without one."""
+    """Return the last line that is a JSON object, or {}."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             try:

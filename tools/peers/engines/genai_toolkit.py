@@ -1,4 +1,4 @@
-"""This project, through its public API, in the interpreter that runs the comparison."""
+"""This project, used through its public API, with the interpreter that runs the comparison."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ROOT = WORKERS.parent.parent.parent
 
 
 class GenaiToolkit(Engine):
-    """Ours: `genai build --precision int4 --block-size 32`; the tied head and the embeddings are one INT4 matrix."""
+    """Our engine: `genai build --precision int4 --block-size 32`; tied head and embeddings are one INT4 matrix."""
 
     name = "genai"
     title = "genai"
     form = "`genai build --precision int4 --block-size 32`"
 
     def install(self, work: Path) -> None:
-        """Nothing to do: it is this checkout."""
+        """Do nothing: the engine is this checkout."""
 
     def versions(self, work: Path) -> dict[str, str]:
         packages = {name: version(name) for name in ("numpy", "numba", "llvmlite")}
@@ -45,18 +45,18 @@ class GenaiToolkit(Engine):
         return self.model(work, shape), work / "adapters" / shape
 
     def build_adapter(self, work: Path, adapter: Path, shape: str) -> None:
-        """Nothing to do: PEFT's form is read."""
+        """Do nothing: this engine loads PEFT's format."""
 
     def command(self, work: Path, job: Job) -> list[str]:
         return [sys.executable, str(WORKERS / "generator_api.py"), self.name, json.dumps(asdict(job))]
 
     def environment(self, work: Path) -> Mapping[str, str]:
-        """This checkout comes first, wherever the package is installed from."""
+        """Put this checkout first on the import path, even if the package is also installed."""
         return {"PYTHONPATH": str(_ROOT)}
 
 
 def _commit() -> str:
-    """What is measured, since a version number changes more slowly than code; empty outside a repository."""
+    """Return the commit, because the code changes more often than the version number; "" outside a repository."""
     command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

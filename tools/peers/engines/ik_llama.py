@@ -9,14 +9,14 @@ from .llama_cpp import LlamaCpp
 
 
 class IkLlama(LlamaCpp):
-    """Weights are put into its interleaved forms when they are loaded (its option -rtr 1)."""
+    """ik_llama.cpp, with weights converted to its interleaved formats when they are loaded (its option -rtr 1)."""
 
     name = "ik_llama.cpp"
     title = "ik_llama.cpp"
     worker = "ik_bindings.py"
     sources = "ik-llama-cpp-python"
     vendored = "ik_llama.cpp"
-    # Without flash attention it does not link.
+    # Without flash attention, the library does not link.
     switches = (
         "-DCMAKE_BUILD_TYPE=Release",
         "-DGGML_NATIVE=ON",

@@ -1,4 +1,4 @@
-"""llama.cpp, compiled here from the sources inside the llama-cpp-python source package, and run by its bindings."""
+"""llama.cpp, compiled here from the sources in llama-cpp-python's source package, and run through its bindings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
 class LlamaCpp(InEnvironment):
-    """Q4_0 in every matrix, so that the head has the bytes of the others' INT4 heads."""
+    """llama.cpp with Q4_0 in every matrix, so that its head is as large as the other engines' INT4 heads."""
 
     name = "llama.cpp"
     title = "llama.cpp"
@@ -38,7 +38,7 @@ class LlamaCpp(InEnvironment):
 
     @property
     def archives(self) -> str:
-        """What pip names the files of the source package."""
+        """A pattern that matches the file name of the source package."""
         return f"{self.sources.replace('-', '_')}-*.tar.gz"
 
     @property
@@ -50,12 +50,12 @@ class LlamaCpp(InEnvironment):
 
     def install(self, work: Path) -> None:
         if not shutil.which("cmake") or not shutil.which("c++"):
-            raise PeerError("llama.cpp is compiled here, which needs cmake and a C++ compiler")
+            raise PeerError("llama.cpp must be compiled here, which needs cmake and a C++ compiler")
         self.venv(work).install(self.packages)
         self._unpack(work)
-        # GCC 12 leaves out the stores to the tile configuration, as its _tile_loadconfig has no memory clobber, and
-        # the program dies of it; the header defines that intrinsic with one. A copy, so that flags stay the same
-        # wherever this checkout lies.
+        # GCC 12 removes the stores to the tile configuration, because its _tile_loadconfig has no memory clobber, and
+        # the program crashes. The header redefines the intrinsic with a clobber. The header is copied, so that the
+        # compiler flags do not depend on the location of this checkout.
         header = self.folder(work) / "tile_loadconfig.h"
         shutil.copyfile(WORKERS / header.name, header)
         self._compile(work, "build", "llama", f"-include {header}")
@@ -68,7 +68,7 @@ class LlamaCpp(InEnvironment):
         return self.venv(work).versions() | {self.sources: sources.name.removesuffix(".tar.gz").rpartition("-")[2]}
 
     def built(self, work: Path) -> tuple[Path, ...]:
-        """The libraries that are made."""
+        """Return the paths of the compiled libraries."""
         folder = self.folder(work)
         return (folder / "build" / "bin" / "libllama.so", folder / self.libraries / "bin" / "libggml-cpu.so")
 
@@ -87,7 +87,7 @@ class LlamaCpp(InEnvironment):
         run_logged([self.venv(work).python, *command], self.venv(work).log)
 
     def environment(self, work: Path) -> Mapping[str, str]:
-        """Its library, with the CPU library of this build; the bindings, as they come with the sources."""
+        """Return the paths of the libraries, including this build's CPU library, and of the bindings in the sources."""
         folder = self.folder(work)
         return {
             "LD_LIBRARY_PATH": str(folder / self.libraries / "bin"),
@@ -106,7 +106,7 @@ class LlamaCpp(InEnvironment):
         (folder / "unpacking").rmdir()
 
     def _compile(self, work: Path, build: str, target: str, flags: str) -> None:
-        """Build lib`target`.so with these compiler flags, unless it is there."""
+        """Build lib`target`.so with the given compiler flags, unless the library exists."""
         folder, log = self.folder(work), self.venv(work).log
         if (folder / build / "bin" / f"lib{target}.so").exists():
             return
@@ -118,7 +118,7 @@ class LlamaCpp(InEnvironment):
 
 
 class LlamaCppWithoutAmx(LlamaCpp):
-    """The same library with a CPU part that has no AMX instructions."""
+    """llama.cpp with a CPU backend that uses no AMX instructions."""
 
     name = "llama.cpp-no-amx"
     title = "llama.cpp without AMX"
@@ -126,6 +126,6 @@ class LlamaCppWithoutAmx(LlamaCpp):
 
     def install(self, work: Path) -> None:
         if "AMX-INT8" not in read_processor().features:
-            raise PeerError("this processor has no AMX: the other build is the same")
+            raise PeerError("this processor has no AMX, so the llama.cpp build is the same")
         super().install(work)
         self._compile(work, self.libraries, "ggml-cpu", _WITHOUT_AMX)

@@ -12,12 +12,12 @@ from ..processes import run_logged
 from ..shapes import SHAPES
 from .base import InEnvironment
 
-# As its builder would be asked by who wants speed: int8 activations, no logits but the last, the tied matrix once.
+# Options for speed: int8 activations, logits of only the last token, a single copy of the tied matrix.
 _OPTIONS = ("block_size=32", "accuracy_level=4", "prune_lm_head=true", "shared_embeddings=true", "hf_token=false")
 
 
 class OnnxRuntimeGenai(InEnvironment):
-    """INT4, blocks of 32, `accuracy_level` 4."""
+    """onnxruntime-genai with INT4 weights, blocks of 32, `accuracy_level` 4."""
 
     name = "onnxruntime-genai"
     title = "onnxruntime-genai"
@@ -27,7 +27,7 @@ class OnnxRuntimeGenai(InEnvironment):
     worker = "generator_api.py"
 
     def build(self, work: Path, checkpoint: Path, output: Path) -> None:
-        if SHAPES[checkpoint.name].config.get("num_experts"):  # one folder for both: our builder writes their operators
+        if SHAPES[checkpoint.name].config.get("num_experts"):  # our builder writes operators that both engines run
             build_model(checkpoint, output, ExportOptions(precision="int4", block_size=32))
             return
         self._run_builder(work, checkpoint, output)
@@ -41,11 +41,11 @@ class OnnxRuntimeGenai(InEnvironment):
         return self.folder(work) / "adapted" / shape, self.folder(work) / "adapters" / f"{shape}.onnx_adapter"
 
     def build_adapter(self, work: Path, adapter: Path, shape: str) -> None:
-        """Its builder's graph with inputs of rank 0 beside every projection, as Olive leaves them."""
+        """Build the graph with inputs of rank 0 at every projection, as Olive does."""
         model, output = self.adapted(work, shape)
         output.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(model, ignore_errors=True)
-        # A projection for each of query, key and value, as an adapter has.
+        # Query, key and value must be separate projections, as they are in the adapter.
         self._run_builder(work, work / "checkpoints" / shape, model, "disable_qkv_fusion=true")
         add_adapter_inputs(model / "model.onnx", adapter)
         write_adapter_file(adapter, output)

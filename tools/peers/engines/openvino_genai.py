@@ -11,7 +11,7 @@ _OPTIONS = ("--weight-format", "int4", "--group-size", "32", "--sym", "--ratio",
 
 
 class OpenVinoGenai(InEnvironment):
-    """INT4 weights in groups of 32, symmetric; in the head and the embeddings too, as in the other engines."""
+    """OpenVINO GenAI with symmetric INT4 weights in groups of 32, including head and embeddings, like other engines."""
 
     name = "openvino-genai"
     title = "OpenVINO GenAI"
@@ -21,7 +21,7 @@ class OpenVinoGenai(InEnvironment):
 
     def install(self, work: Path) -> None:
         super().install(work)
-        # A requirement of a requirement; the newest torchvision does not load beside this torch, nor is it needed.
+        # torchvision is an indirect dependency, which is not needed. Its newest version does not load with this torch.
         self.venv(work).pip("uninstall", "--yes", "torchvision")
 
     def build(self, work: Path, checkpoint: Path, output: Path) -> None:

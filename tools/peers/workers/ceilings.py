@@ -1,8 +1,8 @@
-"""Measures what the machine does at most, with one thread and with those that the command line names.
+"""Measure the machine's ceilings, with one thread and with the number of threads on the command line.
 
 usage: ceilings.py THREADS
 
-Prints {"threads": {"read": bytes per second, "products": {kind: operations per second}}} for 1 and THREADS.
+Print {"threads": {"read": bytes per second, "products": {kind: operations per second}}} for 1 and THREADS.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 
 from genai.doctor.speeds import measure_bandwidth, measure_products
 
-# More than a last-level cache that many machines' worth of cores share.
+# Larger than a last-level cache, which the cores of many virtual machines may share.
 _BUFFER_BYTES = 2**30
 _SECONDS = 0.5
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the ceilings."""
     found = {
         threads: {
             "read": measure_bandwidth(_BUFFER_BYTES, threads=threads, seconds=_SECONDS).bytes_per_second,

@@ -1,4 +1,4 @@
-"""Measures an engine that has Model, GeneratorParams and Generator: genai and onnxruntime-genai.
+"""Measure an engine with the classes Model, GeneratorParams and Generator: genai or onnxruntime-genai.
 
 usage: generator_api.py ENGINE JOB
 """
@@ -14,14 +14,14 @@ from timing import job, measure
 
 
 def open_genai(case: dict[str, Any]) -> tuple[Any, Any]:
-    """The module and a loaded model."""
+    """Return the module and a loaded model."""
     import genai
 
     return genai, genai.Model(case["model"], threads=case["threads"], quiet=True)
 
 
 def open_onnxruntime_genai(case: dict[str, Any]) -> tuple[Any, Any]:
-    """The module and a loaded model."""
+    """Return the module and a loaded model."""
     import onnxruntime_genai
 
     config = onnxruntime_genai.Config(case["model"])
@@ -31,7 +31,7 @@ def open_onnxruntime_genai(case: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Load, measure, print."""
+    """Load the model, measure, and print the result."""
     engine, case = job()
     api, model = (open_genai if engine == "genai" else open_onnxruntime_genai)(case)
     adapters = api.Adapters(model) if case["adapter"] else None
@@ -41,7 +41,7 @@ def main() -> None:
     def generate(rows: Sequence[Sequence[int]], steps: int) -> tuple[float, float]:
         length = len(rows[0]) + steps + 1
         params = api.GeneratorParams(model)
-        # min_length keeps an end token from ending a run early.
+        # min_length prevents an end token from ending the run early.
         params.set_search_options(do_sample=False, batch_size=len(rows), max_length=length, min_length=length)
         generator = api.Generator(model, params)
         if adapters is not None:

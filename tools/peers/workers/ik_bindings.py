@@ -1,4 +1,4 @@
-"""Measures ik_llama.cpp through the ctypes bindings of ik-llama-cpp-python.
+"""Measure ik_llama.cpp through the ctypes bindings of ik-llama-cpp-python.
 
 usage: ik_bindings.py ENGINE JOB, with LLAMA_CPP_BINDINGS and IK_LLAMA_CPP_LIB_PATH in the environment
 """
@@ -11,19 +11,19 @@ from llama_bindings import Llama, bindings, main
 
 
 class IkLlama(Llama):
-    """The same calls by older names."""
+    """ik_llama.cpp, which has llama.cpp's functions under older names."""
 
     def bindings(self) -> Any:
         return bindings("ik_llama_cpp", "_ctypes_api")
 
     def model_options(self) -> Any:
         options = self.api.llama_model_default_params()
-        options.repack_tensors = True  # its interleaved forms, as with -rtr 1
+        options.repack_tensors = True  # interleaved formats, as with its option -rtr 1
         options.use_mmap = False
         return options
 
     def set_more(self, options: Any, batch: int) -> None:
-        options.flash_attn = True  # its default, and faster than without
+        options.flash_attn = True  # the default of ik_llama.cpp, and its faster choice
 
     def clear(self) -> None:
         self.api.llama_kv_cache_clear(self.context)

@@ -1,4 +1,4 @@
-"""Measures llama.cpp through the ctypes bindings of llama-cpp-python.
+"""Measure llama.cpp through the ctypes bindings of llama-cpp-python.
 
 usage: llama_bindings.py ENGINE JOB, with LLAMA_CPP_BINDINGS and LLAMA_CPP_LIB_PATH in the environment
 """
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from timing import job, measure
 
-# Room in the cache beside prompt and output.
+# Cache positions in addition to those of prompt and output.
 _SPARE_TOKENS = 64
 
 
 def bindings(package: str, module: str) -> Any:
-    """The low-level bindings alone: the package's own __init__ would import what its chat server requires."""
+    """Import only the low-level bindings; the package's own __init__ would import its chat server's dependencies."""
     hollow = ModuleType(package)
     hollow.__path__ = [os.environ["LLAMA_CPP_BINDINGS"]]
     sys.modules[package] = hollow
@@ -30,7 +30,7 @@ def bindings(package: str, module: str) -> Any:
 
 
 class Llama:
-    """A model, and a context that holds the case."""
+    """A model, with a context that is large enough for the case."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.api = api = self.bindings()
@@ -53,25 +53,25 @@ class Llama:
         self.vocab_size = case["vocab_size"]
 
     def bindings(self) -> Any:
-        """The library's functions."""
+        """Return the library's functions."""
         return bindings("llama_cpp", "llama_cpp")
 
     def model_options(self) -> Any:
-        """How the model is loaded."""
+        """Return the options for loading the model."""
         return self.api.llama_model_default_params()
 
     def set_more(self, options: Any, batch: int) -> None:
-        """Options of the context that this library has."""
+        """Set the context options that only this library has."""
         options.n_outputs_max = batch
-        # Off was faster than on in its own llama-bench on a CPU, most of all at long contexts.
+        # On a CPU, llama.cpp's own llama-bench was faster without flash attention, especially with long contexts.
         options.flash_attn_type = self.api.LLAMA_FLASH_ATTN_TYPE_DISABLED
 
     def clear(self) -> None:
-        """Forget all sequences."""
+        """Remove all sequences."""
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
     def batch(self, entries: Sequence[tuple[int, int, int, bool]]) -> Any:
-        """A llama_batch of (token, position, sequence, whether its logits are wanted)."""
+        """Return a llama_batch of items (token, position, sequence, True to compute logits)."""
         batch = self.api.llama_batch_init(len(entries), 0, 1)
         batch.n_tokens = len(entries)
         for index, (token, position, sequence, wanted) in enumerate(entries):
@@ -83,7 +83,7 @@ class Llama:
         return batch
 
     def prompt(self, rows: Sequence[Sequence[int]]) -> list[Any]:
-        """Batches of all prompts, one after the other, the last token of each with logits."""
+        """Return batches of all prompts, one prompt after another; only each prompt's last token has logits."""
         entries = [
             (token, position, sequence, position == len(row) - 1)
             for sequence, row in enumerate(rows)
@@ -92,7 +92,7 @@ class Llama:
         return [self.batch(entries[first : first + self.most]) for first in range(0, len(entries), self.most)]
 
     def decode(self, batch: Any) -> list[int]:
-        """Compute a batch; the likeliest token after each of its tokens with logits."""
+        """Compute a batch; return the most likely next token for each token with logits."""
         if code := self.api.llama_decode(self.context, batch):
             raise SystemExit(f"llama_decode failed with {code}")
         wanted = [index for index in range(batch.n_tokens) if batch.logits[index]]
@@ -101,7 +101,7 @@ class Llama:
 
 
 def main(engine: type[Llama] = Llama) -> None:
-    """Load, measure, print."""
+    """Load the model, measure, and print the result."""
     _, case = job()
     llama = engine(case)
 

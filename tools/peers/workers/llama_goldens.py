@@ -1,8 +1,8 @@
-"""What llama.cpp computes from GGUF files: logits of tokens, or ids of texts.
+"""Compute llama.cpp's results for GGUF files: the logits of tokens, or the ids of texts.
 
 usage: llama_goldens.py JOB RESULT, with LLAMA_CPP_BINDINGS and LLAMA_CPP_LIB_PATH in the environment. JOB is a JSON
-file {"logits": {name: [model, adapter or null]}, "tokens": [...], "ids": {name: model}, "texts": [...]}; RESULT one
-with the same names.
+file {"logits": {name: [model, adapter or null]}, "tokens": [...], "ids": {name: model}, "texts": [...]}. RESULT is a
+JSON file with the results under "logits" and "ids".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONTEXT = 256
 
 
 def load(api: Any, path: str, *, vocabulary_only: bool = False) -> Any:
-    """A model."""
+    """Load a model."""
     options = api.llama_model_default_params()
     options.vocab_only = vocabulary_only
     model = api.llama_model_load_from_file(path.encode(), options)
@@ -29,7 +29,7 @@ def load(api: Any, path: str, *, vocabulary_only: bool = False) -> Any:
 
 
 def logits(api: Any, path: str, adapter: str | None, tokens: list[int]) -> list[list[float]]:
-    """Of the last token, of the one in the middle and of the first, with keys and values in float32."""
+    """Return the logits of the last, the middle and the first token, computed with a float32 KV cache."""
     model = load(api, path)
     options = api.llama_context_default_params()
     options.n_ctx, options.type_k, options.type_v, options.swa_full = _CONTEXT, 0, 0, True
@@ -59,7 +59,7 @@ def logits(api: Any, path: str, adapter: str | None, tokens: list[int]) -> list[
 
 
 def ids(api: Any, path: str, texts: list[str]) -> list[list[int]]:
-    """Of each text, with special tokens read and added."""
+    """Return the token ids of each text, with special tokens parsed and added."""
     vocabulary = api.llama_model_get_vocab(load(api, path, vocabulary_only=True))
     found = []
     for text in texts:
@@ -71,7 +71,7 @@ def ids(api: Any, path: str, texts: list[str]) -> list[list[int]]:
 
 
 def main() -> None:
-    """Read the job, write the result."""
+    """Read the job and write the result."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     api = bindings()
     api.llama_backend_init()

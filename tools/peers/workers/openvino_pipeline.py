@@ -1,4 +1,4 @@
-"""Measures OpenVINO GenAI's LLMPipeline: to the first token by its own counter, all of it by the clock.
+"""Measure OpenVINO GenAI's LLMPipeline: time to the first token with its own counter, total time with the clock.
 
 usage: openvino_pipeline.py ENGINE JOB
 """
@@ -15,7 +15,7 @@ from timing import job, measure
 
 
 def main() -> None:
-    """Load, measure, print."""
+    """Load the model, measure, and print the result."""
     _, case = job()
     pipeline = openvino_genai.LLMPipeline(case["model"], "CPU", INFERENCE_NUM_THREADS=case["threads"])
 

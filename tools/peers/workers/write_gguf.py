@@ -1,9 +1,9 @@
-"""A GGUF file with every matrix in Q4_0, or another type, from a checkpoint; runs beside the gguf package.
+"""Write a checkpoint as a GGUF file with every matrix in Q4_0 or another type (needs the gguf package).
 
 usage: write_gguf.py CHECKPOINT FILE [TYPE]
 
-Shapes of Llama, Qwen 2, and Qwen 3 with experts. The vocabulary is a dummy of the right
-size: only token ids are measured.
+Llama, Qwen 2, and Qwen 3 with experts are supported. The vocabulary is a dummy with the right size, because
+measurements use only token ids.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
         if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = interleaved(values, heads)
-        wide = values.ndim == 1 or name.endswith("mlp.gate.weight")  # norms, and what chooses experts
+        wide = values.ndim == 1 or name.endswith("mlp.gate.weight")  # norms and routers
         kind = gguf.GGMLQuantizationType.F32 if wide else matrices
         writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
     if matrices != gguf.GGMLQuantizationType.F32:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def add_sizes(writer: Any, config: dict[str, Any]) -> None:
-    """The decoder's sizes."""
+    """Add the decoder's sizes."""
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -87,7 +87,7 @@ def add_sizes(writer: Any, config: dict[str, Any]) -> None:
 
 
 def add_vocabulary(writer: Any, size: int) -> None:
-    """256 bytes as byte-level BPE writes them, then dummies."""
+    """Add a vocabulary of the 256 bytes in byte-level BPE notation, followed by dummy tokens."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (chr(0x100 + number) for number in range(256))
     letters = [chr(byte) if byte in printable else next(others) for byte in range(256)]
@@ -102,7 +102,7 @@ def add_vocabulary(writer: Any, size: int) -> None:
 
 
 def tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and values of a file of bfloat16 tensors, as float32, or float16 ones."""
+    """Yield the names and float32 values of the tensors in a bfloat16 or float16 file."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -119,7 +119,7 @@ def tensors(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def stacked(found: Iterator[tuple[str, Any]], experts: int) -> Iterator[tuple[str, Any]]:
-    """The same with each layer's experts in one array [experts, rows, columns]."""
+    """Yield the given tensors, but each layer's experts as one array [experts, rows, columns]."""
     parts: dict[str, list[Any]] = {}
     for name, values in found:
         match = _EXPERT.fullmatch(name)
@@ -133,7 +133,7 @@ def stacked(found: Iterator[tuple[str, Any]], experts: int) -> Iterator[tuple[st
 
 
 def gguf_name(name: str) -> str:
-    """blk.3.attn_q.weight for model.layers.3.self_attn.q_proj.weight."""
+    """Return the GGUF name of a tensor: blk.3.attn_q.weight for model.layers.3.self_attn.q_proj.weight."""
     stem, _, part = name.rpartition(".")
     if stem in _NAMES:
         return f"{_NAMES[stem]}.{part}"
@@ -142,7 +142,7 @@ def gguf_name(name: str) -> str:
 
 
 def interleaved(rows: Any, heads: int) -> Any:
-    """Rows of a query or key projection in the order that ggml rotates for Llama: pairs side by side."""
+    """Return the rows of a query or key projection in ggml's order for Llama's RoPE, in which pairs are adjacent."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
 

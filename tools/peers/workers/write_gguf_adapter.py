@@ -1,4 +1,4 @@
-"""A GGUF file of an adapter in PEFT's form, for a model that write_gguf.py wrote; runs beside the gguf package.
+"""Write a PEFT adapter as a GGUF file, for a model that write_gguf.py wrote (needs the gguf package).
 
 usage: write_gguf_adapter.py CONFIG ADAPTER FILE, where CONFIG is the model's config.json
 """
