@@ -1,1 +1,1 @@
-"""A package, so that no other that is named `tests` hides `tests.drawing`."""
+"""A package, so that another package with the name `tests` cannot hide `tests.drawing`."""

@@ -1,4 +1,4 @@
-"""Fixtures that several packages of tests share: the bundled model, and teacher forcing against onnxruntime-genai."""
+"""Fixtures that several test packages share: the bundled model, and teacher forcing against onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hypothesis import settings
 
 pytest_plugins = ["tests.drawing", "tests.on_gpu"]
 
-# The same examples in every run: what a change breaks shows in the change's own run.
+# Hypothesis runs the same examples in every run, so that a failure appears in the run of the change that caused it.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
-# Started in the background of a shell, this process ignores Ctrl-C, and so would every process that it starts.
+# In the background of a shell, this process would ignore Ctrl-C, and so would every process that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -32,17 +32,22 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 @pytest.fixture(scope="module", autouse=True)
 def what_stays_is_passed_over() -> None:
-    """What is there before a module's tests (imports, collected tests, kernels, what the session shares) stays:
-    no garbage collection looks through it again. Some tests collect hundreds of times."""
+    """Exclude objects that exist before a module's tests from garbage collection: imports, tests, kernels, fixtures.
+
+    Some tests collect garbage hundreds of times.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels_are_compiled_here() -> Iterator[Callable[[], bool]]:
-    """Where tests run side by side, none starts processes that compile: cores are busy, and what one of those has read
-    of the kernels' common functions would be lost with it. Tests of such processes ask for them; those of the command
-    line have them. Gives what was replaced: whether this process can be forked."""
+    """Without parallel tests, allow processes that compile kernels; in parallel runs, compile in this process.
+
+    In parallel runs, all cores are busy, and such a process would repeat the work of reading the kernels' common
+    functions. Tests of these processes request the yielded function, which is the replaced `can_fork`. Processes that
+    run the command line still use them.
+    """
     from genai.kernels.cpu.jit import workers
 
     can_fork = workers.can_fork
@@ -54,8 +59,10 @@ def kernels_are_compiled_here() -> Iterator[Callable[[], bool]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels_of_a_made_up_gpu_go_with_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What tests have compiled for a GPU that is none never comes into the user's cache, where a GPU would find it.
-    Processes of a run share the folder; a test that names a cache of its own has that one. Gives the folder."""
+    """Keep kernels that tests compile for simulated GPUs out of the user's cache, where a real GPU would find them.
+
+    All processes of a test run share one folder, which is yielded. A test that sets a cache folder uses that folder.
+    """
     from genai.kernels.cuda import compiler
 
     base = tmp_path_factory.getbasetemp()
@@ -72,7 +79,7 @@ def kernels_of_a_made_up_gpu_go_with_the_run(tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """logged(): the messages that the library has logged since the last call. That tasks begin ends in "..."."""
+    """Return a function that returns the messages logged since its last call. Messages of new tasks end in "..."."""
     caplog.set_level(logging.INFO, "genai")
 
     def messages() -> list[str]:
@@ -85,15 +92,17 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.fixture
 def interrupted() -> Callable[[Callable[[], object], int], bool]:
-    """interrupted(call, place): whether Ctrl-C at the given place came before the end of the call."""
+    """Return a function interrupted(call, place): True if Ctrl-C at the given place interrupts the call."""
     return _interrupted
 
 
 def _interrupted(call: Callable[[], object], place: int) -> bool:
-    """Places are where CPython looks for signals: behind calls. Those of a garbage collection in between do not count:
-    what its callbacks raise is dropped."""
+    """Count the places where CPython checks for signals: after calls.
+
+    Garbage collection is disabled, because exceptions that its callbacks raise are dropped.
+    """
     count = 0
-    before: dict[int, int] = {}  # by frame, of which none is kept alive
+    before: dict[int, int] = {}  # by id of the frame, so that no frame is kept alive
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal count
@@ -110,7 +119,7 @@ def _interrupted(call: Callable[[], object], place: int) -> bool:
         return trace
 
     outer = sys.gettrace()
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier test may have left another
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier test may have set another one
     gc.disable()
     sys.settrace(trace)
     try:
@@ -125,7 +134,7 @@ def _interrupted(call: Callable[[], object], place: int) -> bool:
 
 
 def _is_place(code: Any, call: int, following: int) -> bool:
-    """Whether an exception before the next instruction is caught where one out of the call would be."""
+    """Return True if an exception before the next instruction has the same handler as an exception in the call."""
     return dis.opname[code.co_code[call]].startswith("CALL") and _handler(code, call) == _handler(code, following)
 
 
@@ -153,7 +162,7 @@ def bundled(bundled_folder: Path) -> Iterator[object]:
 
 @dataclass(frozen=True)
 class TeacherForcing:
-    """Logits after each step when the same tokens are fed: a prompt, then one token at a time.
+    """The logits after each step when both libraries are fed the same tokens: a prompt, then one token at a time.
 
     `ours` and `theirs` return float32 [1 + len(forced), vocab_size].
     """
@@ -186,7 +195,7 @@ def _their_logits(folder: Path, prompt: Sequence[int], forced: Sequence[int]) ->
 
 
 def _forced(og: object, model: object, prompt: Sequence[int], forced: Sequence[int]) -> np.ndarray:
-    """The same calls for both libraries: that is the point of sharing an API."""
+    """Make the same calls for either library, which have the same API."""
     params = og.GeneratorParams(model)  # type: ignore[attr-defined]
     params.set_search_options(max_length=len(prompt) + len(forced) + 1)
     generator = og.Generator(model, params)  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
-"""Sweeps over many similar cases: a run computes a part of them, drawn by the commit, so that in time all are computed.
+"""Random selection of cases: each run computes some cases of a sweep, drawn by the commit; over time, all are computed.
 
-A pytest plugin. `@pytest.mark.drawn(n)` on a test or on some of its cases: one in n of those is run, and at least one;
-cases without the mark, a sweep's core, always are. The fixture `draw` is for tests that go through cases themselves.
+This is a pytest plugin. `@pytest.mark.drawn(n)` marks a test or some of its cases; one in n of them runs, at least one.
+Cases without the mark, a sweep's core, always run. The fixture `draw` is for tests that loop over cases themselves.
 
-Of tests of which a case takes long (tests/costly.txt) a run of all tests takes one test or case in three, each time
-about as much; one that names files or tests takes all of them. `python -m tests.drawing LOG...` brings that file up to
-date from what `pytest --durations=0` printed.
+A run of all tests runs one in three of the tests and cases that take a long time (tests/costly.txt), so that each run
+takes about the same time. A run that names files or tests runs all of them. `python -m tests.drawing LOG...` updates
+costly.txt from the output of `pytest --durations=0`.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from pathlib import Path
 
 import pytest
 
-VARIABLE = "TEST_CASES"  # processes that tests start, and xdist's, draw the same cases
+VARIABLE = "TEST_CASES"  # child processes of tests and xdist's workers draw the same cases
 ALL = "all"
-IS_WHOLE = "TEST_IN_TURN"  # set where all tests are run
+IS_WHOLE = "TEST_IN_TURN"  # set if all tests are run
 COSTLY = Path(__file__).with_name("costly.txt")
 LEAST_SECONDS, TOGETHER = 2.0, 3
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What a word draws; ALL draws everything."""
+    """The selection that a word determines; the word ALL selects everything."""
 
     word: str
 
     @property
     def seed(self) -> int:
-        """For random cases."""
+        """A seed for random cases."""
         return int.from_bytes(_digest(self.word)[:4])
 
     def fewer(self, count: int, one_in: int) -> int:
-        """Of so many random cases (`seed` makes them), how many are computed: one in so many of them."""
+        """Return the number of random cases (made with `seed`) to compute: one in `one_in` of `count`."""
         return count if self.word == ALL else -(-count // one_in)
 
     def part(self, names: Iterable[str], one_in: int) -> set[str]:
-        """One in so many of the names (rounded up)."""
+        """Return one in `one_in` of the names, rounded up."""
         ordered = sorted(names, key=lambda name: _digest(f"{self.word} {name}"))
         return set(ordered if self.word == ALL else ordered[: -(-len(ordered) // one_in)])
 
     def one_of_each(self, names: Sequence[str]) -> set[str]:
-        """One of the first three names, one of the next three, and so on."""
+        """Return one of the first three names, one of the next three, and so on."""
         if self.word == ALL:
             return set(names)
         groups = (names[first : first + TOGETHER] for first in range(0, len(names), TOGETHER))
@@ -58,13 +58,13 @@ class Draw:
 
 
 def costly() -> dict[str, int]:
-    """Seconds of the longest case of tests that take long, the longest first."""
+    """Return the seconds of the longest case of each slow test, the slowest test first."""
     lines = (line.split(maxsplit=1) for line in COSTLY.read_text(encoding="utf-8").splitlines())
     return {name: int(seconds) for seconds, name in lines}
 
 
 def durations(logs: Iterable[str], known: Mapping[str, int]) -> str:
-    """The lines of costly.txt, from what pytest printed of durations; of tests that were not run, as they are known."""
+    """Return the lines of costly.txt from pytest's list of durations; tests that did not run keep their known times."""
     cases: Counter[str] = Counter()
     for log in logs:
         for taken, name in re.findall(r"^([\d.]+)s +(?:call|setup) +(tests/.*)$", log, re.MULTILINE):
@@ -85,7 +85,7 @@ def _digest(text: str) -> bytes:
 
 
 def commit(folder: Path) -> str:
-    """The name of the commit; ALL where git does not know it."""
+    """Return the name of the commit, or ALL if git does not know it."""
     try:
         run = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -109,11 +109,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "drawn(n): one in n of these cases is run, drawn by the commit (see --cases)")
     os.environ[VARIABLE] = config.getoption("cases") or os.environ.get(VARIABLE) or commit(config.rootpath)
-    if not hasattr(config, "workerinput"):  # xdist's processes do as they are told
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit this
         os.environ[IS_WHOLE] = "1" if config.args_source is config.ArgsSource.TESTPATHS else ""
 
 
-@pytest.hookimpl(trylast=True)  # of the cases that -m and -k leave
+@pytest.hookimpl(trylast=True)  # after -m and -k have selected items
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     sweeps: dict[tuple[str, int], list[str]] = {}
     for item in items:
@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """At the end, since a quiet run (-q) has no header."""
+    """Report the selection at the end, because a quiet run (-q) has no header."""
     word = os.environ[VARIABLE]
     said = "all cases" if word == ALL else f"cases drawn by {word} (again: --cases={word}; all of them: --cases={ALL})"
     terminalreporter.write_line(said)

@@ -1,4 +1,4 @@
-"""Tests of kernels again, with the other instruction sets that this machine has: in each run one of them, drawn."""
+"""Kernel tests repeated with the machine's other instruction sets; each run draws one of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHERS = [name for name in available(processor().feature_set) if name != isa()]
 
 
 def other_instructions(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: test(name, …) for other instruction sets; the fixture `with_instructions` obeys the name."""
+    """Return a decorator test(name, ...) for other instruction sets; `with_instructions` uses the set of this name."""
     for mark in (pytest.mark.parametrize("name", OTHERS), pytest.mark.drawn(len(OTHERS) or 1), pytest.mark.slow):
         test = mark(test)
     return test

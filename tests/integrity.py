@@ -1,4 +1,4 @@
-"""Whether what keeps books of itself keeps them right: a graph its index, a pool and a table their blocks."""
+"""Checks of internal bookkeeping: a graph's index, a pool's blocks, and a table's blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genai.onnx.uses import UseIndex
 
 
 def check_graph(graph: Graph) -> None:
-    """The index of a graph and of its subgraphs is what one made anew would be; else a hand edit was not told."""
+    """Check that the indexes of a graph and its subgraphs equal newly built ones, so no edit went unreported."""
     kept, made = graph._uses(), UseIndex(graph.nodes)
     assert kept._producers == made._producers, "an edit without graph.update(node) or graph.invalidate()"
     for name in kept._consumers.keys() | made._consumers.keys():
@@ -23,10 +23,10 @@ def check_graph(graph: Graph) -> None:
 
 
 def check_pool(pool: BlockPool, holders: Iterable[Sequence[int]] | None = None) -> None:
-    """Every block is in exactly one state, and both key maps agree.
+    """Check that every block is in exactly one state, and that both key maps agree.
 
     Args:
-        holders: if given, the blocks of every holder there is; their references must add up.
+        holders: if given, the blocks of every holder; their references must add up.
     """
     with pool._lock:
         free, idle = set(pool._free), set(pool._idle)
@@ -48,7 +48,7 @@ def check_pool(pool: BlockPool, holders: Iterable[Sequence[int]] | None = None) 
 
 
 def check_table(table: BlockTable) -> None:
-    """The blocks fit the length and are all held."""
+    """Check that the number of blocks fits the length, and that all blocks are held."""
     assert len(table.blocks) == -(-table.length // table.block_size), "other blocks than the length needs"
     held = table.blocks[table.num_gone :]
     assert len(set(held)) == len(held), f"a block is twice in the table: {table.blocks}"

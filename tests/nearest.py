@@ -1,4 +1,4 @@
-"""Rounding to nearest for any format, written apart from `genai.quant.methods`: tests make weights with it."""
+"""Rounding to nearest for any format, written independently of `genai.quant.methods`; tests make weights with it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from genai.quant.grids import count_below
 from genai.quant.two_levels import _half
 
 Float32 = NDArray[np.float32]
-# Floats per chunk of rows: a chunk and its temporaries stay inside a core's cache.
+# Number of floats in a chunk of rows, so that a chunk and its temporaries fit in a core's cache.
 _CHUNK_FLOATS = 1 << 16
-# Below, float16 has fewer than four bits. What is lost above is made up for by the integers that follow.
+# Below this, float16 has fewer than four significant bits; the integers compensate for errors above it.
 _SMALLEST_HALF, _LARGEST_HALF = 2.0**-21, 65504.0
 
 
 def round_to_nearest(
     weight: NDArray[Any], form: WeightFormat, grid: Float32 | None = None, *, half_scales: bool = True
 ) -> QuantizedWeight:
-    """Quantise a matrix [n, k] without looking at any data.
+    """Quantise a matrix [n, k] by its values only, without calibration data.
 
-    Without offsets a block's value of largest magnitude becomes the grid's; with offsets its range, widened to hold 0,
-    is spread over the grid. Scales of groups come from the largest of their blocks'.
+    Without offsets, a block's value of largest magnitude becomes the grid's value of largest magnitude. With offsets,
+    the block's range, extended to contain 0, spans the grid. The scale of a group is that of its largest block.
 
     Args:
-        weight: any float type, [n, k].
-        grid: float32 [2 ** bits]; None = integers, around zero without offsets and from 0 on with them.
-        half_scales: scales are rounded to float16 before the weights are, where it holds them; those of whole rows
-            stay float32.
+        weight: matrix of any float type, [n, k].
+        grid: float32 [2 ** bits]; None for integers: centred on zero without offsets, starting at 0 with offsets.
+        half_scales: True to round scales to float16 before quantising, where float16 can hold them; scales of whole
+            rows stay float32.
 
     Raises:
-        QuantizationError: not a matrix, NaN or infinity in it, or a grid that does not fit.
+        QuantizationError: weight is not a matrix or contains NaN or infinity, or the grid does not fit.
     """
     if weight.ndim != 2 or 0 in weight.shape:
         raise QuantizationError(f"weight has shape {list(weight.shape)}, expected a matrix with at least one element")
@@ -61,7 +61,7 @@ def round_to_nearest(
 
 @dataclass(frozen=True)
 class _Factors:
-    """Of some rows: floats [rows, groups], integers [rows, blocks]; see QuantizedWeight."""
+    """The factors of some rows: floats [rows, groups] and integers [rows, blocks]; see QuantizedWeight."""
 
     scales: Float32
     multipliers: NDArray[np.int16] | None = None
@@ -95,19 +95,19 @@ def _or(first: Float32 | None, second: Float32) -> Float32:
 
 
 def factors(floats: Float32, integers: NDArray[Any] | None, blocks: int) -> Float32:
-    """Numbers of groups [rows, groups] times those of blocks [rows, blocks] (None = 1): float32 [rows, blocks]."""
+    """Return float32 [rows, blocks]: numbers per group [rows, groups] times integers per block (None stands for 1)."""
     spread = repeated(floats, blocks)
     return spread if integers is None else (spread * integers.astype(np.float32)).astype(np.float32)
 
 
 def nearest_codes(values: Float32, grid: Float32, scales: Float32, offsets: Float32 | None = None) -> NDArray[np.uint8]:
-    """The codes of the nearest values that weights can have: scale * grid[code] - offset.
+    """Return the codes of the values nearest to the weights, where a code stands for scale * grid[code] - offset.
 
     Args:
         values: float32 [rows, padded columns].
         grid: float32 [2 ** bits], in any order.
-        scales, offsets: float32 [rows, blocks], what blocks are multiplied by and what is taken away, see `factors`.
-            Where a scale is 0 every code is as good, and the one nearest to 0 is taken.
+        scales, offsets: float32 [rows, blocks], see `factors`. Where a scale is 0, all codes are equally near, and the
+            code of the grid's value nearest to 0 is used.
     """
     rows, width = values.shape
     cut = values.reshape(rows, scales.shape[1], -1)
@@ -128,7 +128,7 @@ def nearest_codes(values: Float32, grid: Float32, scales: Float32, offsets: Floa
 
 
 def _factors(low: Float32, high: Float32, form: WeightFormat, grid: Float32, groups: int, half: bool) -> _Factors:
-    """Of blocks whose smallest and largest values these are, [rows, blocks]."""
+    """Return the factors of blocks with these smallest and largest values, [rows, blocks]."""
     if form.offset_bits:
         low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
         with np.errstate(over="ignore"):
@@ -155,7 +155,7 @@ def _factors(low: Float32, high: Float32, form: WeightFormat, grid: Float32, gro
 
 
 def _integers(exact: Float32, groups: int, most: int, half: bool) -> tuple[Float32, Float32]:
-    """Numbers of blocks as integers up to `most` times a float per group, that of the group's largest."""
+    """Return one float per group, set by its largest block, and numbers per block as integers up to `most` times it."""
     rows, blocks = exact.shape
     cut = exact.reshape(rows, groups, -1)
     floats = np.abs(cut).max(axis=2) / np.float32(most)

@@ -1,6 +1,6 @@
-"""`pytest -m gpu`: tests of kernels on a GPU, number GENAI_CUDA_DEVICE or else 0, not on the host that emulates one.
+"""`pytest -m gpu`: run kernel tests on a GPU (number GENAI_CUDA_DEVICE, by default 0) instead of an emulating host.
 
-A pytest plugin. Where that GPU cannot be used these tests are skipped, and say why.
+This is a pytest plugin. If the GPU cannot be used, these tests are skipped and the reason is shown.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ VARIABLE = "GENAI_CUDA_DEVICE"  # tests.kernels.cuda.devices reads it
 
 
 def asks_for_a_gpu(expression: str) -> bool:
-    """Whether an expression of marks wants the tests of a GPU."""
+    """Return True if a mark expression selects the tests that need a GPU."""
     return bool(re.search(r"(?<!not )\bgpu\b", expression))
 
 
 def expression_of(arguments: Sequence[str]) -> str:
-    """The expression of marks among a command's arguments."""
+    """Return the mark expression among a command's arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-m", default="")
     return str(parser.parse_known_args(arguments)[0].m)
 
 
-# At once: other files of fixtures are read before anything of pytest's is called. Processes that it starts inherit it.
+# Set on import: conftest files are read before pytest calls any hook, and processes that pytest starts inherit this.
 if asks_for_a_gpu(expression_of(sys.argv[1:])):
     os.environ.setdefault(VARIABLE, "0")
 
 
 def pytest_configure() -> None:
-    """Refuse what is no number of a GPU, before anything takes it for one."""
+    """Reject a value that is not the number of a GPU before any code uses it."""
     said = os.environ.get(VARIABLE, "")
     if said and whole_number(said) is None:
         what = f"{VARIABLE} = {said!r:.80}: the number of a GPU is expected"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = [
     pytest.param(code, id=f"{page.name}-{number}")
     for page in PAGES
@@ -42,10 +42,18 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_every_page_is_in_the_index() -> None:
-    linked = set(re.findall(r"\]\(([^)#:]+)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
-    assert "docs/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_every_page_is_on_the_site() -> None:
+    listed = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} == listed
+
+
+def test_the_start_page_links_every_page() -> None:
+    start = ROOT / "docs" / "index.md"
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", start.read_text(encoding="utf-8"))
+    linked = {(start.parent / link).resolve() for link in links}
+    pages = set((ROOT / "docs").rglob("*.md")) - {start} - set((ROOT / "docs/reference/api").glob("*.md"))
+    assert sorted(page.name for page in pages - linked) == []
+    assert linked & set((ROOT / "docs/reference/api").glob("*.md"))
 
 
 def test_start_section_has_two_commands_of_one_line() -> None:

@@ -1,4 +1,4 @@
-"""Every example in the docstrings of the public API runs and shows what it says."""
+"""Every example in the docstrings of the public API runs and prints the expected output."""
 
 from __future__ import annotations
 

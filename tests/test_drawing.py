@@ -1,4 +1,4 @@
-"""Sweeps of which a run computes a part: which one, said aloud, and that it can be had again, or whole."""
+"""Sweeps of which each run computes a part: the part is reported, and can be run again or completed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_commit_or_all_where_there_is_none(tmp_path: Path, monkeypatch: pyte
     assert commit(tmp_path) == ALL
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
-    assert commit(tmp_path) == ALL  # no commit yet
+    assert commit(tmp_path) == ALL  # no commits yet
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
     assert re.fullmatch("[0-9a-f]{12}", commit(tmp_path))
     monkeypatch.setenv("PATH", "")
@@ -53,7 +53,7 @@ def test_the_commit_or_all_where_there_is_none(tmp_path: Path, monkeypatch: pyte
 
 
 def run(tmp_path: Path, *options: str, word: str = "") -> tuple[set[str], str]:
-    """Run the sweep; the cases that were run, and what pytest wrote."""
+    """Run the sweep; return the names of the cases that ran, and pytest's output."""
     (tmp_path / "test_sweep.py").write_text(SWEEP)
     environment = {
         **os.environ,
@@ -115,7 +115,7 @@ def test_tests_that_take_long_are_there() -> None:
 
 
 def test_a_run_of_everything_leaves_some_out(tmp_path: Path) -> None:
-    """Two cases take long here: one of them is run, both where the file is named."""
+    """Two cases are slow here: one of them runs, or both if all cases are requested."""
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
     costly = "{'test_sweep.py::test_sweep': 9}"
     (tmp_path / "here.py").write_text(f"import tests.drawing\ntests.drawing.costly = lambda: {costly}\n")

@@ -1,4 +1,4 @@
-"""How errors are shown: three parts, whatever stands in them."""
+"""The display of errors: always three parts, whatever the parts contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs as it is."""
+"""Every example runs unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = [
     {"messages": [{"role": "user", "content": "What is 12 + 7?"}]},
     {"prompt": "Once", "max_tokens": 4, "n": 2, "temperature": 1, "ignore_eos": True},
 ]
-# These have tests of their own below.
+# Separate tests below run these examples.
 OWN_TESTS = ("chat_loop.py", "batch_generation.py", "async_server.py")
 
 

@@ -1,4 +1,4 @@
-"""Whatever is made is also removed, wherever Ctrl-C arrives: files, folders, descriptors, processes."""
+"""Wherever Ctrl-C arrives, everything that was created is removed: files, folders, descriptors, processes."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def children() -> set[str]:
 
 
 def held() -> tuple[int, set[str]]:
-    """Descriptors and processes."""
+    """Return the number of open descriptors, and the child processes."""
     return len(list(Path("/proc/self/fd").iterdir())), children()
 
 
 class Held:
-    """What was held at first; less is fine, as what earlier tests left may be let go of at any time."""
+    """The initial descriptors and processes. Fewer later is fine, because leftovers may be freed at any time."""
 
     def __init__(self) -> None:
         gc.collect()
         self._descriptors, self._processes = held()
 
     def check(self, where: str) -> None:
-        """Raises AssertionError if more is held."""
+        """Raise AssertionError if more is held than before."""
         if held() != (self._descriptors, self._processes):
-            gc.collect()  # the exception's frames
+            gc.collect()  # frees the exception's frames
         descriptors, processes = held()
         assert descriptors <= self._descriptors, where
         assert processes <= self._processes, where
@@ -114,7 +114,7 @@ def test_nothing_is_left(
     monkeypatch.setattr(compiler, "make_ready", lambda: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0, stdout="[1.0]"))
-    work(tmp_path)  # what is imported or cached by the first call
+    work(tmp_path)  # the first call imports and caches
     before = Held()
     for place in range(1, 3000):
         shutil.rmtree(tmp_path / "kept", ignore_errors=True)
@@ -142,7 +142,7 @@ def test_a_process_that_was_started_is_ended(interrupted: Interrupted) -> None:
 
 
 def test_asking_for_rows_leaves_the_tokens(bundled: Model, interrupted: Interrupted) -> None:
-    """They are computed again without what came after them."""
+    """Requesting logits recomputes them without the later tokens, which must then still be there."""
     generator = Generator(bundled, GeneratorParams(bundled))
     generator.append_tokens(list(range(3, 9)))
     generator.generate_next_token()
@@ -174,7 +174,7 @@ def test_threads_of_blas_come_back(interrupted: Interrupted) -> None:
 
 
 def test_a_generator_that_is_dropped_swallows_no_interrupt(bundled: Model, interrupted: Interrupted) -> None:
-    """Wherever that is, also where the pool is in use: the garbage collector may come at any time."""
+    """This holds anywhere, even while the pool is in use: the garbage collector may run at any time."""
     thread_pool = bundled.decoder.pool  # type: ignore[attr-defined]
     free = thread_pool.num_free
 
@@ -199,7 +199,7 @@ def test_a_generator_that_is_dropped_swallows_no_interrupt(bundled: Model, inter
 
 
 def test_a_stream_that_is_dropped_swallows_no_interrupt(bundled: Model, interrupted: Interrupted) -> None:
-    """And takes no lock: the garbage collector may come where its thread holds one."""
+    """Dropping a stream acquires no lock: the garbage collector may run while its thread holds one."""
     with LLM(bundled) as llm:
         streams = [llm.stream("Once", max_tokens=900, ignore_eos=True)]
         generation = streams[0]._generation
@@ -284,7 +284,7 @@ def _logits(model: Model) -> Callable[[], list[float]]:
 
 
 def test_a_run_inside_a_run_of_the_same_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would use the same memory, also where one thread runs alone."""
+    """Both would use the same memory, even with a single thread."""
     program, context = Program(np.zeros((0, CALL_ENTRIES), np.int64), (), 0), rows_context(1)
     workspace = thread_pool._Workspace(1)
     run_program, seen = thread_pool.driver.run_program, list[str]()

@@ -1,4 +1,4 @@
-"""Numbers of more digits than Python reads, wherever a text becomes one: refused like what is no number."""
+"""Numbers with more digits than Python parses, wherever text becomes a number: refused like other invalid numbers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_width_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_others_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Names in a model, a server's headers, grammars, files of tasks, and what is kept of a measurement."""
+    """Names in a model, a server's headers, grammars, task files, and cached measurements."""
     assert layer_of(f"/model/layers.{LONG}/mlp") is None and layer_of("/model/layers.3/mlp") == 3
     response: Any = SimpleNamespace(status_code=206, headers={"content-range": f"bytes {LONG}-"})
     assert not _continues(response, 0)

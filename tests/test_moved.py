@@ -1,4 +1,4 @@
-"""Modules are found under their earlier names, once, with a warning that names today's."""
+"""Modules can be imported under their earlier names, with a single warning that gives the current name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from genai.moved import KEPT, MOVED, new_name
 
-# In one process, which has imported nothing under an earlier name before.
+# All imports run in one process, which has not imported anything under an earlier name.
 _PROGRAM = """
 import importlib, sys, warnings
 for name, new in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -25,7 +25,7 @@ for name, new in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 def told(names: dict[str, str]) -> dict[str, str]:
-    """Per earlier name the warnings of its import."""
+    """Return the warnings of the import of each earlier name."""
     command = [sys.executable, "-c", _PROGRAM, *(part for pair in names.items() for part in pair)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ assert speed.__spec__.name == "genai.bench.speed"
 
 
 def test_earlier_functions_of_quant() -> None:
-    """An example that an earlier docs/quantised_formats.md had."""
+    """An example from an earlier version of docs/reference/quantised-formats.md."""
     program = """
 import numpy as np
 from genai.ops.weight_spelling import spell_product
@@ -137,7 +137,7 @@ assert genai.errors.GenaiError and genai.session.__name__ == "genai.session" and
 
 
 def test_type_checkers_see_the_names_that_stay() -> None:
-    """By a stub for each module, which is otherwise found by its other name."""
+    """Each module has a stub, because otherwise it is found only through its other name."""
     package = Path(__file__).parent.parent / "genai"
     modules = {path.stem for path in (package / "compat" / "onnxruntime_quantization").glob("*.py")} - {"refused"}
     assert {path.stem for path in (package / "quantization").glob("*.pyi")} == modules

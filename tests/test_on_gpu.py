@@ -1,4 +1,4 @@
-"""`pytest -m gpu` where there is no GPU."""
+"""`pytest -m gpu` on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel holds every package and data file, and importing is quick and quiet."""
+"""The wheel contains every package and data file; importing the package is quick and prints nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOMS = ("genai", "cli", "configs", "kernels", "kvcache", "quant")
 
 
 def installed_name(path: Path) -> str:
-    """Where a file of the checkout lies once installed."""
+    """Return the installed path of a file in the checkout."""
     relative = path.relative_to(ROOT).as_posix()
     return relative if relative.startswith("genai/") else f"genai/{relative}"
 
@@ -44,7 +44,7 @@ def test_every_package_is_listed() -> None:
 
 @dataclass(frozen=True)
 class Built:
-    """What a release consists of, made from the tracked files alone."""
+    """The parts of a release, built only from the tracked files."""
 
     tracked: list[str]
     sdist: Path
@@ -54,7 +54,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """As CONTRIBUTING.md says: `python -m build`, whose wheel is built from the sdist; and a wheel without that way."""
+    """Build as CONTRIBUTING.md says (`python -m build` makes the wheel from the sdist), and build a wheel directly."""
     folder = tmp_path_factory.mktemp("built")
     source, release, direct = folder / "source", folder / "release", folder / "direct"
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
@@ -71,7 +71,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def contents(wheel: Path) -> dict[str, int]:
-    """Names in a wheel, with checksums."""
+    """Return the names of files in a wheel, with checksums."""
     return {one.filename: one.CRC for one in zipfile.ZipFile(wheel).infolist()}
 
 
@@ -88,7 +88,7 @@ def test_wheel_holds_every_file_and_no_other(built: Built) -> None:
 
 @pytest.mark.slow
 def test_wheel_works_in_an_empty_environment(built: Built, tmp_path: Path) -> None:
-    """Nothing but the wheel and what it asks for: no checkout, no cache, no settings of the user's."""
+    """Only the wheel and its requirements are available: no checkout, no cache, and no user settings."""
     home, place = tmp_path / "home", tmp_path / "venv"
     home.mkdir()
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)

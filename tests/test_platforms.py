@@ -1,4 +1,4 @@
-"""What docs/platforms.md says of other systems: each fallback is forced here, on the system that the tests run on."""
+"""The fallbacks for other systems that docs/reference/platforms.md lists: each is forced on the system of the tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from genai.text.template_worker import RenderLimits, TemplateStopped, TemplateWo
 
 ENDLESS = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
 
-# Everything that Python has on Linux and lacks on Windows, of what this toolkit uses: gone before it is imported.
+# Everything that this toolkit uses and that Python lacks on Windows; it is removed before the toolkit is imported.
 BARE = """
 import mmap, multiprocessing.connection, numba, os, select, shutil, signal, subprocess, sys, sysconfig, tempfile
 sysconfig.get_config_vars()  # of this system, before it has another name
@@ -87,7 +87,7 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_chat_without_what_windows_lacks() -> None:
-    """With this system's kernels, which may be on disk already; the system's name is another one afterwards."""
+    """Kernels of this system, which may be cached; the system's name changes after their selection."""
     kernels = "from genai.kernels.cpu.jit import isa\nfrom genai.kernels.cpu.program import waiting\nisa.isa()\n"
     result = run(BARE + kernels + "sys.platform = 'elsewhere'\n" + ASK)
     assert (result.returncode, result.stdout) == (0, "19\n"), result.stderr
@@ -96,7 +96,7 @@ def test_chat_without_what_windows_lacks() -> None:
 
 @pytest.mark.slow
 def test_chat_off_linux_on_any_processor(tmp_path: Path) -> None:
-    """Also without futexes, mapped memory and processes that compile: other kernels, so a cache of their own."""
+    """Futexes, mapped memory and compiling processes are missing too. Kernels then differ, so the cache is separate."""
     program = BARE + "sys.platform = 'elsewhere'\n" + ASK
     result = run(program, GENAI_CPU_ISA="portable", GENAI_CACHE_DIR=str(tmp_path))
     assert (result.returncode, result.stdout) == (0, "19\n"), result.stderr
@@ -106,7 +106,7 @@ def test_templates_without_limits_of_the_system(worker: TemplateWorker, monkeypa
     bare = "import sys, signal; sys.modules['resource'] = None; del signal.setitimer;"
     monkeypatch.setattr(template_worker, "_PROGRAM", bare + template_worker._PROGRAM)
     assert worker.render("{{ x }}", {"x": 5}) == [{"text": "5"}]
-    with pytest.raises(TemplateStopped, match=r"longer than 1 seconds$"):  # of the clock, which the parent watches
+    with pytest.raises(TemplateStopped, match=r"longer than 1 seconds$"):  # wall-clock limit, which the parent enforces
         worker.render(ENDLESS, {})
     assert worker.render("again", {}) == [{"text": "again"}]
 
@@ -126,14 +126,14 @@ def test_a_process_that_ends_for_a_signal_without_a_name(
 ) -> None:
     number = int(signal.SIGPROF)
     monkeypatch.delattr(signal, "SIGPROF")
-    worker.limits = RenderLimits(cpu_seconds=0.3, seconds=60)  # the clock's limit never comes first
+    worker.limits = RenderLimits(cpu_seconds=0.3, seconds=60)  # the wall-clock limit is never reached first
     with pytest.raises(TemplateStopped, match=f"ended by signal {number}"):
         worker.render(ENDLESS, {})
 
 
 @pytest.mark.parametrize("name", ["darwin", "linux"])
 def test_a_limit_that_the_system_refuses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """macOS refuses less address space than is in use; on Linux that would be a fault, and nothing is rendered."""
+    """macOS refuses a limit below the used address space. On Linux, a refusal is an error, and nothing is rendered."""
     limited: list[int] = []
 
     def setrlimit(kind: int, values: tuple[int, int]) -> None:
@@ -175,8 +175,8 @@ def test_builds_without_locks(reason: str, tmp_path: Path, monkeypatch: pytest.M
     said: list[Path] = []
     with _alone(tmp_path, said.append), unfinished_folder(tmp_path / "model") as folder:
         assert folder.is_dir()
-    assert not said  # nobody is waited for
-    assert list(tmp_path.iterdir()) == [dead]  # somebody may be writing it
+    assert not said  # no other process to wait for
+    assert list(tmp_path.iterdir()) == [dead]  # another process may be writing it
 
 
 def test_peak_memory_where_the_system_says_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_peak_memory_where_the_system_says_less(monkeypatch: pytest.MonkeyPatch)
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=5_000_000))
     monkeypatch.setitem(sys.modules, "resource", usage)
     assert terminal.peak_megabytes() == 5120
-    monkeypatch.setattr(sys, "platform", "darwin")  # counts bytes, others kibibytes
+    monkeypatch.setattr(sys, "platform", "darwin")  # macOS counts bytes, other systems kibibytes
     assert terminal.peak_megabytes() == 5
     monkeypatch.setitem(sys.modules, "resource", None)
     assert terminal.peak_megabytes() is None
@@ -225,7 +225,7 @@ def test_a_machine_without_proc_and_sys(tmp_path: Path, monkeypatch: pytest.Monk
     assert find_gpus(tmp_path, find_module=lambda name: None).names == ()
     findings = {finding.name: finding for finding in examine(Machine(root=tmp_path, threads=1))}
     assert findings["processor"].mark is Mark.OK and findings["memory"].mark is not Mark.PROBLEM
-    assert not [one.text for one in findings.values() if "could not be found out" in one.text]
+    assert not [one.text for one in findings.values() if "the check failed" in one.text]
 
 
 def test_memory_that_is_not_mapped(off_linux: None) -> None:

@@ -27,12 +27,12 @@ def test_every_public_name_resolves(name: str) -> None:
 
 
 def run_python(code: str) -> str:
-    """What a fresh process prints, in which nobody has imported anything yet."""
+    """Return the output of a fresh process, in which nothing has been imported yet."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
-    """Also after submodules were imported, which Python makes attributes of the package."""
+    """This also holds after submodules were imported, which Python adds to the package as attributes."""
     code = (
         "import genai, genai.errors, genai.models.config, genai.compat.onnxruntime_genai.tensor, genai.llm.llm\n"
         "import genai.kernels; genai.LLM; "
@@ -47,7 +47,7 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
 
 
 def test_every_error_of_ours_is_public() -> None:
-    """All subclasses of GenaiError that any module defines."""
+    """The errors are all subclasses of GenaiError in any module."""
     modules = [
         path.relative_to(ROOT if package != "genai" else ROOT / "genai").with_suffix("").as_posix().replace("/", ".")
         for package in ("genai", "kernels", "quant", "kvcache", "cli")
@@ -71,7 +71,10 @@ def test_what_is_not_there_says_so(name: str) -> None:
         with pytest.raises(NotSupportedYetError, match=f"{name}.*is not supported") as caught:
             action()
         assert caught.value.why == REASONS[name]
-        assert caught.value.fix in ("docs/python-api.md lists what is", "docs/session.md lists what is")
+        assert caught.value.fix in (
+            "see docs/how-to/onnxruntime-genai.md for what is supported",
+            "see docs/reference/session-options.md for what is supported",
+        )
 
 
 def test_methods_that_are_not_there_name_the_page_of_their_api(bundled_folder: Path) -> None:
@@ -80,15 +83,15 @@ def test_methods_that_are_not_there_name_the_page_of_their_api(bundled_folder: P
         for method in (params.set_speculative_options, model.create_streaming_processor):
             with pytest.raises(NotSupportedYetError) as caught:
                 method()
-            assert caught.value.fix == "docs/python-api.md lists what is"
+            assert caught.value.fix == "see docs/how-to/onnxruntime-genai.md for what is supported"
     with pytest.raises(NotSupportedYetError) as caught:
         genai.OrtValue.as_sparse_tensor(None)  # type: ignore[arg-type]
-    assert caught.value.fix == "docs/session.md lists what is"
+    assert caught.value.fix == "see docs/reference/session-options.md for what is supported"
 
 
 @pytest.mark.parametrize("name", [*REASONS, *AVAILABLE])
 def test_looking_at_what_is_not_there_is_harmless(name: str) -> None:
-    """As tools do that inspect, document, annotate, copy or pickle: only use is refused."""
+    """Tools that inspect, document, annotate, copy or pickle do this: only use of the name is refused."""
     found: Any = getattr(genai, name)
     assert getattr(genai, name) is found
     assert name in repr(found) or name in AVAILABLE
@@ -122,7 +125,7 @@ def test_no_device_but_the_cpu() -> None:
 
 @pytest.mark.oracle
 def test_no_name_of_onnxruntime_genai_is_undecided() -> None:
-    """And the page says what is so."""
+    """The page states these decisions."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     table = GENAI
     theirs = table.names(pytest.importorskip(table.library))

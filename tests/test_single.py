@@ -1,4 +1,4 @@
-"""What owns memory and threads is not copied: not by pickle, and not by copy, which would share them."""
+"""Objects that own memory and threads refuse to be copied by pickle or copy, because copies would share them."""
 
 from __future__ import annotations
 

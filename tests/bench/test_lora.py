@@ -1,4 +1,4 @@
-"""What adapters cost: that the right things are compared."""
+"""The cost of adapters is computed from the right runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from genai.cli.app import run
 
 
 def test_made_up_adapters_are_like_trained_ones(bundled: Model) -> None:
-    """Factors of q, k and v apart, though the graph has them in one product."""
+    """The factors for q, k and v are separate, although the graph fuses these projections into one."""
     made = lora.random_adapter(bundled, 8, 0)
     adapters = genai.Adapters(bundled)
     adapters.load(genai.models.folders.bundled_adapter("words"), "rank 4")
@@ -24,7 +24,7 @@ def test_made_up_adapters_are_like_trained_ones(bundled: Model) -> None:
 
 
 def test_shares_are_of_the_time_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half the speed is 100 % more time."""
+    """Half the speed means 100 % more time."""
 
     def seconds(model: Any, adapted: Any, *_: int) -> float:
         with_adapter = adapted is not None and adapted != [None] * len(adapted or [])

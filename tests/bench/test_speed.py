@@ -1,4 +1,4 @@
-"""What `genai bench` reports: arithmetic of shares, sweeps, and what it refuses. Speeds themselves are not judged."""
+"""Results of `genai bench`: calculation of shares, sweeps, and refused arguments. Speeds themselves are not judged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mixture(folder: Path, per_token: int, *, normalized: bool = True) -> Path:
 
 
 def test_traffic_of_the_bundled_model(bundled: Any) -> None:
-    """4.33 million weights: all but the embedding's, which are the head's, once per token, the head's for one row."""
+    """4.33 million weights: the embedding is not counted, because it is the head's matrix; the head has one row."""
     traffic = traffic_of(bundled)
     assert traffic is not None
     head = 1536 * 256
@@ -79,7 +79,7 @@ def test_of_experts_those_count_that_a_token_chooses(tmp_path: Path) -> None:
     assert two.products_per_token == (128 + 2 * 64) * 128 + 128 * 128 + 8 * 128 + experts
     assert four.products_per_token - two.products_per_token == experts
     assert four.weight_bytes - two.weight_bytes == experts * (32 * 4 // 8 + 2) // 32
-    # The experts compute most of a prompt, and there as in decoding with the activations that other products have.
+    # In a prompt, the experts do most of the work, with the same activations as other products, as in decoding.
     assert two.arithmetic == arithmetic[ExpertsRecord] == arithmetic[Linear]
 
 
@@ -90,7 +90,7 @@ def test_traffic_is_unknown_where_the_host_computes(tmp_path: Path) -> None:
 
 def test_a_share_is_what_was_used_of_what_there_is() -> None:
     ceilings = iter([1e9, 2e9, 4e9])
-    speeds = iter([9.0, 500.0, 500.0, 1000.0])  # the first does not count
+    speeds = iter([9.0, 500.0, 500.0, 1000.0])  # the first is not counted
     found = speed._timed(lambda: next(speeds), 3, Ceiling("bandwidth", 1e6, lambda: next(ceilings)), speed.silent)
     assert (found["bandwidth"], found["share"]) == (2e9, 0.25)
 
@@ -140,7 +140,7 @@ def test_kernels_of_a_model_with_places_for_adapters(bundled_folder: Path) -> No
 
 
 def test_kernels_need_programs() -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot be measured alone"):
+    with pytest.raises(UnsupportedModelError, match="cannot be measured individually"):
         next(bench_kernels(SimpleNamespace(decoder=None), rows=[1]))  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ def test_startup(bundled_folder: Path) -> None:
 
 
 def test_startup_says_what_went_wrong(tmp_path: Path) -> None:
-    with pytest.raises(GenaiError, match="could not be started") as caught:
+    with pytest.raises(GenaiError, match="cannot be loaded in a separate process") as caught:
         bench_startup(tmp_path, repeat=1)
     assert str(tmp_path) in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Real terminals for the tests of the command line."""
+"""Real terminals for tests of the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 
 class Terminal:
-    """A command in a pseudo-terminal; `screen` is all that was shown, without colours and cursor movements."""
+    """A command in a pseudo-terminal; `screen` is all its output, without colours and cursor movements."""
 
     def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
         self.pid, self.fd = pty.fork()
@@ -29,7 +29,7 @@ class Terminal:
         self.seen = ""
 
     def wait_for(self, pattern: str, seconds: float = 20) -> str:
-        """Read until a pattern appears after what was already matched; returns the text up to its end."""
+        """Read until a pattern appears after the last match; return the text up to the end of this match."""
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, _plain(self.seen), re.S)):
             ready, _, _ = select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))
@@ -47,20 +47,20 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def enter(self, text: str, pattern: str) -> str:
-        """Type a line and wait for what it brings, and for the next prompt; returns what was shown."""
+        """Type a line; wait for `pattern` and the next prompt; return the text displayed until then."""
         self.type(text + "\r")
         return self.wait_for(pattern + r".*>>>")
 
     def resize(self, columns: int, rows: int) -> None:
-        """Change the size of the window, as dragging its corner does."""
+        """Change the window size, as a user who drags its corner does."""
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def echoes(self) -> bool:
-        """Whether the terminal is in its ordinary mode: keys are echoed, lines are edited by the system."""
+        """Return True if the terminal is in its normal mode, in which the system echoes keys and edits lines."""
         return bool(termios.tcgetattr(self.fd)[3] & termios.ECHO)
 
     def exit_code(self, seconds: float = 20) -> int:
-        """Wait for the end."""
+        """Wait for the command to end; return its exit code."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -75,7 +75,7 @@ class Terminal:
         raise AssertionError(f"did not end; the screen shows {_plain(self.seen)!r}")
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill the command if it still runs."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -83,20 +83,20 @@ class Terminal:
 
 
 def _plain(text: str) -> str:
-    """Without escape sequences, and without one that is not complete yet."""
+    """Return the text without escape sequences, including an incomplete one at the end."""
     text = re.sub(r"\x1b\][^\x07]*\x07|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-B0]|\x1b[=>78]", "", text)
     return re.sub(r"\x1b(\[[0-9;?]*)?$", "", text).replace("\r", "")
 
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """terminal(*arguments): the command line in a pseudo-terminal, with a history of its own."""
+    """Return a function terminal(*arguments) that runs the command line in a pseudo-terminal with its own history."""
     opened: list[Terminal] = []
     environment = {
         **{name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")},
         "TERM": "xterm",
         "XDG_STATE_HOME": str(tmp_path / "state"),
-        # The test does not answer questions about the cursor.
+        # The test does not answer queries for the cursor position.
         "PROMPT_TOOLKIT_NO_CPR": "1",
     }
 

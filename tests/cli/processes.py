@@ -1,4 +1,4 @@
-"""Commands in processes of their own."""
+"""Commands that run in separate processes."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_file_of_requests(questions: Path, tmp_path: Path, capsys: Capture) ->
 
 
 def test_lines_go_through_adapters(tmp_path: Path, capsys: Capture) -> None:
-    """Those that --lora names, unless a line names its own, or none."""
+    """A line uses the adapter that --lora names, unless the line names another adapter or none."""
     asked = [{"role": "user", "content": "What is 12 + 7?"}]
     lines = [{"messages": asked}, {"messages": asked, "adapter": {}}, {"messages": asked, "adapter": "nobody"}]
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -80,14 +80,14 @@ def test_lines_go_through_adapters(tmp_path: Path, capsys: Capture) -> None:
     found = answers(output)
     assert (found["0"], found["1"], found["2"]) == ("19, nineteen", "19", "")
     assert "nobody" in output.read_text()
-    # Another one of the same name is another option.
+    # A different adapter with the same name counts as a changed option.
     before, other = output.read_bytes(), [*command[:-1], f"words={bundled_adapter('pirate')}"]
     for changed in (other, [*command[:-1], command[-1] + ":0.5"]):
         assert run_here([*changed, "--retry-errors"]) == 1
-        assert "was begun with other options" in capsys.readouterr().err
+        assert "was started with other options" in capsys.readouterr().err
     assert output.read_bytes() == before
     assert run_here([*command, "--retry-errors"]) == 1
-    assert "was begun" not in capsys.readouterr().err
+    assert "was started" not in capsys.readouterr().err
     assert run_here([*command, "--force", "--ray", "local"]) == 2
     assert "--lora with --ray" in capsys.readouterr().err
 
@@ -99,11 +99,11 @@ def test_lines_that_fail_are_said_and_tried_again(questions: Path, tmp_path: Pat
     assert run_here(["batch", str(questions), "-o", str(output)]) == 1
     shown = capsys.readouterr().err
     assert "1 failed" in shown and "OptionError" in shown and "--retry-errors" in shown
-    assert run_here(["batch", str(questions), "-o", str(output), "--resume"]) == 1  # it is not answered yet
-    assert "1 lines had failed before; --retry-errors tries" in capsys.readouterr().err
+    assert run_here(["batch", str(questions), "-o", str(output), "--resume"]) == 1  # the line has no reply yet
+    assert "1 lines failed in an earlier run; to retry them, add --retry-errors" in capsys.readouterr().err
     questions.write_text(questions.read_text().replace('"top_p": 2', '"top_p": 0.5, "max_tokens": 2, "seed": 1'))
     assert run_here(["batch", str(questions), "-o", str(output), "--retry-errors"]) == 0
-    assert "1 lines · 30 were there before" in capsys.readouterr().err
+    assert "1 lines · 30 already done" in capsys.readouterr().err
     assert len(output.read_text().splitlines()) == 31
 
 
@@ -119,8 +119,8 @@ def test_templates_and_pipes(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["{in}"], 2, "--output"),
-        (["{in}", "-o", "{in}"], 2, "is INPUT too"),
-        (["{in}", "-o", "{out}", "--html", "{out}"], 2, "is --output too"),
+        (["{in}", "-o", "{in}"], 2, "is the same file as INPUT"),
+        (["{in}", "-o", "{out}", "--html", "{out}"], 2, "is the same file as --output"),
         (["{in}", "-o", "{out}", "--force", "--resume"], 2, "--force and --resume"),
         (["{in}", "-o", "{out}", "--template", "no field"], 2, "has no field"),
         (["{in}", "-o", "{out}", "--format", "xml"], 2, "format = 'xml'"),
@@ -153,14 +153,14 @@ def test_a_terminal_shows_how_far_it_is(questions: Path, tmp_path: Path, termina
     )
     assert "lines" in bar
     os.kill(shown.pid, signal.SIGINT)
-    shown.wait_for(r"has\s+the\s+answers\s+so\s+far;\s+--resume\s+goes\s+on")
+    shown.wait_for(r"contains\s+the\s+replies\s+so\s+far;\s+to\s+continue,\s+add\s+--resume")
     assert shown.exit_code() == 130
     kept = (tmp_path / "out").read_text()
     assert kept.endswith("}\n") and 0 < kept.count("\n") < 4000
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    """The whole command, with the model, at three moments."""
+    """The whole command, with the model, is killed at three moments."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out"
     with source.open("w") as file:
         for number in range(1500):
@@ -193,7 +193,7 @@ def test_generate_says_what_it_does_with_many_lines(tmp_path: Path, capsys: Capt
     file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     assert run_here(["generate", "-f", str(file), "-n", "1"]) == 0
     said = capsys.readouterr().err
-    assert "its 2 lines are one prompt" in said and f"genai batch {file}" in re.sub(r"\s+", " ", said)
+    assert "its 2 lines form one prompt" in said and f"genai batch {file}" in re.sub(r"\s+", " ", said)
     (tmp_path / "prompt.txt").write_text("a\nb\n")
     assert run_here(["generate", "-f", str(tmp_path / "prompt.txt"), "-n", "1"]) == 0
     assert "one prompt" not in capsys.readouterr().err

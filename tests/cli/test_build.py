@@ -1,4 +1,4 @@
-"""`genai build`, and commands that are given a checkpoint instead of a model folder."""
+"""`genai build`, and commands that receive a checkpoint instead of a model folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GENAI = [sys.executable, "-m", "genai"]
 
 
 def make_checkpoint(folder: Path, *, layers: int = 2, hidden: int = 32) -> Path:
-    """A llama with random weights and a tokenizer of bytes, with a chat template."""
+    """Write a Llama with random weights, a byte tokenizer and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -52,7 +52,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A cache of models of our own, beside the kernels that are compiled already."""
+    """Use a separate model cache, but the existing cache of compiled kernels."""
     kernels = Path(os.environ.get("GENAI_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     (tmp_path / "cache" / "genai").mkdir(mode=0o700, parents=True)
     for place in (kernels / "genai").glob("*"):
@@ -95,14 +95,14 @@ def test_options_are_checked(
 def test_existing_output(checkpoint: Path, environment: dict[str, str], tmp_path: Path) -> None:
     done = run("build", checkpoint, "-o", tmp_path, environment=environment)
     assert done.returncode == 1
-    assert "exists already" in done.stderr
+    assert "already exists" in done.stderr
 
 
 def test_generate_from_a_checkpoint(checkpoint: Path, environment: dict[str, str]) -> None:
-    """The first use builds and says so; the second starts at once; --no-build refuses what is not there."""
+    """The first use builds the model and reports this; the second starts at once; --no-build refuses unbuilt models."""
     refused = run("generate", checkpoint, "--no-build", "-n", "3", environment=environment, text="hello")
     assert refused.returncode == 1
-    assert "not built yet" in refused.stderr
+    assert "has not been built" in refused.stderr
     first = run("generate", checkpoint, "-n", "3", environment=environment, text="hello")
     assert first.returncode == 0, first.stderr
     assert "Building an INT4 model of" in first.stderr
@@ -112,7 +112,7 @@ def test_generate_from_a_checkpoint(checkpoint: Path, environment: dict[str, str
 
 
 def terminal(*arguments: str | Path, environment: dict[str, str], answers: list[tuple[str, str]]) -> tuple[str, int]:
-    """Run a command in a pseudo-terminal; type each answer when its question shows."""
+    """Run a command in a pseudo-terminal; type each answer when its question appears."""
     pid, fd = pty.fork()
     if pid == 0:
         os.execve(sys.executable, [*GENAI, *map(str, arguments)], environment)
@@ -132,7 +132,7 @@ def terminal(*arguments: str | Path, environment: dict[str, str], answers: list[
 
 
 def test_a_terminal_is_asked(checkpoint: Path, environment: dict[str, str]) -> None:
-    for no in ("n\r", "\x04"):  # Ctrl-D
+    for no in ("n\r", "\x04"):  # \x04 is Ctrl-D
         seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", no)])
         assert code == 1
         assert "was not built" in " ".join(seen.split())

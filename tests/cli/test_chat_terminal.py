@@ -22,10 +22,10 @@ STORY = "Tell me a story about Luna and Tom."
 
 
 def chat(terminal: Open, *arguments: str, slowly: bool = False, **environment: str) -> Any:
-    """`slowly`: a reply that fills the context takes seconds, not a quarter of one: Ctrl-C comes before its end."""
+    """With `slowly`, a reply that fills the context takes seconds instead of a quarter second, so Ctrl-C is in time."""
     device = ("--device", "reference") if slowly else ("-t", "1")
     opened = terminal("chat", *device, *arguments, **environment)
-    opened.wait_for("context 1,024 tokens.*>>>", seconds=120)  # kernels may have to be compiled
+    opened.wait_for("context 1,024 tokens.*>>>", seconds=120)  # kernels may have to be compiled first
     return opened
 
 
@@ -60,7 +60,7 @@ def test_help_and_unknown_commands(terminal: Open) -> None:
 
 
 def test_what_stands_in_quotes_is_a_message(terminal: Open) -> None:
-    """Also what would be a command, or a farewell; and so it is edited."""
+    """This includes text that would be a command or a farewell; editing it keeps the quotes."""
     one = chat(terminal, "-n", "4", "--ignore-eos")
     one.enter('"""/stats"""', "tok/s")
     one.enter('"""exit"""', "tok/s")
@@ -68,7 +68,7 @@ def test_what_stands_in_quotes_is_a_message(terminal: Open) -> None:
     one.type("/edit\r")
     one.wait_for('>>> """exit"""')
     one.type("\x03")
-    one.enter("/undo", r"\(taken back: /stats\)")
+    one.enter("/undo", r"\(removed: /stats\)")
     one.type('"""\r/bye\r"""\r')
     one.wait_for("tok/s")
     one.enter("/set json-schema /no/such/file", "/no/such/file.*\n.*why")
@@ -79,7 +79,7 @@ def test_what_stands_in_quotes_is_a_message(terminal: Open) -> None:
 
 def test_settings(terminal: Open) -> None:
     one = chat(terminal, "--temperature", "0.5")
-    assert re.search(r"\* temperature +0.5\n", one.enter("/set", "none, or no limit"))
+    assert re.search(r"\* temperature +0.5\n", one.enter("/set", r"limit\)"))
     one.enter("/set top-p 0.9", r"\(top-p is 0.9\)")
     one.enter("/set temperature 0", "temperature = 0.*contradict|contradicts temperature = 0")
     one.enter("/set top-p default", "default")
@@ -89,15 +89,15 @@ def test_settings(terminal: Open) -> None:
     one.enter("/set stop-token 1,2", "is 1,2")
     one.enter("/set ignore-eos on", "is on")
     one.enter("/set ignore-eos maybe", "on or off is expected")
-    one.enter("/set nonsense 1", "there is no such setting")
+    one.enter("/set nonsense 1", "no setting has this name")
     one.enter("/set seed x", "a value of type int")
-    one.enter("/set seed", r"\(seed is -: Seed of the random numbers")
+    one.enter("/set seed", r"\(seed is -: Random seed")
     one.enter("/set stats", r"\(stats is on\)")
     one.enter("/set temperatur", "did you mean temperature")
     one.enter("/set stats off", "is off")
     one.enter("/set on-overflow shift", "is shift")
     one.enter("/set on-overflow never", "allowed: error, truncate, shift")
-    screen = one.enter("/set", "none, or no limit")
+    screen = one.enter("/set", r"limit\)")
     assert re.search(r"stats +off\n.*on-overflow +shift", screen, re.S)
     assert "tok/s" not in one.enter("What is 12 + 7?", "1\n")
     one.enter("/set prompts on", "is on")
@@ -108,7 +108,7 @@ def test_settings(terminal: Open) -> None:
 def test_settings_at_any_width(terminal: Open, columns: int) -> None:
     one = chat(terminal, "--stop", "one two", "--stop", "three")
     one.resize(columns, 60)
-    lines = one.enter("/set", "none, or no limit").split("\n")
+    lines = one.enter("/set", r"limit\)").split("\n")
     assert max(map(len, lines)) < columns
     assert re.search(r"\* stop +one two,three\n", "\n".join(lines))
     first = next(index for index, line in enumerate(lines) if line.startswith("  samplers "))
@@ -120,8 +120,8 @@ def test_settings_at_any_width(terminal: Open, columns: int) -> None:
 
 def test_taking_back(terminal: Open) -> None:
     one = chat(terminal)
-    one.enter("/prompt", "nothing was sent yet")
-    one.enter("/tokens", "nothing was sent yet")
+    one.enter("/prompt", "no prompt has been sent yet")
+    one.enter("/tokens", "no prompt has been sent yet")
     one.enter("/undo", "there is no message yet")
     one.enter("/retry", "there is no message yet")
     one.enter("/edit", "there is no message yet")
@@ -131,7 +131,7 @@ def test_taking_back(terminal: Open) -> None:
     one.wait_for(re.escape("What is 12 + 7?"))
     one.enter("\x7f\x7f8?", "20\n.*tok/s")
     assert "12 + 8?<|im_end|>\n<|im_start|>assistant\n\n>>>" in one.enter("/prompt", "assistant\n")
-    one.enter("/undo", r"\(taken back: What is 12 \+ 8\?\)")
+    one.enter("/undo", r"\(removed: What is 12 \+ 8\?\)")
     one.enter("/undo", "there is no message yet")
     one.enter("What is 12 + 7?", "19\n.*tok/s")
     one.enter("/clear", "forgotten")
@@ -155,7 +155,7 @@ def test_files_and_models(terminal: Open, tmp_path: Path, bundled_folder: Path) 
     before = path.read_text()
     for answer in ("", "n", "\x03", "\x04", "maybe"):
         one.type(f"/save {path}\r")
-        one.wait_for(r"exists\.\s+Write\s+over\s+it\?\n\[y/N\]")
+        one.wait_for(r"exists\.\s+Overwrite\s+it\?\n\[y/N\]")
         one.enter(answer, "not saved")
     assert path.read_text() == before
     one.type(f"/save {path}\r")
@@ -192,7 +192,7 @@ def test_several_lines_pasting_history_and_completion(terminal: Open) -> None:
     one.type("/set top-\t")
     one.wait_for("top-p")
     one.type("\x03/set on-overflow tr\t")
-    one.wait_for(r"tr\s*uncate")  # drawn in two parts where the completion came late
+    one.wait_for(r"tr\s*uncate")  # drawn in two parts if the completion arrived late
     one.enter("", "on-overflow is truncate")
     one.type("\x1b[A\x1b[A\x1b[A")
     one.enter("", "15\n.*tok/s")
@@ -211,7 +211,7 @@ def test_adapters(terminal: Open, tmp_path: Path) -> None:
     one.enter(f"/lora pirate={pirate}", "adapter: pirate; loaded: words, pirate")
     one.enter("What is 12 + 9?", r"21, matey! Arr!")
     one.enter("/lora wrods", "Adapter not found: wrods.*did you mean 'words'")
-    one.enter(f"/lora off={words}", "/lora off goes on without adapters")
+    one.enter(f"/lora off={words}", "/lora off turns adapters off")
     one.enter(f"/lora x={tmp_path / 'none'}", "not an adapter")
     one.enter(f"/lora x={words}:nan", "scale of adapter 'x' = nan")
     one.type("/lora wo\t")
@@ -235,10 +235,10 @@ def test_ctrl_c_keeps_the_reply_and_twice_leaves(terminal: Open) -> None:
     one.type("half a line\x03")
     one.enter("/stats", "interrupted")
     one.type("\x03")
-    one.wait_for(r"to leave\)\n>>>")
-    # What is typed and cleared between two of them makes the second the first again.
+    one.wait_for(r"type /bye\)\n>>>")
+    # Text that is typed and cleared between two presses makes the second press count as the first.
     one.type("x\x03\x03")
-    one.wait_for(r"to leave\)\n>>>")
+    one.wait_for(r"type /bye\)\n>>>")
     one.type("\x03")
     assert one.exit_code() == 0
     assert one.echoes()
@@ -252,7 +252,7 @@ def test_ctrl_c_at_random_moments_leaves_terminal_and_engine_sane(terminal: Open
         one.type(STORY + "\r")
         time.sleep(rng.random() * 0.25)
         os.kill(one.pid, signal.SIGINT) if rng.random() < 0.5 else one.type("\x03")
-        # Whatever was hit, a command is obeyed again.
+        # Whatever the interrupt hit, the chat still obeys a command.
         one.type("\r")
         time.sleep(0.05)
         one.enter("/clear", "forgotten")
@@ -291,8 +291,8 @@ def test_what_is_typed_while_loading_is_no_message(terminal: Open) -> None:
 def test_words_stay_whole_at_any_width(terminal: Open, columns: int) -> None:
     one = terminal("chat", "-t", "1")
     one.resize(columns, 60)
-    one.wait_for("leave.*>>>", seconds=120)
-    for text, end in (("/help", "Ctrl-D\\."), (STORY, "tok/s")):
+    one.wait_for("exit.*>>>", seconds=120)
+    for text, end in (("/help", "exits\\."), (STORY, "tok/s")):
         screen = one.enter(text, end)
         lines = [line for line in screen.split("\n") if ">>>" not in line and text not in line]
         assert len(lines) > 3 and all(len(line.rstrip()) <= columns for line in lines)
@@ -313,10 +313,10 @@ def test_a_full_context(terminal: Open) -> None:
     one.enter("/set min-tokens 600", "is 600")
     screen = one.enter("Tell me more.", "tok · ")
     assert re.search("length|nearly full|is full", screen)
-    one.enter(question * 2, "error: the conversation has .*context holds 1024.*fix: ")
+    one.enter(question * 2, "error: the conversation has .*limited to 1024.*fix: ")
     one.enter("/set min-tokens 0", "is 0")
     one.enter("/set on-overflow truncate", "is truncate")
-    one.enter(question, "the first 4 messages are left out|the first 2 messages are left out")
+    one.enter(question, "the first 4 messages are omitted|the first 2 messages are omitted")
 
 
 def test_markdown_is_rendered_on_request(terminal: Open) -> None:
@@ -351,22 +351,22 @@ def test_long_work_says_how_far_it_is(terminal: Open, tmp_path: Path) -> None:
 
 
 def test_a_line_longer_than_the_window(terminal: Open) -> None:
-    """Its start is changed when it has long been wrapped, and the window becomes narrower meanwhile."""
+    """The start of a line is edited after the line was wrapped and the window became narrower."""
     one = terminal("chat", "-t", "1")
     one.resize(30, 24)
-    one.wait_for("leave.*>>>", seconds=120)
+    one.wait_for("exit.*>>>", seconds=120)
     words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     one.type(f"at is {words}?")
     one.wait_for(r"fifteen\?")
     one.resize(23, 24)
-    one.type("\x01Wh\x05\x7f and 12 + 7?")  # to its start, and back to its end
+    one.type("\x01Wh\x05\x7f and 12 + 7?")  # to the start of the line, and back to its end
     one.enter("", r"tok/s")
     one.resize(120, 24)
     assert f"user\nWhat is {words} and 12 + 7?<|im_end|>" in one.enter("/prompt", "assistant\n")
 
 
 def test_a_long_text_that_is_pasted(terminal: Open) -> None:
-    """More lines than the window has, with tabs, slashes and control characters, are one message."""
+    """More lines than the window has, with tabs, slashes and control characters, form one message."""
     lines = [f"{number}\tof /many, [{chr(97 + number)}]" for number in range(26)]
     one = chat(terminal)
     one.resize(40, 10)
@@ -380,15 +380,15 @@ def test_a_long_text_that_is_pasted(terminal: Open) -> None:
 
 @pytest.mark.parametrize("policy", ["error", "truncate", "shift"])
 def test_a_reply_that_meets_the_end_of_the_context(terminal: Open, policy: str) -> None:
-    """It is said to be cut; and where it goes on, that messages are left out, which `/prompt` then shows."""
+    """A truncated reply is reported. When it continues, omitted messages are reported, and `/prompt` shows them."""
     one = chat(terminal, "--on-overflow", policy, "--ignore-eos", "-n", "100")
     one.enter("/set max-tokens 700", "is 700")
     one.enter("My name is Mia.", "tok · ")
     one.resize(300, 40)
-    screen = one.enter(STORY, "messages are left out" if policy == "shift" else "cut; /clear starts anew")
+    screen = one.enter(STORY, "messages are omitted" if policy == "shift" else "cut; /clear starts over")
     if policy == "shift":
         assert "700 tok" in screen and "was cut" not in screen
-        assert "(the context is full: the first 2 messages are left out)" in screen
+        assert "(the context is full: the first 2 messages are omitted)" in screen
         assert "Mia" not in one.enter("/prompt", "assistant\n")
     else:
         assert "(the context of 1024 tokens is full: the reply was cut" in screen
@@ -402,7 +402,7 @@ def test_keys_and_sizes_while_a_reply_comes(terminal: Open) -> None:
     for columns, rows in ((20, 5), (200, 60), (100, 40)):
         one.resize(columns, rows)
         time.sleep(0.05)
-    one.type("\x03\x03\x03")  # impatient
+    one.type("\x03\x03\x03")  # repeated presses
     one.wait_for(">>>")
     one.type("\r")
     one.enter("/clear", "forgotten")
@@ -410,7 +410,7 @@ def test_keys_and_sizes_while_a_reply_comes(terminal: Open) -> None:
     one.wait_for(r"Tom\.\s+\S+ ")
     one.type("\x03")
     one.wait_for(r"\(stopped\)\n.*>>>")
-    one.type("no end\x04")  # deletes what is right of it: nothing
+    one.type("no end\x04")  # deletes the character to the right: there is none
     one.enter("\x15/stats", "interrupted")
     one.type("\x04")
     assert one.exit_code() == 0

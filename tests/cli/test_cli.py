@@ -1,4 +1,4 @@
-"""The command line as a person or a pipe meets it: real processes, real terminals."""
+"""The command line as a person or a pipe uses it: real processes and real terminals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_stdout_carries_only_model_text() -> None:
 
 
 def test_peak_memory_of_a_chat_is_small() -> None:
-    run("chat", "-p", "Hello")  # kernels are compiled by now, if they were not before
+    run("chat", "-p", "Hello")  # after this, kernels are compiled
     stderr = run("chat", "-p", "What is 12 + 7?", "--stats").stderr
     peak = float(re.search(r"peak (\d+) MB", stderr)[1])  # type: ignore[index]
     assert peak < 400
@@ -112,7 +112,7 @@ def test_eval_tasks_on_a_file(tmp_path: Path) -> None:
     result = run("eval", "tasks", "-f", str(path), "--json", "--show-wrong", "1")
     found = json.loads(result.stdout)["sum"]
     assert (found["asked"], found["right"], found["accuracy"]) == (2, 1, 0.5)
-    # Wilson's interval of 1 in 2.
+    # Wilson's interval for 1 of 2.
     assert (found["low"], found["high"]) == pytest.approx((0.0945, 0.9055), abs=1e-4)
     assert "expected '20'" in result.stderr
     lines[0]["answer"] = "<b>19</b>"
@@ -243,7 +243,7 @@ def test_a_broken_pipe_ends_cleanly() -> None:
     ],
 )
 def test_standard_streams_that_are_closed_or_full(command: str, code: int, said: str) -> None:
-    """stdout carries the answer or nothing, whatever became of the others."""
+    """stdout carries either the whole answer or nothing, whatever happens to the other streams."""
     result = subprocess.run(
         ["sh", "-c", f"{' '.join(GENAI)} {command}"], input="", capture_output=True, text=True, timeout=120
     )
@@ -278,7 +278,7 @@ def test_a_pipe_that_stays_silent_is_mentioned() -> None:
     command = [*GENAI, "chat", "-p", "What is 12 + 7?"]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr is not None
-        while "waiting for the text from stdin" not in process.stderr.readline():
+        while "waiting for text from stdin" not in process.stderr.readline():
             assert process.poll() is None
         stdout, _ = process.communicate(timeout=60)
     assert "19" in stdout
@@ -299,11 +299,11 @@ def test_ctrl_c_in_a_one_shot_exits_130() -> None:
         assert process.stderr is not None
         stderr = process.stderr.read()
     assert b"Traceback" not in stderr
-    # A quick machine may have finished the reply before the signal came.
+    # A fast machine may have finished the reply before the signal arrived.
     assert code in (0, 130)
 
 
-# `python -m genai`, which says when Python itself is up: before that, an interrupt is shown by Python.
+# `python -m genai` with a message once Python itself has started: before that, Python shows a traceback on interrupts.
 SAYS_WHEN_IT_STARTS = """
 import os, sys
 from genai.__main__ import main
@@ -327,7 +327,7 @@ def test_ctrl_c_at_any_moment_ends_without_a_traceback(command: list[str], seed:
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
         assert b"Traceback" not in stderr, stderr.decode()
-        # Killed by the signal itself where no command had begun, or where one had ended.
+        # If no command has started, or the command has ended, the signal itself kills the process.
         assert process.returncode in (0, 130, -signal.SIGINT)
 
 

@@ -1,4 +1,4 @@
-"""`genai doctor` as real processes: broken homes, poor locales, tiny containers."""
+"""`genai doctor` in real processes: broken home folders, limited locales, small containers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = [
     "bundled model",
     "terminal",
 ]
-# The report on a made-up machine: its root is the argument.
+# The program prints a report on a simulated machine, whose root is the argument.
 ON_A_ROOT = (
     "import sys; from pathlib import Path; from genai.cli.doctor import report; "
     "from genai.doctor.checkup import Machine; "
@@ -59,7 +59,7 @@ def test_compiling_ahead(tmp_path: Path) -> None:
     )
     first = run(sys.executable, "-c", code, changes={"GENAI_CACHE_DIR": str(tmp_path)})
     assert (first.returncode, first.stderr) == (0, "Compiling CPU kernels (once per kernel) ...\n")
-    assert first.stdout.startswith("compiled 2 kernels in ") and first.stdout.endswith("; 0 were there already\n")
+    assert first.stdout.startswith("compiled 2 kernels in ") and first.stdout.endswith("; 0 were already cached\n")
     again = run(sys.executable, "-c", code, "--json", changes={"GENAI_CACHE_DIR": str(tmp_path)})
     assert json.loads(again.stdout)["loaded"] == 2
 
@@ -149,14 +149,14 @@ def test_a_compiler_that_is_switched_off() -> None:
 
 @pytest.mark.parametrize("package", ["numba", "numpy", "onnx"])
 def test_a_package_that_cannot_be_imported(package: str, tmp_path: Path) -> None:
-    """What is broken is named; the doctor itself goes on."""
+    """The broken package is named, and the doctor continues."""
     (tmp_path / f"{package}.py").write_text("raise ImportError('broken on purpose')")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
         "from genai.cli.doctor import report; sys.exit(report(as_json=True))"
     )
     result = run(sys.executable, "-c", code)
-    # Extension modules may print the error to stderr by themselves; the report is whole nevertheless.
+    # Extension modules may themselves print the error to stderr, but the report is complete.
     found = {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert list(found) == NAMES
     assert result.returncode == 1
@@ -174,7 +174,7 @@ def test_cleaning_the_cache(tmp_path: Path) -> None:
     assert "--clean-cache" in str(findings(doctor("--json", **changes))["cache"]["fix"])
     result = doctor("--clean-cache", **changes)
     assert (result.returncode, result.stdout) == (0, f"removed {kernels / ('f' * 32)} (4.0 KiB)\n")
-    left = {path.name for path in kernels.iterdir()}  # the kernels of this version may be among them
+    left = {path.name for path in kernels.iterdir()}  # kernels of this version may be among them
     assert "mine" in left and "f" * 32 not in left
     assert doctor("--clean-cache", **changes).stdout.startswith("nothing to remove")
     assert json.loads(doctor("--clean-cache", "--json", **changes).stdout) == {"removed": [], "kept": []}

@@ -120,7 +120,7 @@ def test_the_reference_device_answers_too_and_others_are_refused() -> None:
 
 
 def test_questions_are_about_what_is_piped_beside_them(tmp_path: Path) -> None:
-    """As in `genai chat`; a text to continue is complete as it is."""
+    """As in `genai chat`, a question and piped text are combined; a text to continue is not changed."""
     file = tmp_path / "question.txt"
     file.write_text("What is 2 + 2?")
     result = run("generate", *QUESTION, "-f", str(file), "--dump-prompt", text="My name is Nora.\n")
@@ -135,9 +135,9 @@ def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
     result = run(*options, "--ctx-shift", "--json")
     found = json.loads(result.stdout)
     assert (len(found["token_ids"]), found["finish_reason"]) == (300, "length") and found["forgotten_tokens"] > 100
-    assert f"the context was full: {found['forgotten_tokens']} tokens were forgotten" in result.stderr
-    assert f"{found['forgotten_tokens']} forgotten" in run(*options, "--ctx-shift", "--stats").stderr
+    assert f"the context was full: {found['forgotten_tokens']} tokens were dropped" in result.stderr
+    assert f"{found['forgotten_tokens']} dropped" in run(*options, "--ctx-shift", "--stats").stderr
     assert "--ctx-keep 9 without --ctx-shift" in run(*options, "--ctx-keep", "9").stderr
     assert "ctx_shift keeps 150 tokens of a context of 160" in run(*options, "--ctx-shift", "--ctx-keep", "150").stderr
     chat = run("chat", "-p", "Tell me a story.", *options[3:], "--ctx-shift")
-    assert "tokens were forgotten" in chat.stderr and len(chat.stdout) > 500
+    assert "tokens were dropped" in chat.stderr and len(chat.stdout) > 500

@@ -1,4 +1,4 @@
-"""`genai info` as a real process."""
+"""`genai info` in a real process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_json_and_a_context() -> None:
 
 
 def test_a_poor_locale(tmp_path: Path) -> None:
-    """A name that the terminal cannot show is escaped."""
+    """A name with characters that the terminal cannot show is escaped."""
     from genai.models.folders import bundled_model
 
     folder = tmp_path / "caf\u00e9\x1b[31m"

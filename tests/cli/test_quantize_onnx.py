@@ -94,11 +94,11 @@ def test_bad_input(arguments, code, word, model, tmp_path, capsys):
 def test_the_float_model_is_not_written_over(model, capsys):
     before = model.read_bytes()
     assert run(["quantize-onnx", str(model), "-o", str(model.parent / "." / "model.onnx")]) == 2
-    assert "is MODEL too" in capsys.readouterr().err and model.read_bytes() == before
+    assert "is the same file as MODEL" in capsys.readouterr().err and model.read_bytes() == before
 
 
 def test_calibration_data_without_names(model, tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.ones((8, 16), np.float32))
     out = ["-o", str(tmp_path / "q.onnx"), "--calib", str(tmp_path / "a.npy")]
     assert run(["quantize-onnx", str(model), *out]) != 0
-    assert "one array, without a name" in (said := capsys.readouterr().err) and "numpy.savez" in said
+    assert "a single array without a name" in (said := capsys.readouterr().err) and "numpy.savez" in said

@@ -1,4 +1,4 @@
-"""The command-line reference says what the commands say."""
+"""The command-line reference agrees with the commands."""
 
 from __future__ import annotations
 

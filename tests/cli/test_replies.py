@@ -1,4 +1,4 @@
-"""How replies are shown: reasoning apart, tool calls named, Markdown block by block."""
+"""The display of replies: reasoning is separate, tool calls are named, Markdown is rendered block by block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of speculation, and its bench."""
+"""The options of speculative decoding, and its benchmark."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_the_footer_says_how_guesses_fared(capsys: Capture) -> None:
     def made(**counts: int) -> str:
         return footer(Completion("x", (5, 6), "stop", 2, 3, 0, Timings(), 1, **counts), 100)
 
-    assert " · guessed 7/9 · " in made(proposed_tokens=9, accepted_tokens=7)
-    assert "guessed" not in made()
+    assert " · accepted 7/9 · " in made(proposed_tokens=9, accepted_tokens=7)
+    assert "accepted" not in made()
 
 
 def test_bench(tmp_path: Path, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""`genai chat --tools`: functions of a Python file, asked about before they run."""
+"""`genai chat --tools`: functions from a Python file, which run only after confirmation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_functions_become_tools(module: Path) -> None:
     assert found.call("double", {"number": 4, "unit": "km"}) == "8 km"
     assert found.call("fails", {"names": []}) == "Error: ValueError: never"
     assert found.call("double", {"wrong": 4}).startswith("Error: TypeError")
-    assert "there are double, fails" in found.call("other", {})
+    assert "the functions are double, fails" in found.call("other", {})
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_functions_become_tools(module: Path) -> None:
         ("import enum\nclass E(enum.Enum): A = 1\ndef f(a: E): ...", "has the type"),
         ("def f(a, /): ...", "takes a"),
         ("def f(**a): ...", r"takes \*\*a"),
-        ("def f(): yield 1", "function f yields"),
-        ("async def f(): yield 1", "function f yields"),
+        ("def f(): yield 1", "function f is a generator"),
+        ("async def f(): yield 1", "function f is a generator"),
         ("class A: ...", "defines no function"),
     ],
 )
@@ -82,7 +82,7 @@ def test_files_that_cannot_be_used(text: str, message: str, tmp_path: Path) -> N
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_functions(path)
-    with pytest.raises(InputError, match="no Python file"):
+    with pytest.raises(InputError, match="not a Python file"):
         read_functions(tmp_path / "missing.py")
 
 
@@ -90,7 +90,7 @@ def test_files_that_cannot_be_used(text: str, message: str, tmp_path: Path) -> N
 def test_a_call_is_asked_about(
     answer: str, terminal: Callable[..., Any], module: Path, tmp_path: Path, bundled_folder: Path
 ) -> None:
-    """The bundled model has not learned to call: a bias makes it begin with a call."""
+    """The bundled model was not trained on calls, so a bias makes it begin with a call."""
     folder = tmp_path / "tooled"
     shutil.copytree(bundled_folder, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATES["llama3"], encoding="utf-8")
@@ -105,7 +105,7 @@ def test_a_call_is_asked_about(
     one.type(f"{answer}\r")
     if answer == "y":
         one.wait_for(r"double → -?\d+ k?m")
-        one.wait_for(r"Run double\(.*\[y/N\]")  # it calls again
+        one.wait_for(r"Run double\(.*\[y/N\]")  # the model calls again
         one.type("n\r")
     one.wait_for(">>>")
     assert answer == "y" or "double →" not in one.seen

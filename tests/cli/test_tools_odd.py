@@ -1,4 +1,4 @@
-"""`genai chat --tools`: functions and files that do what nobody expects."""
+"""`genai chat --tools`: functions and files that behave unexpectedly."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_what_a_dictionary_holds_is_said(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tooled(tmp_path: Path, bundled_folder: Path) -> Path:
-    """The bundled model, which has not learned to call, with a template that has calls."""
+    """The bundled model, which was not trained on calls, with a template that supports calls."""
     folder = tmp_path / "tooled"
     shutil.copytree(bundled_folder, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATES["llama3"], encoding="utf-8")
     return folder
 
 
-# A bias makes it begin with a call.
+# A bias makes the model begin with a call.
 CALLING = ("-t", "1", "--logit-bias", f"{93}=60", "--temperature", "0", "-n", "120")
 
 
@@ -98,14 +98,14 @@ def test_functions_that_end_or_block_or_steer_leave_the_chat_as_it_was(
     one.type("\x03")
     one.wait_for(r"\(stopped\)\n.*>>>")
     one.type("/retry\r")
-    one.wait_for(r"Run go\(.*\[y/N\]")  # what is answered anew may call, too
+    one.wait_for(r"Run go\(.*\[y/N\]")  # the new reply may also contain a call
     one.enter("n", "")
 
 
 def test_several_calls_of_which_some_are_refused(
     tmp_path: Path,
 ) -> None:
-    """The model is told of both."""
+    """The model receives the results and the refusals."""
     from genai.cli.chat.loop import Loop
     from genai.text.parsing import ToolCall
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from genai.cli.app import command, run
+from genai.cli.short_help import SHORT_HELP
 
 Capture = pytest.CaptureFixture[str]
 
@@ -25,27 +27,56 @@ def leaves(one: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 def test_help_at_any_width(columns: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     for names, one in leaves(command()):
-        assert run([*names, "--help"]) == 0
+        is_group = hasattr(one, "commands")
+        for option in ("--help", *(() if is_group else ("--help-all",))):
+            assert run([*names, option]) == 0
+            page = capsys.readouterr().out
+            text = "\n".join(line for line in page.splitlines() if not line.startswith("  genai "))  # an example
+            assert max(map(len, text.splitlines())) <= int(columns)
+            assert "..." not in page.replace("[ARGS]...", ""), "nothing is cut"
+            assert not re.search(r"\w-$", page, re.M), "no line ends inside a word"
+            assert not re.search(r"env var|<\w", page)
+            said = re.sub(r"\s+", "", page)
+            if is_group or option == "--help-all":
+                for parameter in one.params:
+                    is_hidden = getattr(parameter, "hidden", False)  # an earlier name
+                    assert (re.sub(r"\s+", "", parameter.help) in said) is not is_hidden
+
+
+def test_short_help_has_an_example_and_ten_options_at_most(capsys: Capture) -> None:
+    commands = {" ".join(("genai", *names)): one for names, one in leaves(command()) if not hasattr(one, "commands")}
+    assert set(SHORT_HELP) == set(commands)
+    for path, short in SHORT_HELP.items():
+        known = {name for parameter in commands[path].params for name in parameter.opts}
+        assert set(short.options) <= known and len(short.options) <= 10
+        assert short.options or len(known) <= 24, f"{path} has many options: name those that most people need"
+        assert run([*path.split()[1:], "-h"]) == 0
         page = capsys.readouterr().out
-        assert max(map(len, page.splitlines())) <= int(columns)
-        assert "..." not in page.replace("[ARGS]...", ""), "nothing is cut"
-        assert not re.search(r"\w-$", page, re.M), "no line ends inside a word"
-        assert not re.search(r"env var|<\w", page)
-        said = re.sub(r"\s+", "", page)
-        for parameter in one.params:
-            is_hidden = getattr(parameter, "hidden", False)  # an earlier name
-            assert (re.sub(r"\s+", "", parameter.help) in said) is not is_hidden
+        assert f"Example:\n  {short.example}\n" in page
+        shown = set(re.findall(r"(?<![\w-])--[\w-]+", page.split("\nOptions:\n")[1].split("\n\n")[0]))
+        assert set(short.options) <= shown
+        if short.options:
+            assert f"{path} --help-all lists all" in re.sub(r"\s+", " ", page)
+
+
+def test_examples_are_understood() -> None:
+    for path, short in SHORT_HELP.items():
+        words = shlex.split(short.example)[1:]
+        found: Any = command()
+        while hasattr(found, "commands"):
+            found = found.commands[words.pop(0)]
+        assert found.make_context(path, words, resilient_parsing=False) is not None
 
 
 def test_help_has_groups(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    assert run(["chat", "-h"]) == 0
+    assert run(["chat", "--help-all"]) == 0
     page = capsys.readouterr().out
     heads = re.findall(r"^(\w.*):$", page, re.M)
     groups = [f"{name} options" for name in ("Model", "Sampling", "Output", "Advanced")]
-    assert heads == ["Arguments", "Options", *groups, "Environment"]
+    assert heads == ["Example", "Arguments", "Options", *groups]
     parts = re.split(r"^\w.*:$", page, flags=re.M)
-    for index, flag in ((3, "--threads N"), (4, "--temperature NUMBER"), (5, "--quiet"), (6, "--dry-base")):
+    for index, flag in ((4, "--threads N"), (5, "--temperature NUMBER"), (6, "--quiet"), (7, "--dry-base")):
         assert flag in parts[index]
 
 
@@ -59,7 +90,7 @@ def test_help_has_groups(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> No
         (["chat", "--ctx", "1"], "did you mean --ctx-size or"),
         (["chat", "--thread", "1"], "did you mean --threads?"),
         (["chat", "--verbos"], "did you mean --verbose?"),
-        (["generate", "--xyzzy"], "fix: `genai generate -h` lists them"),
+        (["generate", "--xyzzy"], "fix: `genai generate -h` lists the options"),
         (["chat", "What", "is", "this?"], 'genai chat -p "What is this?"'),
         (["generate", "-n", "x"], "'--max-tokens'"),
         (["evalute"], "Did you mean 'eval'"),
@@ -98,7 +129,7 @@ def test_what_the_system_refuses_is_no_traceback(capsys: pytest.CaptureFixture[s
 def test_options_of_a_comparison_alone(bundled_folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert run(["quantize", str(bundled_folder), "-o", str(tmp_path / "out"), "--max-kld", "0.1"]) != 0
     said = capsys.readouterr().err
-    assert "max_kld is 0.1" in said and "which of several outputs" in said and "fix:" in said
+    assert "max_kld is 0.1" in said and "--compare may recommend" in said and "fix:" in said
 
 
 def test_an_empty_text_is_named(bundled_folder: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -108,18 +139,18 @@ def test_an_empty_text_is_named(bundled_folder: Path, tmp_path: Path, capsys: Ca
 
 
 def test_errors_name_the_variable_that_gave_the_model(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Words of the error stay what they are."""
+    """Only the argument is replaced; the other words of the error stay unchanged."""
     monkeypatch.setenv("GENAI_MODEL", "/no/such/model")
     assert run(["info"]) == 1
     by_variable = capsys.readouterr().err
     assert run(["info", "/no/such/model"]) == 1
-    assert by_variable.replace(" (of the variable GENAI_MODEL)", "", 1) == capsys.readouterr().err != by_variable
+    assert by_variable.replace(" (set by GENAI_MODEL)", "", 1) == capsys.readouterr().err != by_variable
 
 
 def test_a_model_s_variable_is_not_blamed_for_other_errors(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, bundled_folder: Path, tmp_path: Path
 ) -> None:
-    """Its value may be a letter of any word."""
+    """The variable's value may be a letter that occurs in any word."""
     (tmp_path / "m").symlink_to(bundled_folder)
     monkeypatch.chdir(tmp_path / "m")
     for value, folder in (("m", tmp_path), (".", tmp_path / "m"), ("e", tmp_path), ("model", tmp_path)):
@@ -138,13 +169,13 @@ def test_errors_name_the_model_s_variable(monkeypatch: pytest.MonkeyPatch, capsy
     for value in ("m", ".", "no", "is this a question?", str(tmp_path / "m"), str(tmp_path / "no")):
         monkeypatch.setenv("GENAI_MODEL", value)
         assert run(["chat", "-p", "x"]) == 1
-        assert " (of the variable GENAI_MODEL)\n" in capsys.readouterr().err
+        assert " (set by GENAI_MODEL)\n" in capsys.readouterr().err
     monkeypatch.setenv("GENAI_MODEL", "m")
     assert run(["bench", "kernels", "--formats"]) == 2
-    assert "--formats with the model 'm' (of the variable GENAI_MODEL)" in capsys.readouterr().err
+    assert "--formats with the model 'm' (set by GENAI_MODEL)" in capsys.readouterr().err
     (tmp_path / "m" / "genai_config.json").write_text("{")
     assert run(["info"]) == 1
-    assert "(of the variable GENAI_MODEL)" in capsys.readouterr().err
+    assert "(set by GENAI_MODEL)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -182,7 +213,7 @@ def test_errors_about_what_a_variable_gave_name_it(
     value: str,
     flag: str,
 ) -> None:
-    """Also where they call the option by its name in Python, or speak of a path alone."""
+    """This includes errors that call the option by its Python name, or that mention only a path."""
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("Hello\n")
     Path("folder").mkdir()
@@ -191,7 +222,7 @@ def test_errors_about_what_a_variable_gave_name_it(
     assert run(arguments) != 0
     what, _, fix = capsys.readouterr().err.split("\n", 2)
     assert variable in what
-    assert f"{variable} is a variable of the environment, over which {flag} wins" in fix
+    assert f"{variable} is an environment variable; {flag} overrides it" in fix
     monkeypatch.delenv(variable)
     assert run([*arguments, *(f"{flag}={one}" for one in value.split())]) != 0
     assert variable not in capsys.readouterr().err
@@ -225,13 +256,13 @@ def test_errors_name_the_variable_that_gave_an_option(
     value: str,
     flag: str,
 ) -> None:
-    """Nobody finds a flag on the command line that is not there. Given as a flag, it is called so."""
+    """An error does not name an option that the user did not type. If the option was typed, the error names it."""
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("Hello\n")
     monkeypatch.setenv(variable, value)
     assert run(arguments) == 2
     what, _, fix = capsys.readouterr().err.split("\n", 2)
     assert variable in what and flag not in what
-    assert f"{variable} is a variable of the environment, over which {flag} wins" in fix
+    assert f"{variable} is an environment variable; {flag} overrides it" in fix
     assert run([*arguments, f"{flag}={value}"]) == 2
     assert variable not in capsys.readouterr().err

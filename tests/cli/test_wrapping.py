@@ -1,4 +1,4 @@
-"""Lines of whole words."""
+"""Wrapping of lines at word boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the library says goes to the logger `genai`, and to stderr where a program asks for that."""
+"""The library's messages go to the logger `genai`, and to stderr if a program requests this."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPILING = "Compiling CPU kernels (once per kernel) ...\n"
 
 
 class Stream(io.StringIO):
-    """A stream that may be a terminal, or take nothing."""
+    """A stream that can act as a terminal, and can refuse to be written to."""
 
     def __init__(self, *, is_terminal: bool = False, error: Exception | None = None) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Stream(io.StringIO):
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stream]:
-    """shown(is_terminal=…): what stderr gets from then on."""
+    """Return a function shown(is_terminal=...) that replaces stderr and returns the new stream."""
 
     def replaced(**options: bool) -> Stream:
         stream = Stream(**options)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals on Windows")
 def test_the_library_writes_nothing_by_itself(cache: Path) -> None:
-    """Neither that it compiles nor what is wrong with the cache, on a terminal or elsewhere."""
+    """Compilation and problems with the cache are not shown, neither on a terminal nor elsewhere."""
     terminal, opened = pty.openpty()
     try:
         result = subprocess.run(
@@ -134,7 +134,7 @@ def test_the_library_sets_nothing_that_is_the_program_s_to_set() -> None:
 
 
 def test_levels(caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fallback is information; that every process compiles again is a warning."""
+    """A fallback is logged as information. If every process has to compile again, that is a warning."""
     from genai import devices
     from genai.kernels.cpu.jit import kernel_cache
 
@@ -152,7 +152,7 @@ def test_levels(caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_lines_on_stderr(shown: Callable[..., Stream], log: logging.Logger, is_terminal: bool) -> None:
     with to_stderr():
-        stderr = shown(is_terminal=is_terminal)  # whatever is stderr when something is said
+        stderr = shown(is_terminal=is_terminal)  # messages go to the current stderr
         log.debug("nobody wants to know")
         log.info("50 %% of %s", "it")
         log.warning("that is bad")
@@ -217,7 +217,7 @@ def test_a_stderr_that_is_closed_or_absent(
 
 
 def say(log: logging.Logger) -> None:
-    """Everything that can be said."""
+    """Log one message of every kind."""
     with to_stderr():
         log.warning("one")
         with task("Working", 2, log=log) as work:
@@ -227,7 +227,7 @@ def say(log: logging.Logger) -> None:
 
 def test_quietly(log: logging.Logger, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_renderer", ProgressLine)
-    with quietly(), quietly(False):  # what is inside cannot be louder
+    with quietly(), quietly(False):  # the inner context cannot be louder
         log.info("an aside")
         log.warning("a warning")
         assert type(task("Working", log=log)) is Task

@@ -1,4 +1,4 @@
-"""Memory budgets: what each source says, and which one counts."""
+"""Memory budgets: the value from each source, and the source that counts."""
 
 import resource
 import sys

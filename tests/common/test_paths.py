@@ -17,7 +17,7 @@ def test_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_users_that_are_not_known() -> None:
-    """Path.expanduser would raise RuntimeError; such a path is one that does not exist."""
+    """Path.expanduser would raise RuntimeError; the toolkit treats such a path as one that does not exist."""
     assert expanded("~nobody-of-this-name/a") == Path("~nobody-of-this-name/a")
     for load in (genai.LLM, genai.Config, genai.Tokenizer):
         with pytest.raises(ModelFolderError, match="nobody-of-this-name"):

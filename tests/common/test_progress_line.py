@@ -1,4 +1,4 @@
-"""The line that says how far long work is."""
+"""The line that shows the progress of a long task."""
 
 from __future__ import annotations
 

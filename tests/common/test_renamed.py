@@ -42,7 +42,7 @@ def test_arguments() -> None:
         assert call("a", form="json") == "a as json"
     assert seen[0].filename == __file__
     assert write("a") == "a as text" and write("a", format="json") == "a as json"
-    with pytest.raises(TypeError, match="give format alone"):
+    with pytest.raises(TypeError, match="pass only format"):
         call("a", form="json", format="text")
 
 

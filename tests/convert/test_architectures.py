@@ -97,7 +97,7 @@ def test_smollm_layers_without_rotation() -> None:
 
 
 def test_page_lists_every_architecture_with_its_error(golden_names: list[str]) -> None:
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "architectures.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\w+) \| ([\w ]+) \| (\S+) \| (\S+) \|$", page, re.M)
     assert [row[1] for row in rows] == golden_names
     assert {row[0] for row in rows} == set(MODEL_TYPES)

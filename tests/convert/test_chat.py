@@ -33,7 +33,7 @@ def test_chat_with_a_checkpoint(
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     command = ["chat", str(folder), "-p", "hi", "--max-tokens", "4"]
     assert run([*command, "--no-build"]) == 1
-    assert "not built yet" in capsys.readouterr().err
+    assert "has not been built" in capsys.readouterr().err
     assert run(command) == 0
     first = capsys.readouterr()
     assert f"{name} is a checkpoint" in first.err

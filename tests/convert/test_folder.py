@@ -122,9 +122,13 @@ BAD_TENSORS = [
     ("model.layers.0.self_attn.k_proj.weight", np.zeros((32, 33), np.float32), "shape [32, 33], expected [32, 32]"),
     ("model.layers.0.input_layernorm.weight", np.zeros((1, 32), np.float32), "shape [1, 32], expected [32]"),
     ("model.layers.0.mlp.down_proj.weight", np.zeros((32, 64), np.int8), "has type int8"),
-    ("model.layers.1.self_attn.o_proj.weight", np.full((32, 64), np.nan, np.float32), "holds NaN or infinite values"),
-    ("model.embed_tokens.weight", np.full((48, 32), -np.inf, np.float32), "holds NaN or infinite values"),
-    ("model.norm.weight", np.full(32, np.inf, np.float32), "holds NaN or infinite values"),
+    (
+        "model.layers.1.self_attn.o_proj.weight",
+        np.full((32, 64), np.nan, np.float32),
+        "contains NaN or infinite values",
+    ),
+    ("model.embed_tokens.weight", np.full((48, 32), -np.inf, np.float32), "contains NaN or infinite values"),
+    ("model.norm.weight", np.full(32, np.inf, np.float32), "contains NaN or infinite values"),
 ]
 
 
@@ -152,7 +156,7 @@ def test_a_missing_tensor_suggests_its_neighbours(tiny: DecoderSpec, tmp_path: P
 def test_an_existing_target_is_left_alone(tiny: DecoderSpec, tmp_path: Path, make: Any) -> None:
     make(tmp_path / "out")
     before = (tmp_path / "out").stat().st_mtime_ns
-    with pytest.raises(ModelFolderError, match="exists already") as caught:
+    with pytest.raises(ModelFolderError, match="already exists") as caught:
         write_model_folder(tmp_path / "out", tiny, INT4, RandomWeights(tiny))
     assert caught.value.fix
     assert (tmp_path / "out").stat().st_mtime_ns == before

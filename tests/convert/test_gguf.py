@@ -121,7 +121,7 @@ def test_experts_that_are_not_are_rounded_and_it_is_said(tmp_path: Path) -> None
     wide = logits(build_model(tmp_path / "a.gguf", tmp_path / "wide", ExportOptions(precision="fp32")))
     assert 0 < np.linalg.norm(found - wide) < 0.01 * np.linalg.norm(wide)
     (remark,) = plan.rounded
-    assert remark.startswith("Q4_K weights of experts are now integers of 8 bits, 0.3")
+    assert remark.startswith("Q4_K weights of experts are now 8-bit integers, relative error 0.3")
 
 
 def test_mixed_types_as_files_have_them(tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_chat_imports_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     source = write_model(tmp_path / "tiny.Q4_K.gguf", SHAPES["qwen3"], "Q4_K")
     command = ["chat", str(source), "-p", "hi", "--max-tokens", "4"]
     assert run([*command, "--no-build"]) == 1
-    assert "is a GGUF file that is not built yet" in capsys.readouterr().err
+    assert "is a GGUF file that has not been built" in capsys.readouterr().err
     assert run(command) == 0
     first = capsys.readouterr()
-    assert "is a GGUF file" in first.err and "with its weights as they are" in first.err
+    assert "is a GGUF file" in first.err and "with unchanged weights" in first.err
     folder = resolve_model_folder(source, build=False)
-    assert f"stored in {folder}" in first.err and "is not known for" not in first.err
+    assert f"stored in {folder}" in first.err and "architecture ignores" not in first.err
     assert folder.parent == tmp_path / "cache" / "genai" / "models" and folder.name.startswith("tiny.Q4_K-")
     assert run([*command, "--no-build"]) == 0
     again = capsys.readouterr()
@@ -208,7 +208,7 @@ def test_build_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[st
     source = write_model(tmp_path / "a.gguf", SHAPES["qwen3moe"], "Q4_K")
     assert run(["build", str(source), "-o", str(tmp_path / "model")]) == 0
     shown = capsys.readouterr()
-    assert shown.out.strip() == str(tmp_path / "model") and "experts are now integers of 8 bits" in shown.err
+    assert shown.out.strip() == str(tmp_path / "model") and "experts are now 8-bit integers" in shown.err
     config = json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]
     assert config["eos_token_id"] == [VOCAB - 3, VOCAB - 2] and config["bos_token_id"] == VOCAB - 2
     with genai.LLM(tmp_path / "model") as llm:
@@ -218,11 +218,11 @@ def test_build_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_quantising_a_gguf_file_again_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"], "Q8_0")
     assert run(["quantize", str(source), "-o", str(tmp_path / "model"), "--method", "rtn"]) == 1
-    assert "is quantised already: weights in Q8_0" in capsys.readouterr().err
+    assert "is already quantised: weights in Q8_0" in capsys.readouterr().err
 
 
 def test_all_types_are_on_the_page() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "gguf.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "gguf.md").read_text(encoding="utf-8")
     assert all(f"`{kind.name}`" in page for kind in GGML_TYPES.values())
     assert all(f"`{name}`" in page for name in ARCHITECTURES)
 
@@ -232,9 +232,9 @@ def test_merging_into_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
     read = read_adapter(write_adapter(tmp_path / "adapter.gguf", SHAPES["llama"]))
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"])
-    with pytest.raises(UnsupportedModelError, match="not merged into weights that are quantised already"):
+    with pytest.raises(UnsupportedModelError, match="cannot be merged into weights that are already quantised"):
         plan_build(source, merge=(read, 1.0))
     with pytest.raises(UnsupportedModelError, match="an adapter, not a model"):
         plan_build(tmp_path / "adapter.gguf")
-    with pytest.raises(ModelFolderError, match="GGUF becomes a model folder first"):
+    with pytest.raises(ModelFolderError, match="a GGUF file must be converted first"):
         genai.Model(source)

@@ -112,7 +112,7 @@ def test_two_builds_of_one_folder(checkpoint: Path, tmp_path: Path, monkeypatch:
         build_model(checkpoint, tmp_path / "out")
 
     monkeypatch.setattr(folder_module, "write_decoder", overtaken)
-    with pytest.raises(ModelFolderError, match="exists already"):
+    with pytest.raises(ModelFolderError, match="already exists"):
         build_model(checkpoint, tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == [checkpoint, tmp_path / "out"]
 

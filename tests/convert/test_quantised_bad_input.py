@@ -75,12 +75,12 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
     "columns that are no groups": ("awq", put(f"{Q}.qweight", lambda a: a[:33]), ("2 groups of 33 columns",)),
     "zero points of other groups": ("awq", put(f"{Q}.qzeros", lambda a: a[:1]), ("has shape [1, 8]",)),
     "zero points of other outputs": ("gptq", put(f"{Q}.qzeros", lambda a: a[:, :3]), ("96 bits for 64 numbers",)),
-    "group that there is not": ("gptq_act_order", put(f"{Q}.g_idx", with_number(5, 2)), ("group 2, there are 2",)),
-    "negative group": ("gptq_act_order", put(f"{Q}.g_idx", with_number(5, -3)), ("names group -3, there are 2",)),
+    "group that there is not": ("gptq_act_order", put(f"{Q}.g_idx", with_number(5, 2)), ("group 2 of 2",)),
+    "negative group": ("gptq_act_order", put(f"{Q}.g_idx", with_number(5, -3)), ("names group -3 of 2",)),
     "g_idx of another size": ("gptq", put(f"{Q}.g_idx", lambda a: a[:-1]), ("g_idx has shape [63], expected [64]",)),
     "scales that are infinite": ("awq", put(f"{Q}.scales", with_number((0, 0), np.inf)), ("NaN or infinite",)),
     "a matrix of floats and of integers": (
-        "awq", lambda t: t.update({f"{Q}.weight": np.zeros((64, 64), np.float32)}), ("is there twice",),
+        "awq", lambda t: t.update({f"{Q}.weight": np.zeros((64, 64), np.float32)}), ("is stored twice",),
     ),
     "no shape": ("w4a16", lambda t: t.pop(f"{Q}.weight_shape"), ("no tensor", "weight_shape")),
     "a shape of 2^40 rows": (
@@ -94,7 +94,7 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
         "nf4", lambda t: t.pop(f"{Q}.weight.quant_state.bitsandbytes__nf4"), ("no tensor", "quant_state"),
     ),
     "a state that is no JSON": (
-        "nf4", put(f"{Q}.weight.quant_state.bitsandbytes__nf4", with_number(0, 0)), ("is no JSON object",),
+        "nf4", put(f"{Q}.weight.quant_state.bitsandbytes__nf4", with_number(0, 0)), ("is not a JSON object",),
     ),
     "fewer bytes": ("nf4", put(f"{Q}.weight", lambda a: a[:7]), ("holds 7 bytes", "64 x 64")),
     "fewer scales": ("nf4", put(f"{Q}.weight.absmax", lambda a: a[:7]), ("has shape [7], expected [128]",)),
@@ -107,13 +107,15 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
     ),
     "zero points of other groups than scales": (
         "w8a8", lambda t: t.update({f"{Q}.weight_zero_point": np.zeros((64, 3), np.int8)}),
-        ("weight_zero_point has 3 numbers per row", "weight_scale 1"),
+        ("weight_zero_point has 3 numbers per row", "weight_scale has 1"),
     ),
     "no scale of scales": (
-        "nvfp4", put(f"{Q}.weight_global_scale", lambda a: a[:0]), ("weight_global_scale holds 0 numbers",),
+        "nvfp4", put(f"{Q}.weight_global_scale", lambda a: a[:0]), ("weight_global_scale has 0 numbers",),
     ),
-    "HQQ of no number of bits": ("hqq", put(f"{Q}.nbits", lambda a: np.array(np.nan, np.float32)), ("a whole number",)),
-    "HQQ of infinite bits": ("hqq", put(f"{Q}.nbits", lambda a: np.array(np.inf, np.float32)), ("a whole number",)),
+    "HQQ of no number of bits": (
+        "hqq", put(f"{Q}.nbits", lambda a: np.array(np.nan, np.float32)), ("must be an integer",),
+    ),
+    "HQQ of infinite bits": ("hqq", put(f"{Q}.nbits", lambda a: np.array(np.inf, np.float32)), ("must be an integer",)),
     "MLX without least values": ("mlx", lambda t: t.pop(f"{Q}.biases"), ("no tensor", f"{Q}.biases")),
     "MLX of other words": ("mlx", put(f"{Q}.weight", lambda a: a[:, :5]), ("160 bits for 64 numbers",)),
 }  # fmt: skip
@@ -141,7 +143,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]
     "a number for a method": ("awq", {"quant_method": 4}, UnsupportedModelError, ("the quant_method is 4",)),
     "another layout of AWQ": ("awq", {"version": "gemv"}, UnsupportedModelError, ("'gemv'", "'gemm'")),
     "a layout for one kernel": ("gptq", {"checkpoint_format": "marlin"}, UnsupportedModelError, ("'marlin'", "gptq")),
-    "other bits": ("gptq", {"bits": 8}, InputError, ("numbers of 4 bits, quantization_config says 8",)),
+    "other bits": ("gptq", {"bits": 8}, InputError, ("4-bit numbers, but quantization_config has 8",)),
     "bits that are text": ("gptq", {"bits": "four"}, ConfigError, ("'four'",)),
     "another packing": ("auto_round", {"packing_format": "x:nvfp"}, UnsupportedModelError, ("'x:nvfp'",)),
     "sparse weights": ("w4a16", {"format": "marlin-24"}, UnsupportedModelError, ("'marlin-24'", "pack-quantized")),
@@ -163,7 +165,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]
         "w4a16", {"transform_config": {"config_groups": {"R4": 1}}}, UnsupportedModelError, ("has R4",),
     ),
     "a block of one size": ("fp8", {"weight_block_size": [128]}, ConfigError, ("two positive sizes",)),
-    "tensors of another format": ("awq", {"quant_method": "hqq"}, InputError, ("says hqq, no tensor is quantised so",)),
+    "tensors of another format": (
+        "awq", {"quant_method": "hqq"}, InputError, ("has hqq, but no tensor uses that format",),
+    ),
 }  # fmt: skip
 
 
@@ -198,7 +202,9 @@ def test_merging_into_integers_is_refused(tmp_path: Path) -> None:
 
     source, _ = write(tmp_path, "awq")
     adapter = AdapterParameters(tmp_path / "a", {}, "peft")
-    with pytest.raises(UnsupportedModelError, match="adapters are not merged into weights that are quantised already"):
+    with pytest.raises(
+        UnsupportedModelError, match="adapters cannot be merged into weights that are already quantised"
+    ):
         plan_build(source, merge=(adapter, 1.0))
 
 
@@ -207,4 +213,4 @@ def test_quantising_again_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFix
 
     source, _ = write(tmp_path, "awq")
     assert run(["quantize", str(source), "-o", str(tmp_path / "model"), "--method", "rtn"]) == 1
-    assert "is quantised already: weights in 4 bits by 32 with zero points" in capsys.readouterr().err
+    assert "is already quantised: weights in 4 bits by 32 with zero points" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_changed_files_and_options_are_built_anew(checkpoint: Path, cache: Path)
 
 
 def test_not_built(checkpoint: Path, cache: Path) -> None:
-    with pytest.raises(ModelFolderError, match="not built yet"):
+    with pytest.raises(ModelFolderError, match="has not been built"):
         resolve_model_folder(checkpoint, build=False)
     with pytest.raises(ModelFolderError, match="was not built"):
         resolve_model_folder(checkpoint, ask=lambda question: False)
@@ -92,7 +92,7 @@ def test_a_fault_is_found_before_the_question(checkpoint: Path) -> None:
 def test_full_disk(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(build_module.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ModelFolderError, match=r"has 0\.00 GB free, the model needs"):
+    with pytest.raises(ModelFolderError, match=r"has 0\.00 GB free, but the model needs"):
         build_module.build_model(checkpoint, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -109,7 +109,7 @@ def test_disk_that_fills_up(checkpoint: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_parent_folder(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match="is no folder"):
+    with pytest.raises(ModelFolderError, match="is not a folder"):
         build_module.build_model(checkpoint, tmp_path / "nowhere" / "out")
 
 

@@ -40,17 +40,17 @@ def test_windows(tiny: DecoderSpec) -> None:
         ({"head_size": 15}, "15 elements are rotated"),
         ({"sliding_window": 0}, "sliding_window is 0"),
         ({"sliding_window": 2**31}, "sliding_window is 2147483648"),
-        ({"sliding_window": 4, "sliding_layers": (2,)}, "names layer 2"),
+        ({"sliding_window": 4, "sliding_layers": (2,)}, "contains layer 2"),
         ({"attention_softcap": -1.0}, "attention_softcap is -1.0"),
         ({"logit_softcap": -1.0}, "logit_softcap is -1.0"),
         ({"eos_token_ids": ()}, "eos_token_ids is empty"),
-        ({"eos_token_ids": (2, 48)}, "eos_token_ids holds 48"),
-        ({"bos_token_id": -1}, "bos_token_id holds -1"),
-        ({"pad_token_id": 99}, "pad_token_id holds 99"),
+        ({"eos_token_ids": (2, 48)}, "eos_token_ids contains 48"),
+        ({"bos_token_id": -1}, "bos_token_id contains -1"),
+        ({"pad_token_id": 99}, "pad_token_id contains 99"),
     ],
 )
 def test_contradictory_specifications(tiny: DecoderSpec, change: dict[str, Any], named: str) -> None:
-    with pytest.raises(InputError, match="specification is wrong") as caught:
+    with pytest.raises(InputError, match="invalid decoder specification") as caught:
         replace(tiny, **change)
     assert named in caught.value.what
     assert caught.value.why

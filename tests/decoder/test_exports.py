@@ -116,7 +116,7 @@ NOTHING_HIDDEN = np.float32(0)
 
 @pytest.mark.parametrize(
     ("operator", "constant", "reason"),
-    [("Add", BIAS, "a bias"), ("Mul", NOTHING_HIDDEN, "hides other tokens than those that come later")],
+    [("Add", BIAS, "a bias"), ("Mul", NOTHING_HIDDEN, "is neither causal nor a sliding window")],
     ids=["bias", "not causal"],
 )
 def test_other_masks_run_densely_and_say_so(
@@ -144,7 +144,7 @@ def test_a_mask_that_cannot_be_computed_alone(changed: Callable[..., Path]) -> N
         insert_on_mask(graph, "Add", np.array(NOTHING_HIDDEN))
         next(node for node in graph.node if node.output[0] == "changed").domain = "nobody.knows"
 
-    with pytest.raises(NotFlattenable, match="could not be tried out"):
+    with pytest.raises(NotFlattenable, match="could not be evaluated"):
         flatten_exported(Config(changed(edit)))
 
 
@@ -152,7 +152,7 @@ def test_missing_layer(changed: Callable[..., Path]) -> None:
     def edit(graph: onnx.GraphProto) -> None:
         next(node for node in graph.node if node.op_type == "Softmax").op_type = "Hardmax"
 
-    with pytest.raises(NotFlattenable, match="found 1 times, there are 2 layers"):
+    with pytest.raises(NotFlattenable, match="found 1 times, but there are 2 layers"):
         flatten_exported(Config(changed(edit)))
 
 
@@ -160,5 +160,5 @@ def test_heads_of_another_size(tmp_path: Path) -> None:
     shutil.copytree(EXPORTS / "llama_eager", tmp_path / "export")
     path = tmp_path / "export" / "genai_config.json"
     path.write_text(path.read_text().replace('"num_attention_heads": 6', '"num_attention_heads": 12'))
-    with pytest.raises(NotFlattenable, match="heads are not of the size 6"):
+    with pytest.raises(NotFlattenable, match="heads do not have the size 6"):
         flatten_exported(Config(tmp_path / "export"))

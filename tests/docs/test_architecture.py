@@ -1,4 +1,4 @@
-"""docs/architecture.md: the way of one token is the way that the code goes."""
+"""The pages about the architecture agree with the code: the call path, the glossary, the places to extend."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from tools.source_links import LINK, with_lines
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
+PATH = (DOCS / "reference" / "call-path.md").read_text(encoding="utf-8")
+EXTEND = (DOCS / "how-to" / "extend.md").read_text(encoding="utf-8")
 
 
-def table(heading: str) -> list[list[str]]:
-    """The cells of the rows of the first table under a heading, without backticks."""
-    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+def table(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the first table under a heading, without backticks."""
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-WALK = table("One token, from `genai chat` to the kernel and back")
+WALK = table(PATH, "One token, from `genai chat` to the kernel and back")
 
 
 def called(file: str, function: str) -> set[str]:
-    """Names of what a function calls."""
+    """Return the names of everything that a function calls."""
     node: ast.AST = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     for name in function.split("."):
         kinds = ast.ClassDef | ast.FunctionDef
@@ -49,21 +56,30 @@ def test_every_function_calls_the_next() -> None:
 
 
 def test_the_glossary_says_the_nearest_word() -> None:
-    words = table("Glossary")
+    words = table(PAGE, "Glossary")
     assert words and all(len(row) == 3 and all(row) for row in words)
     assert len({word for word, *_ in words}) == len(words)
 
 
 def test_what_is_to_be_added_names_places_that_exist() -> None:
-    text = PAGE.split("\n## How to add …\n")[1].split("\n## ")[0]
-    for what in ("an operator", "a device", "a quantised format", "a sampler", "a reply format"):
+    text = EXTEND.split("\n## How to add …\n")[1].split("\n## ")[0]
+    for what in (
+        "an activation or another row-wise function",
+        "an operator of a session",
+        "a model architecture",
+        "a device",
+        "a quantised format",
+        "a sampler",
+        "a CLI flag",
+        "a reply format",
+    ):
         paragraph = text.split(f"**{what}**: ")[1].split("\n\n**")[0]
         places = re.findall(r"`((?:genai|kernels|quant|cli|tests)/[\w/.]*)`", paragraph)
         assert places and all((ROOT / place).exists() for place in places), (what, places)
 
 
 def test_the_files_of_a_path_are_those_that_it_passes() -> None:
-    section = PAGE.split("\n## The files that it passes\n")[1].split("\n## ")[0]
+    section = PATH.split("\n## The files that it passes\n")[1].split("\n## ")[0]
     traced = subprocess.run(
         [sys.executable, "-m", "tools.trace_path"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split("one decode step")
@@ -73,3 +89,11 @@ def test_the_files_of_a_path_are_those_that_it_passes() -> None:
         assert passed
         assert not [file for file in passed if not any(f"/{file}".endswith(f"/{name}") for name in named)]
         assert not [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in passed)]
+
+
+def test_links_to_source_lines_lead_to_the_definitions() -> None:
+    pages = [(page, page.read_text(encoding="utf-8")) for page in DOCS.rglob("*.md")]
+    assert [page.name for page, text in pages if with_lines(text, page.parent) != text] == []
+    assert sum(len(LINK.findall(text)) for _, text in pages) >= 10
+    with pytest.raises(ValueError, match="no definition of Nothing"):
+        with_lines("[`Nothing`](../genai/errors.py#L1)", DOCS)

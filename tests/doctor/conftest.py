@@ -1,4 +1,4 @@
-"""Made-up machines: a file system root with the parts of /proc and /sys that checks read."""
+"""Simulated machines: a file system root with the parts of /proc and /sys that checks read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Write = Callable[[str, object], Path]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An empty root: neither /proc nor /sys."""
+    """An empty root, with neither /proc nor /sys."""
     path = tmp_path / "root"
     path.mkdir()
     return path
@@ -20,7 +20,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(root: Path) -> Write:
-    """write(name, text) makes a file below the root."""
+    """Return a function write(name, text) that makes a file below the root."""
 
     def write_file(name: str, text: object) -> Path:
         path = root / name
@@ -33,5 +33,5 @@ def write(root: Path) -> Write:
 
 @pytest.fixture
 def nothing_known() -> Callable[[str], str]:
-    """A sysctl that knows nothing, as on Linux."""
+    """Simulate a sysctl that knows no names, as on Linux."""
     return lambda name: ""

@@ -1,4 +1,4 @@
-"""Measuring memory: sizes are bounded, every byte is read, and the arithmetic is right."""
+"""Memory measurements: sizes are limited, every byte is read, and the arithmetic is right."""
 
 from __future__ import annotations
 

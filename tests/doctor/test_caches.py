@@ -1,4 +1,4 @@
-"""The kernel cache: found, judged and cleaned without touching anything else."""
+"""The kernel cache is found, judged and cleaned; nothing else changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY, OLD, OLDER = "a" * 32, "b" * 32, "0123456789abcdef" * 2
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> Path:
-    """Three versions of kernels, and strangers beside them."""
+    """Kernels of three versions, in a folder with files of other programs."""
     folder = tmp_path / "genai" / "kernels"
     for key in (KEY, OLD, OLDER):
         (folder / key).mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_cleaning_removes_stale_folders_only(kernels: Path, tmp_path: Path) -> N
 
 
 def test_what_others_put_into_such_a_folder_stays(kernels: Path, tmp_path: Path) -> None:
-    """Also where the whole folder lies behind a link."""
+    """The result is the same if a link leads to the folder."""
     photo, deep, alone = (
         kernels / OLD / "photo.jpg",
         kernels / OLDER / "d" / "one.o",
@@ -90,13 +90,13 @@ def test_folders_that_the_engine_would_not_read_stay(kernels: Path, tmp_path: Pa
 def test_what_cannot_be_removed_is_said(kernels: Path, tmp_path: Path) -> None:
     caches = inspect_caches(environment(tmp_path), key=KEY)
     remove_stale(caches)
-    removed, kept = remove_stale(caches)  # gone meanwhile
+    removed, kept = remove_stale(caches)  # the files were removed by the first call
     assert removed == {}
     assert list(kept.values()) == ["No such file or directory"] * 2
 
 
 def test_kernels_for_gpus_go_when_nobody_has_used_them_for_long(kernels: Path, tmp_path: Path) -> None:
-    """Which version made them is not known, and does not matter."""
+    """The version that compiled such a kernel is unknown, and does not matter."""
     (kernels / "cuda").mkdir()
     for number, days in enumerate((0, 29, 31)):
         file = kernels / "cuda" / f"{number:064x}.cubin"
@@ -107,7 +107,7 @@ def test_kernels_for_gpus_go_when_nobody_has_used_them_for_long(kernels: Path, t
     caches = inspect_caches(environment(tmp_path), key=KEY)
     assert len(caches.for_gpus) == 3 and len(caches.stale) == 2
     found = check_cache(Machine(environment=environment(tmp_path)))
-    assert "; for GPUs: 3 kernels, 30 B, of which 1 were not used for 30 days, 10 B;" in found.text
+    assert "; for GPUs: 3 kernels, 30 B, of which 1 have not been used for 30 days, 10 B;" in found.text
     assert "--clean-cache" in found.fix and found.facts["num_gpu_files"] == 3 and found.facts["num_gpu_bytes"] == 30
     removed, kept = remove_stale(caches)
     assert [path.name for path in removed] == [OLDER, OLD, f"{2:064x}.cubin"] and not kept
@@ -116,7 +116,7 @@ def test_kernels_for_gpus_go_when_nobody_has_used_them_for_long(kernels: Path, t
 
 
 def old_kernel(folder: Path) -> Path:
-    """A kernel for GPUs that nobody has used for long."""
+    """A kernel for GPUs that has not been used for a long time."""
     folder.mkdir(exist_ok=True)
     file = folder / f"{1:064x}.cubin"
     file.write_bytes(bytes(10))
@@ -125,7 +125,7 @@ def old_kernel(folder: Path) -> Path:
 
 
 def test_kernels_for_gpus_behind_a_link_stay(kernels: Path, tmp_path: Path) -> None:
-    """Whoever put the link there, what it leads to is somebody else's."""
+    """The target of a link in the cache may belong to another program, so it stays."""
     file = old_kernel(tmp_path / "elsewhere")
     (kernels / "cuda").symlink_to(tmp_path / "elsewhere")
     caches = inspect_caches(environment(tmp_path), key=KEY)

@@ -1,4 +1,4 @@
-"""The findings: marks, what to do, and that no check can fail."""
+"""The findings, with marks and fixes; no check can fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 2**30
 
 @pytest.fixture
 def place(root: Path, write: Write, tmp_path: Path) -> Machine:
-    """A machine with 8 GiB free, a home that can be written, and UTF-8 output."""
+    """A machine with 8 GiB of free memory, a writable home folder, and UTF-8 output."""
     write("proc/meminfo", f"MemTotal: {16 * GIB // 1024} kB\nMemAvailable: {8 * GIB // 1024} kB")
     home = tmp_path / "home"
     home.mkdir()
@@ -29,7 +29,7 @@ def place(root: Path, write: Write, tmp_path: Path) -> Machine:
 
 
 def test_every_check_says_something(root: Path, tmp_path: Path) -> None:
-    """Without /proc, /sys and a home, as far as that can be made up."""
+    """A machine without /proc, /sys and a home folder, as far as this can be simulated."""
     output = io.StringIO()
     found = examine(Machine(root, {"GENAI_CACHE_DIR": str(tmp_path / "no" / "home")}, output, tmp_path))
     assert [finding.name for finding in found] == list(CHECKS)
@@ -38,8 +38,8 @@ def test_every_check_says_something(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_docs_explain_every_check() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
-    table = page.split("| line | what it says |")[1].split("\n\n")[0]
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "check-machine.md").read_text(encoding="utf-8")
+    table = page.split("| line | what the line reports |")[1].split("\n\n")[0]
     assert [row.split("|")[1].strip() for row in table.splitlines()[2:]] == list(CHECKS)
 
 
@@ -76,7 +76,7 @@ def test_memory(place: Machine, write: Write) -> None:
     write("sys/fs/cgroup/job/memory.current", GIB // 4)
     limited = checkup.check_memory(place)
     assert limited.mark is Mark.NOTE
-    assert "the limit that counts is the control group /job" in limited.text
+    assert "the tightest limit is the control group /job" in limited.text
     assert limited.facts["available_bytes"] == GIB - GIB // 4
     write("sys/fs/cgroup/job/memory.max", 300 * 2**20)
     tiny = checkup.check_memory(place)
@@ -89,7 +89,7 @@ def test_a_quota_is_a_note(place: Machine, write: Write) -> None:
     write("sys/fs/cgroup/job/cpu.max", "50000 100000")
     found = checkup.check_processor(place)
     assert found.mark is Mark.NOTE
-    assert "grants 0.5 cores' time" in found.text
+    assert "allows the CPU time of 0.5 cores" in found.text
 
 
 def test_bandwidth_is_measured_where_there_is_memory(place: Machine, write: Write) -> None:
@@ -192,6 +192,6 @@ def test_terminal(place: Machine, encoding: str, mark: Mark) -> None:
 def test_amx_says_whether_tiles_are_granted(place: Machine, write: Write) -> None:
     write("proc/cpuinfo", "model name : x\nflags : avx2 amx_int8")
     found = checkup.check_features(place)
-    if "AMX-INT8" in found.facts["features"]:  # on x86; elsewhere other names are looked for
+    if "AMX-INT8" in found.facts["features"]:  # on x86; other processors have other names
         assert "AMX tiles" in found.text
         assert "amx_tiles_granted" in found.facts

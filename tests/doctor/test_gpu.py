@@ -1,4 +1,4 @@
-"""GPUs by the files of their drivers."""
+"""GPUs found through their drivers' files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels are compiled for."""
+"""The processor that kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_this_machine() -> None:
 
 
 def test_variables_that_narrow_the_kernels_are_seen() -> None:
-    """Numba reads its variables when imported, so this takes a process of its own."""
+    """Numba reads its variables on import, so this test needs a separate process."""
     code = (
         "import dataclasses, json, os; from genai.doctor.processor import find_kernel_path; "
         "print(json.dumps(dataclasses.asdict(find_kernel_path(os.environ))))"

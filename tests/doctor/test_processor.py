@@ -1,4 +1,4 @@
-"""What is said of processors, on made-up machines."""
+"""Facts about processors, on simulated machines."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_quota_and_damaged_files(root: Path, write: Write, nothing_known: Sysc
 @pytest.mark.skipif(sys.platform == "darwin", reason="there sysctl answers")
 def test_sysctl_is_asked_on_macs_only() -> None:
     assert read_sysctl("hw.ncpu") == ""
-    assert read_sysctl("hw.ncpu", "darwin") == ""  # no such program here: no error either
+    assert read_sysctl("hw.ncpu", "darwin") == ""  # macOS's program does not exist here, which is not an error
 
 
 def test_tiles_are_asked_for_on_linux_only(monkeypatch: pytest.MonkeyPatch) -> None:

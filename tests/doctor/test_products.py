@@ -1,4 +1,4 @@
-"""Measuring multiplications: what the processor lacks is not tried, and what it has gives a rate."""
+"""Multiplication speeds: missing instruction sets are not tried, and existing ones have a rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that only starts what it is asked for, made of one that computes at once: for tests of what runs ahead."""
+"""A device that runs asynchronously, built on one that computes at once, for tests of steps that run ahead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from genai.kernels.sampling import SamplingBatch
 
 @dataclass
 class Log:
-    """What was asked for: "step", "ahead", "begin", "wait", "sample"; `fails` raises what is to go wrong there."""
+    """The calls so far: "step", "ahead", "begin", "wait", "sample"; `fails` is called with each and may raise."""
 
     asked: list[str]
     fails: Callable[[str], object] = str
@@ -41,7 +41,7 @@ class LateChoice:
 
 
 class LateSampler:
-    """Begins; what was chosen is told when it is waited for."""
+    """A sampler whose results are only available after `wait`."""
 
     most_begun = 64
 
@@ -61,7 +61,7 @@ class LateSampler:
 
 
 class LateStep:
-    """Takes tokens that are being chosen.."""
+    """A step function that accepts tokens that are still being chosen."""
 
     def __init__(self, inner: Any, log: Log) -> None:
         self._inner, self._log = inner, log

@@ -123,7 +123,7 @@ def layout_of(kinds: Kinds, dtype: str = "float32") -> CacheLayout:
 
 
 def random_decoder(executor: Executor, kinds: Kinds, *, seed: int, blocks: int = 256, slots: int = 64) -> PagedDecoder:
-    """Args: blocks, slots: of its pools; blocks per cache group."""
+    """Args: blocks, slots: sizes of the pools; blocks per cache group."""
     layout = layout_of(kinds)
     blocks *= max(len(layout.page_groups), 1)
     num_slots = slots if layout.bytes_per_state else 0

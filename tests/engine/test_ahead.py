@@ -1,4 +1,4 @@
-"""Steps that are started before the tokens of the last one are read change nothing but when things happen."""
+"""Steps that start before the tokens of the previous step are read change only the timing, not the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTEXT_BYTES = 160 * 1536
 
 @pytest.fixture
 def open_model(bundled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """The bundled model on a device whose steps may run ahead, or may not."""
+    """The bundled model on a device that can run steps ahead."""
 
     @contextmanager
     def opened(log: Log, **options: Any) -> Iterator[genai.Model]:
@@ -43,7 +43,7 @@ def open_model(bundled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
 
 
 class Schedule:
-    """Requests of all kinds; when they come and are cancelled depends on how many tokens there are."""
+    """Requests of many kinds; arrivals and cancellations depend on the number of tokens so far."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -70,7 +70,7 @@ class Schedule:
         }
 
     def run(self, model: genai.Model) -> tuple[Any, ...]:
-        """What each request was told, what was counted, and what is cached at the end."""
+        """Return each request's events, the engine's counts, and the cached blocks at the end."""
         engine, tokenizer = genai.Engine(model), genai.Tokenizer(model)
         buffer, told = engine.create_event_buffer(64), {}
         waiting, running = list(enumerate(self.requests)), {}
@@ -148,7 +148,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("seed", range(8))
 def test_completions_are_the_same(open_model: Open, seed: int) -> None:
-    """Requests of many kinds side by side; contexts that are full forget."""
+    """Requests of many kinds in one batch; full contexts shift."""
     rng, found = random.Random(seed), []
     kinds = rng.sample([*KINDS], rng.randint(1, 5))
     texts = [rng.choice(["Count to five.", "Tell me a story about Luna and Tom.", "Say hello."]) for _ in kinds]
@@ -170,7 +170,7 @@ def test_completions_are_the_same(open_model: Open, seed: int) -> None:
 
 
 def told(completion: Any) -> tuple[Any, ...]:
-    """All of it but when."""
+    """Everything in a completion except times."""
     ends = completion.finish_reason, completion.stopped_by, completion.prompt_tokens, completion.cached_tokens
     return completion.text, completion.token_ids, ends, completion.logprobs, completion.prompt_logprobs
 
@@ -179,7 +179,7 @@ def told(completion: Any) -> tuple[Any, ...]:
 
 
 class Failing:
-    """Raises at the calls of a kind with these numbers."""
+    """Raises DeviceFailed at the calls of one kind with the given numbers."""
 
     def __init__(self, what: str, numbers: range) -> None:
         self.what, self.numbers, self.seen = what, numbers, 0
@@ -213,7 +213,7 @@ def test_what_fails_ahead_is_made_as_usual(open_model: Open, what: str, numbers:
 
 
 def test_an_interrupt_loses_nothing(open_model: Open) -> None:
-    """Ctrl-C while tokens are waited for, of an engine that its caller runs."""
+    """Ctrl-C while an engine, run by its caller, waits for tokens."""
     found = []
     for interrupts in (0, 3):
         log = Log([])
@@ -237,7 +237,7 @@ def test_an_interrupt_loses_nothing(open_model: Open) -> None:
 
 
 class Interrupting:
-    """Interrupts who waits, if there are any interrupts left."""
+    """Raises KeyboardInterrupt in a wait, if any interrupts are left."""
 
     def __init__(self, left: int) -> None:
         self.left = left

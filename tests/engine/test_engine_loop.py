@@ -1,4 +1,4 @@
-"""The engine's loop over a decoder that is a function of the tokens: who runs, who waits, and who fails."""
+"""The engine's loop with a decoder that is a function of the tokens: running, waiting and failing requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POISON = 49
 
 
 class FakeSequence(DecoderSequence):
-    """Counts what it holds of the decoder's room."""
+    """Counts the tokens that it holds of the decoder's capacity."""
 
     def __init__(self, decoder: FakeDecoder) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class FakeSequence(DecoderSequence):
 
 
 class FakeDecoder(Decoder):
-    """Logits are a hash of the tokens. Room for `capacity` tokens; a sequence with POISON in it fails its step."""
+    """Logits are a hash of the tokens. The cache holds `capacity` tokens; a sequence with POISON fails its step."""
 
     vocab_size = VOCAB
 
@@ -176,7 +176,7 @@ def alone(request: FakeJob) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_loads(seed: int) -> None:
-    """Whatever the capacity, the chunks and the number of places: every request gets its tokens, once."""
+    """With any capacity, chunk size and maximum number of sequences, every request gets its tokens exactly once."""
     rng = random.Random(seed)
     requests = []
     for _ in range(rng.randrange(1, 12)):

@@ -1,4 +1,4 @@
-"""A step that nobody waits for any more ends early, and leaves its sequences as they were."""
+"""A step whose requests are all cancelled ends early, and leaves its sequences unchanged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_raises_and_the_sequence_goes_on_as_if_nothing_had_happened(bundled: 
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_steps_of_other_sequences_go_on(bundled: Any, others: int) -> None:
-    """Also one that is shared by a sequence that was cancelled and one that was not."""
+    """A step that a cancelled and an active sequence share also continues."""
     decoder = bundled.decoder
     cancelled, kept = sequence(decoder), sequence(decoder)
     stop = threading.Event()

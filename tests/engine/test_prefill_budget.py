@@ -1,4 +1,4 @@
-"""Who watches a reply sees it go on while another prompt is read; who watches none waits for nothing."""
+"""Streamed replies continue while another prompt is computed; without streaming, prompts are not delayed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ QUIET, PER_TOKEN = 0.020, 0.003
 
 
 class Clock:
-    """Steps of a machine on which a step takes so long, and each token of a prompt so much more."""
+    """Simulates a machine with fixed times per step and per prompt token."""
 
     def __init__(self, *, watched: int, prompts: list[int]) -> None:
         self.prefill_budget, self.watched, self.prompts = PrefillBudget(), watched, prompts
         self.gaps: list[float] = []
 
     def run(self, most: int = 10**6) -> float:
-        """Seconds until all prompts are read."""
+        """Return the seconds until all prompts are computed."""
         while any(self.prompts) and len(self.gaps) < most:
             runs = [Pending(1, False)] * self.watched + [Pending(left, True) for left in self.prompts if left]
             reading = len(runs) - self.watched
@@ -135,7 +135,7 @@ def test_the_engine_reads_a_prompt_beside_a_watched_reply(watched: bool) -> None
 
 
 class Device:
-    """A clock, and a device that computes while the host goes on, until somebody waits for a token."""
+    """A clock, and a device that computes asynchronously until the host waits for a token."""
 
     def __init__(self) -> None:
         self.now = self.done = 0.0
@@ -149,7 +149,7 @@ class Device:
 
 
 class StartingDecoder(PromptDecoder):
-    """Steps are started, not waited for."""
+    """A decoder whose steps are only started, not waited for."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -173,8 +173,9 @@ class WaitingSampler(BatchSampler):
 
 
 def test_a_device_that_computes_while_the_host_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes as long as until its tokens are there, not until it is started; so do prompts whose end nobody
-    waited for."""
+    """A step lasts until its tokens are available, not until it is started; the same holds for prompt chunks that no
+    caller waits for.
+    """
     device = Device()
     clock = SimpleNamespace(perf_counter=lambda: device.now, monotonic=lambda: device.now)
     monkeypatch.setattr("genai.engine.engine.time", clock)

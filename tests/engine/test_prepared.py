@@ -1,4 +1,4 @@
-"""A model that is loaded has its kernels: no step waits for the compiler, or for a file."""
+"""A loaded model has all kernels: no step waits for the compiler or for a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to sequences of random decoders, each gives what it gives alone, bit for bit."""
+"""Random operations on sequences of random decoders: each sequence gives the same results as alone, bit for bit."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ IDENTITY = Identity("model", "numerics", VOCAB, 4096)
 
 
 class Oracle:
-    """What a decoder with room for everything gives for one sequence alone."""
+    """The reference: a decoder with an unlimited cache computes one sequence alone."""
 
     def __init__(self, decoder: PagedDecoder) -> None:
         self.decoder = decoder
         self._known: dict[tuple[bytes, bytes], np.ndarray] = {}
 
     def row(self, tokens: list[int], numerics: bytes) -> np.ndarray:
-        """The logits behind the last token."""
+        """The logits after the last token."""
         key = bytes(tokens), numerics
         if key not in self._known:
             sequence = self.decoder.open()
@@ -51,7 +51,7 @@ class Oracle:
 
 
 class Run:
-    """Some sequences that share small pools; what happens is drawn."""
+    """Some sequences that share small pools; operations on them are random."""
 
     def __init__(self, decoder: PagedDecoder, oracle: Oracle, rng: random.Random, folder: Path) -> None:
         self.decoder, self.oracle, self.rng, self.folder = decoder, oracle, rng, folder
@@ -61,7 +61,7 @@ class Run:
         self.beginning = [rng.randrange(VOCAB) for _ in range(100)]
 
     def start(self) -> None:
-        """A prompt whose beginning others may have, too."""
+        """A prompt with a prefix that other sequences may share."""
         sequence = self.decoder.open()
         common, own = self.rng.choice([0, 0, 33, 64, 100]), self.rng.randint(1, 50)
         sequence.append([*self.beginning[:common], *(self.rng.randrange(VOCAB) for _ in range(own))])
@@ -72,7 +72,7 @@ class Run:
         self.live.append(sequence)
 
     def step(self) -> None:
-        """One step of all of them, in chunks; each that is up to date is looked at, and gets its next token."""
+        """Compute one step of all sequences, in chunks; check rows of completed ones and append their next tokens."""
         budget = self.rng.choice([1, 7, 40, 512])
         while self.live:
             plan = plan_step([sequence.pending() for sequence in self.live], budget)
@@ -96,7 +96,7 @@ class Run:
                 self.take(sequence, self.decoder.executor.host(logits))
 
     def take(self, sequence: PagedSequence, rows: np.ndarray) -> None:
-        """Compare each row with what the tokens give alone; go on as long as what was guessed is right."""
+        """Compare each row with the reference; continue as long as draft tokens are correct."""
         for index, row in enumerate(rows):
             expected = self.oracle.row(sequence.tokens, sequence.numerics)
             assert row.tobytes() == expected.tobytes(), (len(sequence.tokens), index)
@@ -109,7 +109,7 @@ class Run:
             self.events.add("a right guess")
 
     def change(self) -> None:
-        """Something happens to one of them."""
+        """Perform a random operation on one of the sequences."""
         index = self.rng.randrange(len(self.live))
         sequence, length = self.live[index], len(self.live[index].tokens)
         what = self.rng.choice(["fork", "close", "rewind", "truncate", "guess", "save", "publish", "append", "settle"])
@@ -138,7 +138,7 @@ class Run:
             sequence.settle_cache()
 
     def likely(self, sequence: PagedSequence) -> list[int]:
-        """Guesses, of which some are right."""
+        """Propose draft tokens, some of them correct."""
         tokens, numerics = [*sequence.tokens], sequence.numerics
         if sequence.pending().num_tokens > 1:
             return []
@@ -150,7 +150,7 @@ class Run:
         return tokens[-count:]
 
     def save(self, index: int) -> None:
-        """To a file, and back in its place."""
+        """Save a sequence to a file and replace it by the loaded one."""
         sequence, path = self.live[index], self.folder / "state"
         sequence.take_back()
         write_state(path, self.decoder, sequence, IDENTITY, SavedState())
@@ -195,7 +195,7 @@ class Run:
 def run_many(
     executor: Executor, seed: int, runs: int, folder: Path, ticks: int = 60, *, chunked: bool = True
 ) -> set[str]:
-    """Runs of one random decoder, whose pools are small, and whose prefix cache goes on from run to run."""
+    """Several runs of one random decoder with small pools; the prefix cache persists between runs."""
     rng = random.Random(seed)
     kinds = random_kinds(rng, chunked=chunked)
     decoder = random_decoder(executor, kinds, seed=seed, blocks=rng.choice([9, 14, 40]), slots=rng.choice([3, 9, 40]))
@@ -220,7 +220,7 @@ ALL_EVENTS = {
 
 
 def test_random_runs_on_the_cpu(draw: Draw, tmp_path: Path) -> None:
-    """2,000 runs of 200 decoders were made when groups came; each commit draws others."""
+    """2,000 runs of 200 decoders were made when cache groups were added; each commit draws others."""
     rng, events = random.Random(draw.word), set[str]()
     executor = CpuExecutor(2)
     for number in range(20):
@@ -245,7 +245,7 @@ def test_random_runs_on_other_devices(device: str, draw: Draw, tmp_path: Path) -
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_logits_are_those_of_the_reference(device: str, kind: tuple[GroupKind, int]) -> None:
-    """A prompt in two parts, then single tokens, through two layers of a kind beside one with full attention."""
+    """A prompt in two parts, then single tokens, through two layers of a kind and one with full attention."""
     if device == "cuda" and (not IS_THERE or kind[0] is GroupKind.CHUNKED):
         pytest.skip("kernels run on Linux through g++, and none of them has chunks")
     executor: Any = CpuExecutor(2) if device == "cpu" else CudaExecutor(open_device(), 1)

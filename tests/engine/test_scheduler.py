@@ -63,7 +63,7 @@ def test_nothing_pending_is_no_step() -> None:
 
 
 def simulated_most(held: int, growing: list[tuple[CacheDemand, int]], block_size: int, pool: int) -> int:
-    """Token by token."""
+    """Simulates the peak token by token."""
     groups = [
         (demand.tokens, group, steps) for demand, steps in growing for group in demand.groups if group.pool == pool
     ]
@@ -225,7 +225,7 @@ class Simulation:
 
 
 def test_ten_thousand_random_jobs() -> None:
-    """Tiny caches, cancellations, priorities: every request ends once, all blocks come back, none waits for ever."""
+    """Tiny caches, cancellations, priorities: every request ends once, all blocks are returned, no request starves."""
     rng, total = random.Random(0), 0
     while total < 10_000:
         kinds = [rng.choice(KINDS) for _ in range(rng.choice([1, 1, 2, 3]))]
@@ -250,7 +250,7 @@ def test_ten_thousand_random_jobs() -> None:
 
 
 def test_limits_that_are_kept_are_never_preempted() -> None:
-    """Requests that use all of a short limit, which the pool cannot hold all at once."""
+    """Requests that use all of a short limit, for which the pool is too small at the same time."""
     simulation = Simulation(40, budget=256)
     for _ in range(30):
         simulation.submit(SimulatedJob(10, 50, 50))

@@ -1,4 +1,4 @@
-"""Rows of logits side by side: a step's own memory where they lie there, else a copy."""
+"""Stacked rows of logits: a view if they are adjacent in a step's memory, else a copy."""
 
 import numpy as np
 import pytest

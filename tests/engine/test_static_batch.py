@@ -1,4 +1,4 @@
-"""StaticBatch: sequences that advance together, each as it would alone."""
+"""StaticBatch: sequences that advance together, with the same results as alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's thread hears of everything, also after an interrupt in the middle of telling it."""
+"""The engine's thread receives every notification, even if an interrupt occurs during it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Interrupted = Callable[[Callable[[], object], int], bool]
 
 
 class _Engine:
-    """Takes requests and has nothing to do with them."""
+    """An engine that takes requests and never has work."""
 
     has_work = False
 

@@ -49,7 +49,7 @@ TEXT = "What is 12 + 7? It is 19. Count from 3 to 7: 3, 4, 5, 6, 7. Grüße, 你
 
 @pytest.fixture(scope="session")
 def text() -> str:
-    """A text of several windows, with characters of several bytes."""
+    """A text of several windows, with multi-byte characters."""
     return TEXT
 
 
@@ -62,7 +62,7 @@ def exact(bundled_folder: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="session")
 def form_folder(tmp_path_factory: pytest.TempPathFactory, bundled_folder: Path) -> Callable[[str], Path]:
-    """form_folder(name) -> the folder of that form, random weights and the bundled tokenizer."""
+    """form_folder(name) -> the folder of that form, with random weights and the bundled tokenizer."""
     root = tmp_path_factory.mktemp("evaluated")
 
     def build(name: str) -> Path:
@@ -94,7 +94,7 @@ def form_model(form_folder: Callable[[str], Path]) -> Iterator[Callable[..., Mod
 
 @pytest.fixture
 def altered(tmp_path: Path) -> Callable[..., Path]:
-    """altered(folder, change) -> a copy whose ONNX model `change` edited."""
+    """altered(folder, change) -> a copy of the folder whose ONNX model was edited by `change`."""
 
     def copy(folder: Path, change: Callable[[onnx.ModelProto], None], *, embed: bool = False) -> Path:
         target = Path(shutil.copytree(folder, tmp_path / f"{folder.name}-altered"))
@@ -110,9 +110,9 @@ def altered(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def reference_logprobs() -> Callable[[Model, list[int]], np.ndarray]:
-    """Log-probabilities float64 [n - 1, vocab] that a window of n tokens gives: token by token, another way than ours.
+    """Log-probabilities float64 [n - 1, vocab] that a window of n tokens gives, computed token by token.
 
-    Each prefix is computed by itself with a Generator, and normalised by log(sum(exp)) in extended precision.
+    Each prefix is computed separately with a Generator, and normalised by log(sum(exp)) in extended precision.
     """
     import genai as og
 

@@ -1,4 +1,4 @@
-"""`genai eval ppl`, `kld` and `diff` as processes: what they print, where, and how they fail."""
+"""`genai eval ppl`, `kld` and `diff` as processes: their output, its place, and their failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def text_file(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ppl_as_json_from_a_file_and_as_text_from_stdin(text_file: Path, text: str, exact: Model) -> None:
     options = ["--accuracy", "fp32", "-w", "128", "--stride", "100", "--no-bos", "-t", "2"]
-    # First, so that the command has no kernels to compile, of which it would tell.
+    # This comes first, so that the command finds compiled kernels; compiling would add a message.
     expected = perplexity(exact, text, window=128, stride=100)
     result = run("ppl", "-f", str(text_file), "--json", *options)
     assert result.returncode == 0, result.stderr
@@ -79,7 +79,7 @@ def test_ppl_of_a_context_that_shifts(text_file: Path, exact: Model, text: str) 
     expected = perplexity(exact, text, window=128, ctx_shift=40)
     options = ["-f", str(text_file), "--accuracy", "fp32", "-w", "128", "-t", "2", "--ctx-shift"]
     assert json.loads(ok("ppl", *options, "--ctx-keep", "40", "--json"))["perplexity"] == expected.perplexity
-    assert "1 of up to" not in (shown := ok("ppl", *options)) and "read once" in shown
+    assert "1 of up to" not in (shown := ok("ppl", *options)) and "one pass" in shown
     assert b"--ctx-keep 3 without --ctx-shift" in run("ppl", "-f", str(text_file), "--ctx-keep", "3").stderr
 
 
@@ -105,7 +105,7 @@ def test_kld_of_int4_decides_whether_it_is_refused(
     assert run_here(command) == 2
     assert "has not been measured" in capsys.readouterr().err
     assert run_here(["eval", "kld", "-f", str(text_file), "--accuracy", "fp32", "--other-kv-type", "int4"]) == 0
-    assert "int4 keys and values: " in capsys.readouterr().err
+    assert "int4 KV cache: " in capsys.readouterr().err
     (kept,) = (tmp_path / "kv_quality").iterdir()
     figures = json.loads(kept.read_text())
     assert figures["mean"] > 0 and figures["tokens"] > 0
@@ -116,7 +116,7 @@ def test_kld_of_int4_decides_whether_it_is_refused(
     kept.write_text(json.dumps(figures | {"mean": 0.005, "tokens": 5000}))
     assert run_here(command) == 0
     assert run_here(["eval", "ppl", "-f", str(text_file), "--kv-force"]) == 2
-    assert "only 'int4' is ever refused" in capsys.readouterr().err
+    assert "only 'int4' is refused" in capsys.readouterr().err
 
 
 def test_kld_of_equal_sides_is_zero(text_file: Path, bundled_folder: Path) -> None:
@@ -136,7 +136,7 @@ def test_diff_of_two_folders(form_folder: Callable[[str], Path]) -> None:
     shown = ok("diff", *folders, "-p", "What is 12 + 7?", "--isolate")
     marked = [line for line in shown.splitlines() if line.startswith(">")]
     assert len(marked) == 1
-    assert "first to part: " in shown and "(each operator alone; at most " in shown
+    assert "first difference: " in shown and "(each operator alone; at most " in shown
     everything = ok("diff", *folders, "-p", "-", "--all", text=b"What is 12 + 7?")
     assert len(everything.splitlines()) > len(shown.splitlines()) and "…" not in everything
     figures = json.loads(ok("diff", *folders, "-p", "What is 12 + 7?", "--isolate", "--json"))
@@ -153,7 +153,7 @@ def test_diff_names_layers_of_one_side(form_folder: Callable[[str], Path]) -> No
 @pytest.mark.oracle
 def test_diff_against_onnxruntime() -> None:
     shown = ok("diff", "--against", "onnxruntime")
-    assert "no value differs: relative RMS error ≤ 0.05 in all 68 values (errors add up)" in shown
+    assert "no value differs: relative RMS error ≤ 0.05 in all 68 values (errors accumulate)" in shown
     assert not [line for line in shown.splitlines() if line.startswith(">")]
     tight = json.loads(ok("diff", "--against", "onnxruntime", "--isolate", "--tolerance", "1e-5", "--json"))
     assert tight["values"][tight["first"]]["op_type"] == "PagedAttention"
@@ -186,11 +186,15 @@ def test_diff_where_onnxruntime_is_missing(tmp_path: Path) -> None:
         (["ppl", "-f", "{tmp}/text", "--window", "4096"], 2, "context_length is 1024"),
         (["ppl", "-f", "{tmp}/text", "--accuracy", "int2"], 2, "int2"),
         (["kld", "-f", "{tmp}/text", "--other-kv-type", "int2"], 2, "int2"),
-        (["diff"], 2, "nothing to compare"),
-        (["diff", "--other-accuracy", "auto"], 2, "nothing to compare"),
+        (["diff"], 2, "no side to compare"),
+        (["diff", "--other-accuracy", "auto"], 2, "no side to compare"),
         (["diff", "--against", "tvm"], 2, "allowed: onnxruntime, reference"),
         (["diff", "--against", "onnxruntime", "--other-accuracy", "fp32"], 2, "contradicts"),
-        (["diff", "--against", "reference", "--device", "reference", "--accuracy", "fp32"], 2, "nothing to compare"),
+        (
+            ["diff", "--against", "reference", "--device", "reference", "--accuracy", "fp32"],
+            2,
+            "no side to compare",
+        ),
         (["diff", "--other-accuracy", "fp32", "--tolerance", "0"], 2, "tolerance = 0"),
         (["diff", "--other-accuracy", "fp32", "--tolerance", "nan"], 2, "tolerance = nan"),
         (["diff", "--other-accuracy", "fp32", "-p", ""], 1, "no tokens"),
@@ -199,7 +203,7 @@ def test_diff_where_onnxruntime_is_missing(tmp_path: Path) -> None:
 def test_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
 ) -> None:
-    """In this process: starting one for each would take most of the time."""
+    """Run in this process, because starting a process for each case would take most of the time."""
     for name, content in {"empty": b"", "short": b"a", "latin1": b"caf\xe9", "text": b"What is 12 + 7?"}.items():
         (tmp_path / name).write_bytes(content)
     assert run_here(["eval", *(argument.replace("{tmp}", str(tmp_path)) for argument in arguments)]) == code
@@ -223,7 +227,7 @@ def test_progress_in_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
             _tell(line, ScoringProgress(scored, 20, 2 * scored, seconds))
     first, *_, last = screen.getvalue().split("\r")[1:]
     assert first.startswith("Scoring [#####") and "10/20 tokens scored · 100 tok/s" in first
-    # The second came too soon after the first to be drawn; the last one always is.
+    # The second update came too soon after the first to be drawn; the last one is always drawn.
     assert "11/20" not in screen.getvalue() and last == "20/20 tokens scored · 182 tok/s in 0.2 s\n"
 
 

@@ -29,7 +29,7 @@ def test_a_model_and_itself(bundled: Any, bundled_folder: Path, text: str) -> No
 
 @pytest.fixture
 def other(bundled_folder: Path, altered: Callable[..., Path]) -> Iterator[Model]:
-    """The bundled model with one scale changed, and fp32 activations: then logits do not depend on how tokens come."""
+    """The bundled model with one scale changed, and fp32 activations, so that logits do not depend on the chunks."""
     change = scale("model.layers.3.mlp.up_proj.MatMul.weight_scales", 1.05)
     with Model(altered(bundled_folder, change, embed=True), threads=2, accuracy="fp32") as model:
         yield model
@@ -93,7 +93,7 @@ def test_cache_type_alone(bundled_folder: Path, exact: Model, text: str) -> None
 
 
 def test_a_model_with_two_rope_tables_beside_one_without(form_model: Callable[..., Model], text: str) -> None:
-    """Both are cut where the one computes anew, so that rows stay side by side."""
+    """Both are cut where one of them recomputes the sequence, so that their rows stay aligned."""
     long, plain = form_model("long-rope"), form_model("fp32")
     result = kl_divergence(long, plain, text, window=200)
     assert result.base_perplexity == perplexity(long, text, window=200).perplexity
@@ -111,7 +111,7 @@ def test_the_first_other_token_is_named(bundled: Any, bundled_folder: Path, alte
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     by_id = {id_: token for token, id_ in vocabulary.items()}
-    # Two tokens of one byte each change places; no merge makes them.
+    # Two one-byte tokens that no merge produces swap places.
     first, second = (id_ for id_ in sorted(by_id) if len(by_id[id_]) == 1 and by_id[id_] in "!#")
     vocabulary[by_id[first]], vocabulary[by_id[second]] = second, first
     path.write_text(json.dumps(tokenizer), encoding="utf-8")

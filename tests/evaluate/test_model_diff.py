@@ -1,4 +1,4 @@
-"""Where two models part: a change is found at its operator, and equal models do not part."""
+"""The point where two models diverge: a change is found at its operator, and equal models do not diverge."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_model_and_itself(bundled: Any) -> None:
 
 @pytest.mark.parametrize("length", [23, 40])
 def test_what_is_traced_is_what_a_step_computes(bundled: Any, form_model: Callable[..., Model], length: int) -> None:
-    """With the numerics of short and long prompts; the pruned head has nodes that run on the host."""
+    """With decode and prefill numerics; the pruned head has nodes that run on the host."""
     tokens = np.random.default_rng(0).integers(3, 800, length)
     for model in (bundled, form_model("prune-head")):
         sequence = model.decoder.open()
@@ -197,7 +197,7 @@ def test_a_model_that_is_not_flattened(
         diff = diff_with_onnxruntime(model, TOKENS, tolerance=2e-5)
     assert diff.first is None
     assert {"count", "logits"} <= by_name(diff).keys()
-    # With a window, onnxruntime's present tensors have room for all of it; they are not compared.
+    # With a window, onnxruntime's present tensors have its full length; they are not compared.
     assert ("present.1.value" in by_name(diff)) == (form == "int4")
 
 
@@ -216,7 +216,7 @@ def test_nothing_is_written_into_the_folder(
 def test_what_onnxruntime_cannot_load(
     form_folder: Callable[[str], Path], altered: Callable[..., Path], content: bytes | None
 ) -> None:
-    """A model file that has become empty, something else, or nothing since it was loaded here."""
+    """A model file that was emptied, replaced or deleted since it was loaded."""
     folder = altered(form_folder("fp32"), lambda model: None)
     with Model(folder, threads=2) as model:
         (folder / "model.onnx").unlink()

@@ -85,7 +85,7 @@ def test_a_tokenizer_that_adds_bos_is_obeyed(bundled_folder: Path, altered: Call
         assert perplexity(model, "Hello there, you.").bos
         assert not perplexity(model, "Hello there, you.", bos=False).bos
         assert encode_prompt(model, "Hello")[0] == 0
-        # BOS that the text already has is not doubled.
+        # A BOS that the text already has is not added again.
         assert encode_prompt(model, f"{first}Hello").tolist() == encode_prompt(model, "Hello").tolist()
 
 
@@ -104,7 +104,7 @@ def test_a_special_token_at_the_start_is_not_scored_and_its_bytes_do_not_count(e
 
 
 def test_pieces_change_nothing(bundled: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The products are ours, so logits do not depend on how many rows are computed together: bit for bit."""
+    """The products are ours, so logits do not depend on the number of rows computed together, bit for bit."""
     whole = perplexity(bundled, text)
     monkeypatch.setattr(scored_text, "_MOST_ROWS", 37)
     assert perplexity(bundled, text).nats_per_token == whole.nats_per_token
@@ -127,7 +127,7 @@ def test_a_closed_stride_with_one_window_is_the_whole_text(exact: Model, text: s
 
 
 def test_shorter_strides_give_more_context(exact: Model, text: str) -> None:
-    """On this repeating text, tokens with more before them are predicted better."""
+    """On this repeating text, tokens with more context are predicted better."""
     values = [perplexity(exact, text, window=64, stride=stride).nats_per_token for stride in (8, 63)]
     assert values[0] < values[1]
 
@@ -135,7 +135,7 @@ def test_shorter_strides_give_more_context(exact: Model, text: str) -> None:
 def test_long_rope_scores_as_generation_does(
     form_model: Callable[..., Model], text: str, reference_logprobs: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 tokens use the short tables, one more the long ones, for all keys."""
+    """100 tokens use the short tables; with one more token, all keys use the long ones."""
     model = form_model("long-rope")
     short = text[:260]
     tokens = Tokenizer(model).encode(short).tolist()

@@ -1,4 +1,4 @@
-"""Held-out questions: replies are those that each question would get alone."""
+"""Held-out questions: each gets the same reply in a batch as alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def question(text: str, max_tokens: int = 12) -> Question:
 
 
 def test_a_reply_does_not_depend_on_how_long_other_questions_are(bundled: genai.Model) -> None:
-    """Fill behind a short prompt is nothing that was generated, and counts in no limit."""
+    """The padding of a short prompt is not generated text, and counts towards no limit."""
     questions = [question("Tell me a story."), question("Tell me a story about " + "a dog and " * 20 + "a cat.", 40)]
     together = [outcome.reply for outcome in evaluate(bundled, questions)]
     assert together == [evaluate(bundled, [one])[0].reply for one in questions]

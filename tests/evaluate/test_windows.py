@@ -1,4 +1,4 @@
-"""Windows: every token but the first is scored once, with enough before it."""
+"""Windows: every token but the first is scored once, with enough context."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_token_but_the_first_is_scored_once(case: tuple[int, int, int]) ->
 
 @given(cases())
 def test_as_the_published_loop_does_it(case: tuple[int, int, int]) -> None:
-    """The loop of transformers' page on perplexity: for each window, which tokens keep their label."""
+    """The loop on transformers' perplexity page: the tokens that keep their labels in each window."""
     seq_len, max_length, stride = case
     expected, prev_end = [], 0
     for begin in range(0, seq_len, stride):

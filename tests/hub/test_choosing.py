@@ -1,4 +1,4 @@
-"""Repositories as they are on hubs: which files of them are taken, or what is said instead."""
+"""Repositories as they are on hubs: the files that are chosen, or the error."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def test_projectors_of_images_are_no_models() -> None:
 
 def test_what_was_left_out_is_said() -> None:
     odd = replace(listing(["README.md"]), left_out=("a:b.gguf",))
-    with pytest.raises(DownloadError, match="nothing in it") as caught:
+    with pytest.raises(DownloadError, match="it has no model that can run here") as caught:
         choose(odd)
-    assert "left out: 'a:b.gguf'" in caught.value.why
+    assert "names that are invalid on some systems are skipped: 'a:b.gguf'" in caught.value.why
 
 
 def test_a_precision_wants_weights_that_can_be_quantised() -> None:
@@ -138,11 +138,15 @@ def test_a_precision_wants_weights_that_can_be_quantised() -> None:
         (["onnx/model.onnx", "config.json"], "org/name", "no genai_config.json"),
         (CUDA, "org/name", "for other devices"),
         (["a.gguf", "b.gguf"], "org/name", "several GGUF files"),
-        (["a-Q8_0.gguf", "b-Q8_0.gguf"], "org/name:Q8_0", "several fit"),
+        (["a-Q8_0.gguf", "b-Q8_0.gguf"], "org/name:Q8_0", "several models match"),
         (["a-Q8_0.gguf", "a-Q4_K_M.gguf"], "org/name:Q4_K", "did you mean 'Q4_K_M'"),
         (CHECKPOINT, "org/name:Q4_K_M", "no GGUF file and no ONNX folder"),
         (CHECKPOINT, "org/name:model.safetensors", "one file of a model"),
-        (["a-Q8_0-00001-of-00003.gguf", "a-Q8_0-00003-of-00003.gguf"], "org/name", "of its 3 parts 2 are there"),
+        (
+            ["a-Q8_0-00001-of-00003.gguf", "a-Q8_0-00003-of-00003.gguf"],
+            "org/name",
+            "2 of its 3 parts are in the repository",
+        ),
         (["pytorch_model.bin"], "org/name:pytorch_model.bin", "one file of a model"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What names a model, what is a path, and what is neither."""
+"""References to models, paths, and texts that are neither."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_paths_are_no_references(path: str) -> None:
      "https://example.com", "https://", "https://[::1/x", "org/name@a//b"],
 )  # fmt: skip
 def test_what_begins_as_a_reference_and_is_none(given: str) -> None:
-    with pytest.raises(ModelFolderError, match="no name of a repository") as caught:
+    with pytest.raises(ModelFolderError, match="is not a repository name") as caught:
         parse(given)
     assert "org/name" in caught.value.why
 
@@ -80,7 +80,7 @@ def test_an_address_with_a_password_is_not_written_down() -> None:
 
 
 def test_a_checksum_that_is_none() -> None:
-    with pytest.raises(ModelFolderError, match="not fetched"):
+    with pytest.raises(ModelFolderError, match="not downloaded"):
         parse("https://example.com/a.gguf#sha256=12")
 
 

@@ -1,4 +1,4 @@
-"""The cache: what is found by which name, what is removed, and what is not believed."""
+"""The cache: lookup by name, removal, and invalid records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .conftest import left
 
 @pytest.fixture
 def names(hub: LocalHub, checkpoint: dict[str, bytes]) -> list[str]:
-    """What is in the cache."""
+    """Put models into the cache and return their names."""
     pulled = ["org/name", "other/name", "org/Alone-1B"]
     for name in pulled:
         hub.add(name, checkpoint)
@@ -104,7 +104,7 @@ def test_a_name_with_a_typo(names: list[str]) -> None:
 
 def test_a_checkpoint_that_is_not_built(names: list[str]) -> None:
     for read in (genai.Config, genai.Model):
-        with pytest.raises(ModelFolderError, match="no model was built of it yet") as caught:
+        with pytest.raises(ModelFolderError, match="has not been built yet") as caught:
             read("org/name")
         assert "`genai chat org/name`" in caught.value.fix
 
@@ -185,7 +185,7 @@ def test_something_in_the_place_of_a_model(hub: LocalHub, checkpoint: dict[str, 
     hub.add("org/name", checkpoint)
     (cache / "org--name").mkdir(parents=True)
     (cache / "org--name" / "file").write_text("x")
-    with pytest.raises(ModelFolderError, match="cannot make") as caught:
+    with pytest.raises(ModelFolderError, match="cannot create") as caught:
         genai.pull("org/name", quiet=True)
     assert "genai rm org--name" in caught.value.fix
     assert [folder.name for folder in store.unfinished()] == ["org--name", "org--name"]

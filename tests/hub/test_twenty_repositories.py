@@ -173,12 +173,12 @@ MESSES = {
             **changed(without(files, GGUF), model_type="own", auto_map={"AutoConfig": "own.Config"}),
             "modeling_own.py": b"raise SystemExit('executed')",
         },
-        "model_type 'own' is not known",
+        "model_type 'own' is not supported",
         never=("modeling_own.py", "model.safetensors"),
     ),
     "a shard is missing": Mess(
         lambda files: without(sharded(without(files, GGUF)), "model-00002-of-00002.safetensors"),
-        "names 1 files that the repository has not",
+        "names 1 files that are not in the repository",
         never=("-of-00002",),
     ),
     "an index that is none": Mess(
@@ -209,7 +209,7 @@ MESSES = {
         lambda files: {"model_index.json": b"{}", "unet/model.safetensors": JUNK}, "no config.json"
     ),
     "a GGUF file in parts, of which one is missing": Mess(
-        lambda files: {"model-Q8_0-00001-of-00002.gguf": files[GGUF]}, "of its 2 parts 1 are there"
+        lambda files: {"model-Q8_0-00001-of-00002.gguf": files[GGUF]}, "1 of its 2 parts are in the repository"
     ),
     "a damaged GGUF file": Mess(lambda files: {GGUF: files[GGUF][:9] + b"\xff" * 7 + files[GGUF][16:]}, "GGUF"),
 }

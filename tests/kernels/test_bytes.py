@@ -53,7 +53,7 @@ def test_no_range(threads, odd):
 
 
 def test_other_types(threads):
-    with pytest.raises(ValueError, match="float64 cannot become"):
+    with pytest.raises(ValueError, match="cannot convert float64 to"):
         quantized_bytes(threads, np.zeros(3), 1.0, 0, np.int8)
     with pytest.raises(ValueError, match="x is int32"):
         dequantized_bytes(threads, np.zeros(3, np.int32), 1.0, 0)

@@ -152,7 +152,7 @@ def test_refused(op_type: str, constants: list[Any], attributes: dict[str, Any])
         (0, lambda a: a[:-1], {}, "scales has"),
         (0, lambda a: a[:, :, :-4], {}, "weight has"),
         (1, lambda a: a[:, :, :1], {}, "scales has"),
-        (2, lambda a: a[:, 1:], {}, "the bias 'c2' has not"),
+        (2, lambda a: a[:, 1:], {}, "the bias 'c2' must have"),
         (3, lambda a: a[:, :-1], {}, "weight has|scales has"),
         (0, lambda a: a, {"k": 0}, "k is 0, expected 1 to 5"),
         (0, lambda a: a, {"k": 6}, "k is 6"),

@@ -156,7 +156,7 @@ def test_cuda_says_that_it_has_no_chunks() -> None:
     op = Attention("q", "k", "v", "out", 0, heads=1, kv_heads=1, head_size=8, v_head_size=8, chunk=8)
     executor = executor_of("cuda")
     layer = PagedLayer(np.zeros((1, 1, 8, 32), np.float32), np.zeros((1, 1, 32, 8), np.float32))
-    with pytest.raises(UnsupportedOp, match="attention in chunks"):
+    with pytest.raises(UnsupportedOp, match="chunked attention"):
         executor.compile(program([op], dict.fromkeys(("q", "k", "v", "out"), 8), MadeUpConstants(), ["out"]), [layer])
 
 

@@ -87,7 +87,7 @@ def test_halves(normal: Callable[..., np.ndarray]) -> None:
 
 def test_what_does_not_fit_is_refused(normal: Callable[..., np.ndarray]) -> None:
     values, scales, zeros = blocks_of(normal, 32, WHOLE)
-    with pytest.raises(ValueError, match=r"factors \[6, 4\] do not fit values \[6, 5, 32\]"):
+    with pytest.raises(ValueError, match=r"factors \[6, 4\] do not match values \[6, 5, 32\]"):
         closest_codes(values, scales[:, :4], zeros, WHOLE)
-    with pytest.raises(ValueError, match=r"weights \[4, 32\] do not fit"):
+    with pytest.raises(ValueError, match=r"weights \[4, 32\] do not match"):
         WeighedBlocks(values, normal(4, 32), WHOLE)

@@ -1,4 +1,4 @@
-"""What a pool says of its blocks."""
+"""Consistency checks of a pool."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.integrity import check_pool
 
 @pytest.fixture
 def sound():
-    """sound(pool, holders): every block is in one state, and has as many references as these holders have of it."""
+    """sound(pool, holders): every block is in exactly one state, and its references are those of the holders."""
 
     def check(pool, holders):
         check_pool(pool, holders)

@@ -1,4 +1,4 @@
-"""Blocks in a folder: found again, within the limit, and never believed when they are damaged."""
+"""Blocks in a folder: found again, limited in size, and ignored when damaged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cache(folder: Path, max_bytes: int = 2**30, identity: bytes = b"model") -> t
 
 
 def write(pool: BlockPool, storage: PagedStorage, tokens: list[int], numerics: bytes | None = None) -> None:
-    """Blocks filled with their first tokens, published and let go."""
+    """Fill blocks with their first tokens, publish and release them."""
     table = SequenceCache(pool, 32)
     table.append(len(tokens))
     for index, block in enumerate(table.tables[0].blocks):
@@ -77,7 +77,7 @@ def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
 
 
 class Failing(HostMemory):
-    """Memory of a device. lost: what is raised when it is asked."""
+    """A device's memory. lost: the error that every access raises, if set."""
 
     lost: BaseException | None = None
 
@@ -93,7 +93,9 @@ class Failing(HostMemory):
 
 
 def test_what_the_device_does_not_give_or_take(tmp_path: Path) -> None:
-    """A block that it does not give is not kept; who looks for one that it does not take is told, and it is free."""
+    """A block that cannot be read is not stored. If writing a found block fails, the error propagates and the block is
+    freed.
+    """
     pool, storage = cache(tmp_path)
     device, directory = Failing(), pool.backing
     assert isinstance(directory, BlockDirectory)
@@ -175,7 +177,7 @@ def test_damage_counts_as_absence(tmp_path: Path) -> None:
 
 
 def test_a_block_in_the_place_of_another_counts_as_absent(tmp_path: Path) -> None:
-    """Copied over it, or a link to it: the digest covers the name."""
+    """A copy or a link of another block is detected, because the digest covers the name."""
     pool, storage = cache(tmp_path)
     write(pool, storage, [7] * 32)
     (first,) = files(tmp_path)
@@ -194,7 +196,7 @@ def test_a_block_in_the_place_of_another_counts_as_absent(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("harm", [lambda whole: b"", lambda whole: whole[:-9], lambda whole: whole + b"x"])
 def test_what_was_damaged_is_written_anew(tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
-    """All of it by whoever misses the first; the sum of all sizes is right again."""
+    """A sequence that misses the first block writes all of them again, and the total size is correct."""
     pool, storage = cache(tmp_path)
     write(pool, storage, TOKENS)
     sizes, paths = pool.backing.figures()["bytes"], files(tmp_path)  # type: ignore[union-attr]
@@ -214,7 +216,7 @@ def test_what_was_damaged_is_written_anew(tmp_path: Path, harm: Callable[[bytes]
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")
 def test_folders_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for inside, said in (("file", "file is a file"), ("file/kv", "kv lies below a file")):
+    for inside, said in (("file", "file is a file"), ("file/kv", "a parent of .*kv is a file")):
         with pytest.raises(DirectoryError, match=said):
             cache(tmp_path / inside)
     (tmp_path / "open").mkdir()
@@ -239,7 +241,7 @@ def test_folders_are_named_as_people_like(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")
 def test_folders_above_may_belong_to_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As /home does where a user keeps them in /home/user/kv; but not the folder itself, nor to others."""
+    """As /home for a folder in /home/user/kv; but the folder itself must not be root's, nor its parents another's."""
     owners = {tmp_path / "home": 1000, tmp_path / "home" / "kv": 1000, tmp_path: 0}
     (tmp_path / "home" / "kv").mkdir(parents=True)
     status = Path.stat

@@ -53,7 +53,7 @@ def test_a_block_that_nobody_holds_cannot_be_used(operation, sound):
     pool = BlockPool(2)
     block = pool.allocate(1)[0]
     pool.release([block])
-    with pytest.raises(BlockError, match=f"block {block} is not held"):
+    with pytest.raises(BlockError, match=f"block {block} has no references"):
         getattr(pool, operation)([block])
     sound(pool, [])
 
@@ -123,7 +123,7 @@ def test_the_older_block_keeps_a_key(sound):
 def test_publishing_what_is_not_held_or_has_another_key_is_an_error():
     pool = BlockPool(2)
     block = pool.allocate(1)[0]
-    with pytest.raises(BlockError, match="not held"):
+    with pytest.raises(BlockError, match="has no references"):
         pool.publish(1 - block, b"key")
     pool.publish(block, b"key")
     with pytest.raises(BlockError, match="already published"):
@@ -144,7 +144,7 @@ def test_contradictions_are_seen():
 
 
 class YieldingList(list):
-    """Lets other threads run in the middle of every pool operation, so that a missing lock shows."""
+    """Switches threads in the middle of every pool operation, so that a missing lock causes failures."""
 
     def pop(self, *args):
         time.sleep(0)

@@ -1,4 +1,4 @@
-"""The prefix cache: what is found, what is not, and what evicts."""
+"""The prefix cache: hits, misses and eviction."""
 
 import threading
 
@@ -108,7 +108,7 @@ def test_misuse_is_an_error_and_loses_no_block(sound):
     with pytest.raises(BlockError, match="already holds"):
         table.reuse(list(range(5)), ORIGIN, bytearray(5))
     sound(pool, [table.tables[0].blocks])
-    with pytest.raises(ValueError, match="3 tokens given for a table of 4"):
+    with pytest.raises(ValueError, match="there are 3 tokens for a table of 4"):
         table.publish([0, 1, 2], ORIGIN, bytearray(3))
 
 
@@ -145,7 +145,7 @@ MIXED = (FULL, WINDOW)
 
 
 def forgotten(pool: BlockPool, key: bytes) -> None:
-    """Nobody finds a published block any more, as if it had been evicted."""
+    """Unpublish a block, as if it had been evicted."""
     block = pool._block_of_key.pop(key)
     del pool._key_of_block[block], pool._note_of_block[block]
     if block in pool._idle:
@@ -192,7 +192,7 @@ def test_a_block_that_was_copied_and_left_its_window_is_given_back_once(sound) -
 
 
 def test_states_decide_how_long_a_prefix_is(sound) -> None:
-    """A snapshot must stand exactly behind it; where there was none, the next one to come leaves one."""
+    """A prefix must end exactly at a snapshot; where there was none, the next sequence stores one."""
     pool, states = BlockPool(32), BlockPool(8)
     groups = (FULL, CacheGroup((1,), GroupKind.STATE))
 
@@ -227,7 +227,7 @@ def test_a_full_pool_of_states_is_refused_and_nothing_is_lost() -> None:
     with pytest.raises(CacheFull):
         other.append(1)
     assert other.length == 0 and not other.slots and one.slots == {5: 0, 8: 1}
-    with pytest.raises(ValueError, match="no state has seen"):
+    with pytest.raises(ValueError, match="no state is stored"):
         one.truncate(7)
     one.truncate(0)
     assert other.append(1)[1] and pool.num_free == 1
@@ -238,7 +238,7 @@ def test_what_leaves_a_window_is_kept_where_others_may_go_on(sound) -> None:
     tokens = list(range(40))
 
     def read(own: list[int], boundaries: list[int]) -> tuple[SequenceCache, int]:
-        """Block by block, as a long prompt is read."""
+        """Block by block, as in the prefill of a long prompt."""
         cache = SequenceCache(pool, 4, MIXED)
         cache.boundaries |= {*boundaries}
         numerics = bytearray(len(own))

@@ -1,4 +1,4 @@
-"""Random operations on caches that share a pool, of random groups, compared after each with plain lists of tokens."""
+"""Random operations on caches that share a pool, with random groups, compared after each with plain lists of tokens."""
 
 import os
 
@@ -26,7 +26,9 @@ KINDS = (
 
 
 class Tables(RuleBasedStateMachine):
-    """Slots hold (group, origin, prefix of tokens, how each rounds): what a key computed there depends on."""
+    """Each slot stores (group, origin, prefix of tokens, their numerics): everything that a key computed there depends
+    on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +143,7 @@ class Tables(RuleBasedStateMachine):
     @precondition(lambda self: self.caches)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        """Blocks out of the middle; who forgot is not looked at any more, and must not change what others have."""
+        """Remove blocks from the middle. The cache itself is not checked afterwards, but others must not change."""
         entry = self.pick(data)
         cache, tokens, *_ = entry
         last = len(tokens) // BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""Keys that are turned in their pages are what their numbers are when they are turned, rounded once."""
+"""Rotating keys in their pages equals rotating their values, rounded once."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_sizes():
 
 @pytest.mark.parametrize(("dtype", "per_head"), [("int8", 64 + 2 + 128 + 2), ("int4", 32 + 4 + 64 + 8)])
 def test_packed_layers(dtype, per_head):
-    """Heads of 64 and 128 columns: their integers, and scales of two bytes per token, or per 32 columns."""
+    """Heads of 64 and 128 columns: their integers, and 2-byte scales per token, or per 32 columns."""
     layout = CacheLayout((LayerShape(3, 64, 128, dtype=dtype), FLOATS), PAGE_TOKENS)
     assert layout.layers[0].bytes_per_token == 3 * per_head
     storage = PagedStorage(layout, 4)
@@ -112,7 +112,7 @@ def test_arrays_do_not_overlap_and_start_on_cache_lines(storage):
 
 
 def test_a_block_holds_what_all_layers_keep(storage):
-    """So that memory grows in whole blocks, and few huge pages serve a sequence."""
+    """Memory then grows in whole blocks, and few huge pages serve a sequence."""
     arrays = [array for cache in storage.layers for array in (cache.keys, cache.values)]
     places = np.array([[array[block].__array_interface__["data"][0] for array in arrays] for block in range(6)])
     ends = places + [array[0].nbytes for array in arrays]
@@ -145,7 +145,7 @@ def test_arguments_are_checked():
 
 
 def test_random_forks_and_rewinds_keep_every_sequence_readable(storage, sound):
-    """Copy-on-write against plain arrays: each token's key is a number of its own."""
+    """Copy-on-write against plain arrays: each token has a distinct key."""
     rng = np.random.default_rng(1)
     pool = BlockPool(storage.num_blocks)
     tables = [(BlockTable(pool, PAGE_TOKENS), [])]

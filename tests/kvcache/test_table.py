@@ -182,7 +182,7 @@ def test_blocks_that_are_left_behind_are_given_back() -> None:
 
 
 def test_blocks_that_only_their_own_prefix_cache_holds_need_no_copies() -> None:
-    """Where there is no room for copies: what nobody else reads is no longer found, and may be changed."""
+    """If there are no free blocks for copies, blocks with a single holder are unpublished and may then be changed."""
     pool = BlockPool(5)
     table = BlockTable(pool, 4)
     table.append(20)

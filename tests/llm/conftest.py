@@ -1,4 +1,4 @@
-"""Fixtures: an LLM over the bundled model, random-weight folders with its tokenizer, and a look at the cache."""
+"""Fixtures: an LLM over the bundled model, random-weight folders with its tokenizer, and a check of the cache."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def form_folder(tmp_path_factory: pytest.TempPathFactory, bundled_folder: Path) 
 
 
 def _keep_from_being_flattened(path: Path) -> None:
-    """An output whose value mixes tokens."""
+    """Add an output that mixes the values of tokens, so that the graph cannot be flattened."""
     model = onnx.load(path, load_external_data=False)
     model.graph.node.append(helper.make_node("ReduceSum", ["input_ids"], ["count"], keepdims=0))
     model.graph.output.append(helper.make_tensor_value_info("count", onnx.TensorProto.INT64, []))
@@ -73,14 +73,14 @@ def _keep_from_being_flattened(path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def llm(bundled: genai.Model) -> Iterator[genai.LLM]:
-    """An LLM over the bundled model."""
+    """Return an LLM over the bundled model."""
     with genai.LLM(bundled) as shared:
         yield shared
 
 
 @pytest.fixture
 def assert_all_given_back() -> Callable[[genai.Model], None]:
-    """Nobody holds a block of the cache."""
+    """Assert that no block of the cache is in use."""
 
     def check(model: genai.Model) -> None:
         pool = model.decoder.pool  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def assert_all_given_back() -> Callable[[genai.Model], None]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python code in a process of its own; hanging is a failure."""
+    """Run Python code in a separate process; a process that hangs is a failure."""
 
     def run(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""Adapters of requests: many in one batch, each as alone, whatever else happens meanwhile."""
+"""Adapters of requests: many in one batch, each with the same output as alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYERS = 6
 
 
 def write_adapter(folder: Path, seed: int, rank: int = 4, targets: Any = tuple(SIZES), size: float = 0.1) -> Path:
-    """A random adapter of the bundled model."""
+    """Write a random adapter for the bundled model."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, tensors = np.random.default_rng(seed), {}
     for layer in range(LAYERS):
@@ -64,7 +64,7 @@ def llm(bundled_folder: Path, adapter_folder: Callable[..., Path]) -> Iterator[L
 
 
 def requests(count: int, seed: int) -> list[tuple[list[int], Any]]:
-    """Random prompts, short and long, some with a common beginning, with no adapter, one, or two weighted ones."""
+    """Return random prompts, short and long, some with a common prefix, with no adapter, one, or two weighted ones."""
     rng = np.random.default_rng(seed)
     common = rng.integers(3, 1500, 70).tolist()
     made = []
@@ -107,7 +107,7 @@ def test_adapters_make_a_difference_and_none_makes_none(llm: LLM, bundled: Model
 def test_preempted_sequences_go_on_as_if_nothing_happened(
     blocks: int, bundled_folder: Path, adapter_folder: Callable[..., Path], llm: LLM
 ) -> None:
-    """A cache that holds a part of the batch."""
+    """The cache holds only a part of the batch."""
     asked = requests(12, 2)
     per_block = llm.model.decoder.storage.layout.bytes_per_block  # type: ignore[attr-defined]
     with LLM(bundled_folder, threads=2, cache_bytes=blocks * per_block, context_size=192) as small:
@@ -187,7 +187,7 @@ def test_adapters_within_a_budget(
         found = [llm.generate([p], adapter=name, **OPTIONS)[0] for p, name in zip(prompts, folders, strict=True)]
         assert tokens_of(found) == wanted
         assert llm.adapters.nbytes <= 2 * one
-        with pytest.raises(genai.CacheCapacityError, match="max_bytes allows"):
+        with pytest.raises(genai.CacheCapacityError, match="max_bytes is"):
             llm.generate(prompts, adapter=list(folders), **OPTIONS)
         # Dropped from memory, and other files since.
         changed = write_adapter(tmp_path / "x", 30)
@@ -199,17 +199,17 @@ def test_adapters_within_a_budget(
         for name in "st":
             llm.generate(prompts[:1], adapter=name, max_tokens=1)
         write_adapter(changed, 31)
-        with pytest.raises(genai.InputError, match="is not the one that was loaded"):
+        with pytest.raises(genai.InputError, match="has changed since it was loaded"):
             llm.generate(prompts[:1], adapter="x")
     with LLM(bundled_folder, threads=2, max_adapter_bytes=one // 2) as llm:
-        with pytest.raises(genai.CacheCapacityError, match="max_bytes allows"):
+        with pytest.raises(genai.CacheCapacityError, match="max_bytes is"):
             llm.load_adapter(folders["s"], "s")
     with pytest.raises(OptionError, match="max_bytes = 0"):
         LLM(bundled_folder, max_adapter_bytes=0)
 
 
 def test_the_budget_counts_what_requests_still_use(bundled_folder: Path, adapter_folder: Callable[..., Path]) -> None:
-    """Two of one request, those that were unloaded, and those that are loaded at the same time."""
+    """Two adapters of one request, unloaded adapters, and adapters that are loaded at the same time."""
     folders = [adapter_folder(seed) for seed in range(20, 25)]
     with LLM(bundled_folder, threads=2, lora=True) as free:
         free.load_adapter(folders[0], "a")
@@ -217,7 +217,7 @@ def test_the_budget_counts_what_requests_still_use(bundled_folder: Path, adapter
     with LLM(bundled_folder, threads=2, lora=True, max_adapter_bytes=room) as llm:
         llm.load_adapter(folders[0], "a")
         llm.load_adapter(folders[1], "b")
-        with pytest.raises(genai.CacheCapacityError, match="max_bytes allows"):
+        with pytest.raises(genai.CacheCapacityError, match="max_bytes is"):
             llm.generate(["x"], adapter={"a": 0.5, "b": 0.5})
         assert llm.generate(["x"], adapter="b", max_tokens=1)
         held = llm.adapters.mix("a")
@@ -249,7 +249,7 @@ def test_the_budget_counts_what_requests_still_use(bundled_folder: Path, adapter
 def test_an_adapter_that_overflows_harms_nobody_else(
     llm: LLM, adapter_folder: Callable[..., Path], bundled_folder: Path
 ) -> None:
-    """Its requests end with an error; pages of the cache that hold its NaN are used again by others."""
+    """The adapter's requests end with an error; other sequences reuse pages of the cache that contain its NaN."""
     asked = requests(8, 6)
     wanted = [tokens_of(llm.generate([p], adapter=a, **OPTIONS)) for p, a in asked]
     per_block = llm.model.decoder.storage.layout.bytes_per_block  # type: ignore[attr-defined]
@@ -293,7 +293,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_every_feature_gives_in_company_what_it_gives_alone(
     model: str, bundled_folder: Path, adapter_folder: Callable[..., Path]
 ) -> None:
-    """Short prompts, and long ones that are computed in chunks; a cache that holds a part of them."""
+    """Short prompts, and long prompts that are computed in chunks, with a cache that holds a part of them."""
     rng = np.random.default_rng(8)
     prompts = [rng.integers(3, 1500, size).tolist() for size in (9, 330)]
     choices: list[Any] = [None, "b", {"a": -0.5, "d": 0.7}]
@@ -322,7 +322,7 @@ def test_every_feature_gives_in_company_what_it_gives_alone(
 
 
 def churn(llm: LLM, adapter_folder: Callable[..., Path], rounds: int, seed: int) -> None:
-    """Batches while adapters come and go and requests are cancelled; each that ends gives what it gives alone."""
+    """Run batches while adapters are loaded and unloaded and requests are cancelled. Results are the same as alone."""
     rng = np.random.default_rng(seed)
     alone: dict[str, tuple[int, ...]] = {}
     for round_ in range(rounds):
@@ -357,7 +357,7 @@ def test_adapters_come_and_go(llm: LLM, adapter_folder: Callable[..., Path]) -> 
 
 @pytest.mark.slow
 def test_half_a_minute_of_it(llm: LLM, adapter_folder: Callable[..., Path], draw: Draw) -> None:
-    """Or a third of that, with numbers that the commit draws."""
+    """Half a minute of churn, or a third of that, with numbers that are drawn by the commit."""
     churn_for(llm, adapter_folder, draw.fewer(30, 3), draw.seed)
 
 
@@ -411,7 +411,7 @@ def test_an_error_names_a_few_of_many_adapters(llm: LLM) -> None:
         llm.load_adapter(source, f"n{index}")
     with pytest.raises(OptionError) as caught:
         llm.generate(["x"], adapter="n13")
-    assert caught.value.why == "loaded are: a, b, c, d, n0, n1, n2, n3, n4, n5, …"
+    assert caught.value.why == "loaded adapters: a, b, c, d, n0, n1, n2, n3, n4, n5, …"
     assert "did you mean" in caught.value.fix
 
 

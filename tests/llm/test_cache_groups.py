@@ -1,4 +1,4 @@
-"""Models whose layers keep different state: window layers give their blocks back, and no token changes by it."""
+"""Models whose layers have different cached state: window layers return blocks to the pool, and no token changes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def grouped(folder: Path) -> Iterator[genai.LLM]:
 
 
 def keep_all(patch: pytest.MonkeyPatch) -> None:
-    """Let every layer keep every token, in one group."""
+    """Let every layer cache every token, in one group."""
     kinds = [(GroupKind.FULL, 0)]
     patch.setattr(
         decoder_graph, "grouped_layout", lambda layers, _, size: grouped_layout(layers, kinds * len(layers), size)
@@ -79,7 +79,7 @@ def keep_all(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def keeping(folder: Path) -> Iterator[genai.LLM]:
-    """The same, with all blocks kept."""
+    """The same model, with all blocks kept."""
     with pytest.MonkeyPatch.context() as patch:
         keep_all(patch)
         model = genai.Model(folder, threads=2)
@@ -139,7 +139,7 @@ def test_beams_states_and_guesses(grouped: genai.LLM, keeping: genai.LLM, folder
 
 
 def test_states_of_earlier_versions(grouped: genai.LLM, keeping: genai.LLM, tmp_path: Path) -> None:
-    """They hold every token of every layer, block by block."""
+    """Older versions saved every token of every layer, block by block."""
     prompt = "The cat and the dog " * 20
     whole = grouped.generate(prompt, temperature=0.8, seed=1, **LONG)[0]
     half = keeping.generate(prompt, temperature=0.8, seed=1, **{**LONG, "max_tokens": 120}, keep_state=True)[0]
@@ -155,7 +155,7 @@ def test_states_of_earlier_versions(grouped: genai.LLM, keeping: genai.LLM, tmp_
 
 
 def test_a_state_whose_last_block_lost_its_window(mix: str, grouped: genai.LLM, tmp_path: Path) -> None:
-    """Tokens were taken back to just behind what a window gave up: nothing is stored, and all is computed again."""
+    """After a rewind to just after a released window, nothing is stored, and everything is computed again."""
     decoder = opened(grouped)
     window = min(group.window for group in decoder.groups if group.is_bounded)
     sequence = decoder.open()
@@ -178,7 +178,7 @@ def test_a_state_whose_last_block_lost_its_window(mix: str, grouped: genai.LLM, 
 def test_states_of_other_mixes_are_refused(
     mix: str, folder: Path, grouped: genai.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same weights, whose layers are grouped otherwise."""
+    """A model with the same weights whose layers are grouped differently."""
     if mix == "mistral":
         pytest.skip("it has one group, as states of earlier versions have")
     half = grouped.generate("The cat " * 20, max_tokens=20, ignore_eos=True, keep_state=True)[0]
@@ -198,7 +198,7 @@ def test_a_context_that_shifts(grouped: genai.LLM, keeping: genai.LLM, folder: P
 
 
 def test_a_window_that_reaches_what_is_forgotten(mix: str, folder: Path) -> None:
-    """Its older part is gone where two thirds of a small context are forgotten: what stays is computed again."""
+    """The older part of the window is dropped when two thirds of a small context are; the rest is computed again."""
     if mix == "gpt-oss":
         pytest.skip("its window is shorter than a block")
     with genai.LLM(folder, threads=2, context_size=128) as llm:
@@ -254,7 +254,7 @@ def test_the_prefix_cache_finds_what_was_given_back(grouped: genai.LLM, keeping:
 
 
 def test_a_prefix_is_as_long_as_every_group_has_it(mix: str, grouped: genai.LLM) -> None:
-    """A window needs its last blocks only; where one of them was evicted, the prefix is shorter."""
+    """A window group needs only its last blocks; if one of them was evicted, the shared prefix is shorter."""
     decoder = opened(grouped)
     tokens = np.random.default_rng(7).integers(3, 1500, 400).tolist()
 
@@ -311,7 +311,7 @@ def test_prefixes_on_disk(folder: Path, keeping: genai.LLM, tmp_path: Path) -> N
 
 
 def test_many_long_sequences_share_a_small_cache(mix: str, folder: Path, keeping: genai.LLM) -> None:
-    """Eight sequences of 400 tokens, in little more than what their layers need, and in less."""
+    """Eight sequences of 400 tokens, in a cache of little more than their layers need, and of less."""
     prompts = [f"{number} " * 30 for number in range(8)]
     options: dict[str, Any] = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.9, "seed": 1}
     expected = [one.token_ids for one in keeping.generate(prompts, **options)]
@@ -327,7 +327,7 @@ def test_many_long_sequences_share_a_small_cache(mix: str, folder: Path, keeping
 
 
 def test_a_cache_of_mixed_layers_is_smaller(mix: str, grouped: genai.LLM, keeping: genai.LLM) -> None:
-    """What one sequence of the whole context takes."""
+    """The cache size for one sequence of the maximum context."""
     ours, theirs = (
         sum(layout.most_blocks(4096, 64)) * layout.bytes_per_block
         for layout in (opened(grouped).storage.layout, opened(keeping).storage.layout)
@@ -338,7 +338,7 @@ def test_a_cache_of_mixed_layers_is_smaller(mix: str, grouped: genai.LLM, keepin
 
 @pytest.mark.parametrize("device", ["reference", "cuda"])
 def test_on_other_devices(mix: str, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens of a cache that keeps all: a prompt, single tokens, a fork that goes its own way, guesses, a rewind."""
+    """The tokens equal those of a cache that keeps all blocks: a prompt, single tokens, a fork, proposals, a rewind."""
     if device == "cuda":
         if not IS_THERE:
             pytest.skip("kernels run on Linux through g++")
@@ -383,7 +383,7 @@ def walk(decoder: PagedDecoder) -> list[list[int]]:
 def test_every_mode_on_other_devices(
     name: str, device: str, folder_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt of a few hundred tokens in each of them, with and without groups."""
+    """A prompt of a few hundred tokens in each mode, with and without cache groups."""
     if device == "cuda":
         if not IS_THERE:
             pytest.skip("kernels run on Linux through g++")
@@ -400,7 +400,7 @@ def test_every_mode_on_other_devices(
 
 
 def modes(folder: Path, place: Path, options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a request gives in each mode, by its name."""
+    """Return the result of a request in each mode, by the mode's name."""
     prompt, other = list(range(3, 263)), list(range(900, 980))
     sampled: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.9, "seed": 2}
     with genai.LLM(folder, **options, context_size=320, prefix_cache_dir=place) as llm:

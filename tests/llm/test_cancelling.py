@@ -1,4 +1,4 @@
-"""Whoever stops waiting stops the work: closing, dropping, Ctrl-C, cancelled tasks, close()."""
+"""A caller that stops waiting cancels the work: closing, dropping, Ctrl-C, cancelled tasks, close()."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GivenBack = Callable[[genai.Model], None]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether it comes true in time: by looks, not by the clock, which goes on while this process has no processor."""
+    """Return True if a condition becomes true. Counts checks: the clock runs on while this process is paused."""
     for _ in range(int(seconds / 0.005)):
         if condition():
             return True
@@ -164,7 +164,7 @@ def test_a_model_closed_in_the_middle(bundled_folder: Path, pieces: int) -> None
 
 
 def test_closing_and_submitting_at_once(bundled: genai.Model) -> None:
-    """Every call ends: with completions, or with StateError."""
+    """Every call ends, with completions or with StateError."""
     for _ in range(30):
         llm = genai.LLM(bundled)
         ends: list[str] = []
@@ -247,7 +247,7 @@ def test_async_streams_end_when_left(llm: genai.LLM) -> None:
 
 
 def test_a_loop_that_closes_in_the_middle(llm: genai.LLM) -> None:
-    """The engine delivers to a loop that is gone, and goes on with others."""
+    """The engine delivers to an event loop that was closed, and continues with the others."""
 
     async def begin() -> Any:
         stream = llm.astream("Once", **LONG)

@@ -41,7 +41,7 @@ def test_a_full_context_is_an_error_by_default(small: genai.LLM) -> None:
     messages = list(chat.messages)
     with pytest.raises(ContextOverflowError, match=r"^the message has more than"):
         ChatSession(small).ask("word " * 20_000)
-    with pytest.raises(ContextOverflowError, match="the context holds 192"):
+    with pytest.raises(ContextOverflowError, match="prompt and reply together are limited to 192 tokens"):
         chat.ask(STORY * 5)
     assert chat.messages == messages
 
@@ -146,7 +146,7 @@ def test_bad_options(small: genai.LLM) -> None:
 
 @pytest.mark.parametrize("on_overflow", ["truncate", "shift"])
 def test_a_message_that_leaves_little_room_is_answered(small: genai.LLM, on_overflow: str) -> None:
-    """As it is without anything before it, that can be left out."""
+    """The message leaves little space, but nothing before it can be left out."""
     words = 150
     while len(small.encode(small.render(long := "a b " * words))) > small.context_size - 8:
         words -= 1
@@ -157,7 +157,7 @@ def test_a_message_that_leaves_little_room_is_answered(small: genai.LLM, on_over
 
 @pytest.mark.parametrize("on_overflow", ["error", "truncate", "shift"])
 def test_a_message_that_is_too_long_is_told_so(small: genai.LLM, on_overflow: str) -> None:
-    """Nobody is sent to what was chosen already."""
+    """The error does not suggest a policy that is already set."""
     chat = ChatSession(small, on_overflow=on_overflow)
     with pytest.raises(ContextOverflowError, match="tokens") as caught:
         chat.ask("word " * 3000)

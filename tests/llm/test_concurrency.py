@@ -1,4 +1,4 @@
-"""Threads and tasks share one engine, and each gets what it would get alone."""
+"""Threads and tasks share one engine, and each gets the same result as alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_tasks(llm: genai.LLM) -> None:
 
 
 def test_the_event_loop_goes_on(llm: genai.LLM) -> None:
-    """While tokens are generated, other tasks run: never held up for longer than a fraction of the work."""
+    """While tokens are generated, other tasks run, and are delayed at most for a fraction of the work."""
 
     async def run() -> tuple[float, float]:
         begin = time.perf_counter()

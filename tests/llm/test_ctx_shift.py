@@ -1,7 +1,7 @@
-"""ctx_shift: a sequence forgets the middle of what it has read, its keys are rotated anew, and it goes on.
+"""ctx_shift: a sequence drops the middle of its tokens, its keys are rotated to new positions, and it continues.
 
-With one layer, keys and values depend on their own token and place alone: what is shifted must then be what is computed
-anew from the tokens that are left.
+With one layer, keys and values depend only on their own token and position: a shifted cache must then equal the cache
+that is computed anew from the remaining tokens.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_a_shifted_sequence_rewinds_and_is_computed_again(one_layer: Path) -> No
         other.append(tokens[:50], together=128)
         (mine,), (theirs,) = compute(decoder, [sequence]), compute(decoder, [other])
         np.testing.assert_allclose(mine[-1], theirs[-1], atol=2e-3)
-        with pytest.raises(StateError, match="no shift"):
+        with pytest.raises(StateError, match="cannot drop tokens"):
             other.forget()
 
 
@@ -258,11 +258,13 @@ def test_states_of_what_forgot_cannot_be_saved(short: genai.LLM, tmp_path: Path)
             if stream.completion.forgotten_tokens:
                 break
         state = stream.fork()
-    with pytest.raises(StateError, match="forgot tokens"):
+    with pytest.raises(StateError, match="dropped tokens"):
         state.save_state(tmp_path / "state")
 
 
-@pytest.mark.parametrize(("form", "why"), [("dense", "sequence by sequence"), ("long-rope", "other rotary tables")])
+@pytest.mark.parametrize(
+    ("form", "why"), [("dense", "one sequence at a time"), ("long-rope", "different rotary tables")]
+)
 def test_models(form: str, why: str, form_folder: Callable[[str], Path]) -> None:
     with genai.LLM(form_folder(form), threads=1) as llm, pytest.raises(UnsupportedModelError, match=why):
         llm.generate("Once", ctx_shift=True)
@@ -273,12 +275,15 @@ def test_learned_positions(tmp_path: Path, bundled_folder: Path) -> None:
     weights = RandomWeights(spec, seed=3)
     folder = tmp_path / "learned"
     write_model_folder(folder, spec, ExportOptions(precision="fp32"), weights, tokenizer_dir=bundled_folder)
-    with genai.LLM(folder, threads=1) as llm, pytest.raises(UnsupportedModelError, match="rotation of its keys"):
+    with (
+        genai.LLM(folder, threads=1) as llm,
+        pytest.raises(UnsupportedModelError, match="other ways than by rotating keys"),
+    ):
         llm.generate("Once", ctx_shift=True)
 
 
 def test_a_cache_of_exactly_one_context_shifts_as_a_large_one(bundled_folder: Path) -> None:
-    """No block is free for copies of those that the prefix cache holds, too."""
+    """No block is free for copies of the blocks that the prefix cache also holds."""
     prompt = list(range(5, 150))
     options: dict[str, Any] = {"ctx_shift": True, "max_tokens": 120, "ignore_eos": True, "temperature": 0}
     found = []

@@ -1,4 +1,4 @@
-"""What a caller's options and a model's own defaults make together."""
+"""The combination of a caller's options with a model's own defaults."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_defaults_out_of_range_are_the_model_s_fault(bundled_folder: Path, tmp_p
     (folder / "genai_config.json").write_text(json.dumps({**config, "search": {}}))
     for text, named in (('{"do_sample": true, "top_p": 7}', "top_p = 7"), ('{"do_sample": true, "min_p": 3}', "min_p")):
         (folder / "generation_config.json").write_text(text)
-        with pytest.raises(ConfigError, match=f"^{named}.* in the files of the model") as caught:
+        with pytest.raises(ConfigError, match=f"^{named}.* in the model's files") as caught:
             genai.LLM(folder)
         assert "generation_config.json" in caught.value.fix
 

@@ -1,4 +1,4 @@
-"""What ends an output and what may not be in it: stop strings, banned strings, minimum lengths."""
+"""The end of an output, and text that it must not contain: stop strings, banned strings, minimum lengths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def free(llm: genai.LLM, seed: int) -> str:
-    """A text that nothing ends."""
+    """Return a text without any limit."""
     (completion,) = llm.generate(PROMPT, seed=seed, **FREE)
     assert len(completion.text) > 60
     return completion.text
@@ -36,7 +36,7 @@ def free(llm: genai.LLM, seed: int) -> str:
 @pytest.mark.parametrize("start", range(5, 50, 9))
 @pytest.mark.parametrize("length", [1, 3, 13])
 def test_a_stop_string_anywhere_in_the_text(llm: genai.LLM, free: str, seed: int, start: int, length: int) -> None:
-    """Characters cut out of the text lie across tokens in every way."""
+    """Substrings of the text cross token boundaries in every way."""
     stop = free[start : start + length]
     (completion,) = llm.generate(PROMPT, seed=seed, stop=stop, **FREE)
     assert completion.text == free[: free.index(stop)]
@@ -137,7 +137,7 @@ def test_banned_strings_in_samples(llm: genai.LLM, free: str, seed: int) -> None
 
 
 def test_logprobs_after_going_back_are_those_of_the_tokens_kept(bundled_folder: Path, seed: int) -> None:
-    """Compared with a prompt of the same tokens; so with fp32 activations, which do not depend on how tokens come."""
+    """Compared with a prompt of the same tokens, with fp32 activations, which do not depend on batching."""
     with genai.LLM(bundled_folder, accuracy="fp32") as llm:
         (free,) = llm.generate(PROMPT, seed=seed, **FREE)
         banned = banned_in(free.text)
@@ -161,7 +161,7 @@ def test_stop_and_banned_strings_together(llm: genai.LLM, free: str, seed: int) 
 def test_a_stop_string_ends_the_output_although_a_banned_one_may_have_begun(
     llm: genai.LLM, free: str, seed: int
 ) -> None:
-    """ "b" of the stop string "ab" begins the banned "bc": the output ends, and no token more is computed."""
+    """The "b" of the stop string "ab" starts the banned "bc": the output ends, and no further token is computed."""
     stop = free[30:36]
     (plain,) = llm.generate(PROMPT, seed=seed, stop=stop, **FREE)
     (both,) = llm.generate(PROMPT, seed=seed, stop=stop, banned_strings=stop[-2:] + "\x01", **FREE)
@@ -169,7 +169,7 @@ def test_a_stop_string_ends_the_output_although_a_banned_one_may_have_begun(
 
 
 def test_a_place_where_every_token_is_banned(llm: genai.LLM) -> None:
-    """Only that request ends, with an error that says why."""
+    """Only that request ends, with an error that gives the reason."""
     few = [300, 301, 302]
 
     def only_a_few(token_ids: tuple[int, ...], logits: np.ndarray) -> None:
@@ -187,7 +187,7 @@ def test_a_place_where_every_token_is_banned(llm: genai.LLM) -> None:
 
 
 def test_banned_strings_are_searched_where_the_output_ends(llm: genai.LLM) -> None:
-    """The last token's unfinished character is text too: U+FFFD."""
+    """The last token's unfinished character counts as text: U+FFFD."""
     half = next(t for t in range(3, 300) if llm.tokenizer.decode([t]) == "\ufffd")
 
     def force(token_ids: tuple[int, ...], logits: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""However requests are run (alone, together, streamed, forked, preempted, cached), they give the same tokens."""
+"""Requests generate the same tokens in every mode: alone, together, streamed, forked, preempted, cached."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MIXED: list[dict[str, Any]] = [
 
 
 def parts(completion: Completion) -> tuple[Any, ...]:
-    """What must be equal."""
+    """Return the parts of a completion that must be equal."""
     return (
         completion.text,
         completion.token_ids,
@@ -125,7 +125,7 @@ def test_token_ids_as_prompts(llm: genai.LLM) -> None:
 
 
 def test_many_samples(llm: genai.LLM, bundled: genai.Model) -> None:
-    """A sample depends on its own number only: not on how many there are, nor on how many run side by side."""
+    """A sample depends only on its own index, not on the number of samples or of concurrent samples."""
     prompt = PROMPTS[2]
     options: dict[str, Any] = {"temperature": 1.3, "seed": 7, "max_tokens": 15, "ignore_eos": True}
     five = llm.generate(prompt, n=5, **options)
@@ -158,7 +158,7 @@ def test_max_tokens_and_the_context(llm: genai.LLM) -> None:
 
 
 def test_cached_equals_cold(form_llm: genai.LLM) -> None:
-    """Also for prompts on both sides of a change of RoPE tables, whose keys may not be mixed."""
+    """Also for prompts on both sides of a change of RoPE tables, whose keys must not be mixed."""
     rng = np.random.default_rng(0)
     ids = rng.integers(3, 1500, 200).tolist()
     options: dict[str, Any] = {"temperature": 0.9, "seed": 5, "max_tokens": 20, "ignore_eos": True, "logprobs": 2}
@@ -186,7 +186,7 @@ def test_a_conversation_goes_on_from_the_cache(bundled_folder: Path) -> None:
 
 
 def test_what_a_cancelled_stream_left_may_be_used(bundled_folder: Path) -> None:
-    """Tokens that were generated and the same as a prompt agree to rounding, where activations are fp32."""
+    """With fp32 activations, generated tokens and the same tokens in a prompt agree up to rounding."""
     with genai.LLM(bundled_folder, accuracy="fp32") as llm:
         with llm.stream(PROMPTS[4], temperature=1, seed=1, max_tokens=500, ignore_eos=True) as stream:
             for _ in zip(range(60), stream, strict=False):
@@ -210,7 +210,7 @@ def tiny_cache(model: genai.Model, blocks: int) -> int:
 def test_preempted_equals_unhurried(
     blocks: int, form_folder: Callable[[str], Path], assert_all_given_back: Callable[[genai.Model], None]
 ) -> None:
-    """Six sequences of up to 160 tokens in a cache for 160 to 384: they take turns, and none is worse for it."""
+    """Six sequences of up to 160 tokens in a cache for 160 to 384 tokens take turns, and no result changes."""
     folder = form_folder("int4")
     prompts = [np.random.default_rng(seed).integers(3, 1500, 20 + 12 * seed).tolist() for seed in range(6)]
     options: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": 80, "ignore_eos": True, "logprobs": 1}
@@ -239,7 +239,7 @@ def test_preempted_samples_and_prompt_logprobs(form_folder: Callable[[str], Path
 def test_only_what_cannot_fit_alone_fails(
     form_folder: Callable[[str], Path], assert_all_given_back: Callable[[genai.Model], None]
 ) -> None:
-    """A Generator holds half of the cache: the engine cannot take it back."""
+    """A Generator holds half of the cache, which the engine cannot preempt."""
     with genai.Model(form_folder("int4")) as model:
         size = tiny_cache(model, 6)
     with genai.Model(form_folder("int4"), cache_bytes=size) as model, genai.LLM(model) as llm:

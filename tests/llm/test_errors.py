@@ -1,4 +1,4 @@
-"""Bad input through LLM: typed errors in three parts, and the engine goes on."""
+"""Invalid input to an LLM: typed errors in three parts, after which the engine continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from genai.errors import (
 from genai.lowering import program
 
 PROMPTS: list[tuple[Any, type[Exception], str]] = [
-    ([], InputError, "no prompts"),
+    ([], InputError, "the list of prompts is empty"),
     ("", InputError, "no tokens"),
     ([""], InputError, "no tokens"),
     (["A", ""], InputError, "no tokens"),
@@ -195,7 +195,7 @@ def test_what_a_model_is(bundled: genai.Model, tmp_path: Path) -> None:
             genai.LLM(value)  # type: ignore[arg-type]
     with pytest.raises(ModelFolderError):
         genai.LLM(tmp_path / "nowhere")
-    with pytest.raises(OptionError, match="loaded already"):
+    with pytest.raises(OptionError, match="already loaded"):
         genai.LLM(bundled, threads=2)
     with pytest.raises(OptionError, match="threads"):
         genai.LLM(threads=0)
@@ -229,7 +229,7 @@ def test_folders(bundled_folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_step_that_fails_for_one_goes_on_for_the_others(form_folder: Callable[[str], Path]) -> None:
-    """This graph gives the last row of logits only, and cannot be flattened: it has no log-probabilities of prompts."""
+    """This graph computes only the last row of logits and cannot be flattened: it has no prompt log-probabilities."""
     with genai.LLM(form_folder("dense-last-row")) as llm:
         options: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
         (expected,) = llm.generate("Once upon", **options)
@@ -248,16 +248,16 @@ def test_the_engine_goes_on(llm: genai.LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "texts"),
     [
-        ({"device": "mps"}, ["device = 'mps'", "GPUs of NVIDIA only"]),
+        ({"device": "mps"}, ["device = 'mps'", "only NVIDIA GPUs are supported"]),
         ({"device": "cuda:one"}, ["device = 'cuda:one'", "did you mean 'cuda'?"]),
         ({"device": "CPU"}, ["did you mean 'cpu'?"]),
-        ({"device": "reference", "threads": 2}, ["device = 'reference' with threads = 2", "as NumPy takes"]),
+        ({"device": "reference", "threads": 2}, ["device = 'reference' with threads = 2", "that NumPy chooses"]),
         ({"device": "reference", "accuracy": "int8"}, ["with accuracy = 'int8'", "full precision"]),
         ({"kv_dtype": "fp61"}, ["did you mean 'fp16'?"]),
         ({"thread": 2}, ["unknown option 'thread' = 2", "did you mean 'threads'?"]),
         ({"max_sequence": 2}, ["did you mean 'max_sequences'?"]),
         ({"ctx_size": 2}, ["did you mean 'context_size'?"]),
-        ({"temperature": 1}, ["options of sampling go to generate"]),
+        ({"temperature": 1}, ["pass sampling options to generate"]),
     ],
 )
 def test_options_of_an_llm(options: dict[str, Any], texts: list[str]) -> None:
@@ -272,7 +272,7 @@ def test_options_of_an_llm(options: dict[str, Any], texts: list[str]) -> None:
 def test_a_data_file_that_shrinks_while_the_model_is_used(
     form_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """What was copied or packed needs it no more; what is read when it is needed is refused, and no signal comes."""
+    """Data that was copied or packed is not needed any more; a later read of the file is an error, without a signal."""
     if form == "fp32, large":
         monkeypatch.setattr(program, "_COPIED_BYTES", 0)
     folder = tmp_path / "model"

@@ -1,8 +1,8 @@
-"""Every pair of features works together, or is refused by name.
+"""Every pair of features works together, or is refused with an error that names one of them.
 
-Some features change what is generated (an adapter, a grammar, beams …): a pair of those must give the same tokens in
-company as alone. Others change nothing (guesses, preemption, a saved state …): with one of them tokens must be those
-without it.
+Some features change the output (an adapter, a grammar, beams …): a pair of them must generate the same tokens in
+a batch as alone. Other features do not change the output (proposals, preemption, a saved state …): with one of them,
+the tokens must be the same as without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .test_speculation import SteadyCosts
 
 @dataclass(frozen=True)
 class Feature:
-    """What it is of an LLM and of a request; `words` of which one names it in an error."""
+    """The options of an LLM and of a request for a feature; an error names one of `words`."""
 
     llm: Mapping[str, Any] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ DEFAULTS: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 40}
 
 @pytest.fixture(scope="module")
 def loaded(bundled_folder: Path) -> Iterator[Callable[[Mapping[str, Any]], genai.LLM]]:
-    """An LLM with these options, made once."""
+    """Return an LLM with these options, created once."""
     made: dict[str, genai.LLM] = {}
 
     def load(options: Mapping[str, Any]) -> genai.LLM:
@@ -102,7 +102,7 @@ def request_of(names: tuple[str, str]) -> dict[str, Any]:
 
 
 def run(llm: genai.LLM, names: tuple[str, ...], options: dict[str, Any], folder: Path) -> list[Completion]:
-    """The completions of a request, in the way that the features say."""
+    """Return the completions of a request, generated as the features require."""
     if "prefix cache" in names:
         llm.generate(PROMPT, **options)
         found = llm.generate(PROMPT, **options)
@@ -129,7 +129,7 @@ def joined(half: Completion, rest: Completion) -> Completion:
 
 
 class Company:
-    """Requests of all kinds that keep the engine busy meanwhile."""
+    """Requests of all kinds that keep the engine busy in the meantime."""
 
     def __init__(self, llm: genai.LLM, is_wanted: bool) -> None:
         self._llm, self._over, self._is_wanted = llm, threading.Event(), is_wanted

@@ -1,4 +1,4 @@
-"""Replies as instances of Pydantic models, and the same asked for in lines of batches."""
+"""Replies as instances of Pydantic models, also requested by lines of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.schemas import problem
 
 
 class Answer(BaseModel):
-    """As people write them."""
+    """A class as users write it."""
 
     number: int = Field(ge=0, le=99)
     unit: Literal["m", "km"]
@@ -25,7 +25,7 @@ class Answer(BaseModel):
 
 
 class Picky(BaseModel):
-    """Refuses what its own schema allows."""
+    """A class that rejects values that its own schema allows."""
 
     number: int = Field(ge=0, le=9)
 
@@ -36,7 +36,7 @@ class Picky(BaseModel):
 
 
 class Function(BaseModel):
-    """Holds what JSON cannot say."""
+    """A class with a value that JSON cannot represent."""
 
     call: Callable[[], int]
 
@@ -59,9 +59,9 @@ def test_instances_come_back(llm: genai.LLM) -> None:
 
 
 def test_what_is_no_instance(llm: genai.LLM) -> None:
-    with pytest.raises(ReplyFormatError, match="cut after 3 tokens"):
+    with pytest.raises(ReplyFormatError, match="cut off after 3 tokens"):
         llm.chat("How far?", schema=Answer, max_tokens=3)
-    with pytest.raises(ReplyFormatError, match="is no Picky") as raised:
+    with pytest.raises(ReplyFormatError, match="is not a valid Picky") as raised:
         llm.chat("How far?", schema=Picky)
     assert "not this one" in raised.value.why
     with pytest.raises(InputError, match="schema"):

@@ -1,4 +1,4 @@
-"""Ctrl-C at every place of waiting: nothing waits for ever afterwards, and nothing but KeyboardInterrupt comes out."""
+"""Ctrl-C at every point of waiting: nothing hangs afterwards, and only KeyboardInterrupt is raised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Interrupted = Callable[[Callable[[], object], int], bool]
 
 
 class _Generation:
-    """What a stream or a call needs of one."""
+    """The parts of a generation that a stream or a call needs."""
 
     sink: Any
     cancelled = False
@@ -32,7 +32,7 @@ class _Generation:
 
 
 class _Worker:
-    """Delivers three pieces and the end: at once, or from another thread."""
+    """Delivers three pieces and the end, immediately or from another thread."""
 
     def __init__(self, *, at_once: bool) -> None:
         self.at_once = at_once
@@ -64,7 +64,7 @@ def ends(call: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_stream_ends_after_an_interrupt_anywhere(interrupted: Interrupted, at_once: bool) -> None:
-    """Also right after the end's mark was taken from the queue."""
+    """Also right after the end marker was taken from the queue."""
     for place in range(1, 300):
         stream = CompletionStream([_Generation()], _Worker(at_once=at_once))  # type: ignore[arg-type, list-item]
         came = interrupted(lambda stream=stream: list(stream), place)  # type: ignore[misc]
@@ -125,7 +125,7 @@ def test_deferred_interrupts_come_at_the_end(interrupted: Interrupted) -> None:
 def test_an_interrupt_anywhere_gives_all_blocks_back(
     bundled: genai.Model, interrupted: Interrupted, between: int
 ) -> None:
-    """A Generator works on the caller's thread: whatever it was doing, its sequence stays as it was."""
+    """A Generator works on the caller's thread: an interrupt at any point leaves its sequence unchanged."""
     pool = bundled.decoder.pool  # type: ignore[attr-defined]
     made: list[Generator] = []  # dropped without an interrupt: what is raised then is lost
 

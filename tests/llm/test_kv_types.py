@@ -1,4 +1,4 @@
-"""Keys and values as small integers in whole models: bytes, bits that do not depend on company, and refusals."""
+"""Integer KV caches in whole models: size, bits that do not depend on the batch, and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAMPLING: dict[str, Any] = {"temperature": 0.9, "seed": 5, "max_tokens": 24, "ig
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Measurements of this test alone."""
+    """Isolates the measurements of this test."""
     monkeypatch.setattr(kv_quality, "cache_root", lambda: tmp_path / "measured")
     yield tmp_path / "measured"
 
@@ -50,7 +50,7 @@ def replies(folder: Path, given: list[list[int]], **options: Any) -> list[Any]:
 
 @packed_types
 def test_bytes_per_token(bundled_folder: Path, options: dict[str, Any]) -> None:
-    """Heads of 32 columns: 34 bytes with a scale of two, or 18, in place of the 64 of float16."""
+    """Heads of 32 columns: 34 bytes with a scale of two bytes, or 18, instead of 64 with float16."""
     with genai.Model(bundled_folder, **options) as model, genai.Model(bundled_folder, kv_dtype="fp16") as half:
         per_head = {"int8": 34, "int4": 18}[options["kv_dtype"]]
         assert model.info.kv_dtype == options["kv_dtype"]
@@ -75,7 +75,7 @@ def test_company_preemption_threads_and_the_cache_change_no_bit(bundled_folder: 
 def test_samples_that_share_a_prompt_part_without_touching_each_other(
     bundled_folder: Path, options: dict[str, Any]
 ) -> None:
-    """Blocks are copied when one of them writes."""
+    """A shared block is copied when one of the samples writes to it."""
     (given,) = prompts(45)
     with genai.LLM(bundled_folder, **options) as llm:
         both = llm.generate([given], **SAMPLING, n=3)
@@ -139,7 +139,7 @@ def test_int4_is_refused_until_it_was_measured(bundled_folder: Path, own_cache: 
 
 @pytest.mark.parametrize(
     ("mean", "tokens", "text"),
-    [(0.5, 5000, "measured as 0.5000 nats, above 0.01"), (0.001, 10, "on 10 tokens only"), (0.001, 5000, "")],
+    [(0.5, 5000, "divergence is 0.5000 nats, above 0.01"), (0.001, 10, "on only 10 tokens"), (0.001, 5000, "")],
 )
 def test_a_measurement_decides(bundled_folder: Path, own_cache: Path, mean: float, tokens: int, text: str) -> None:
     kept = kv_quality.record(Config(bundled_folder), kv_quality.KvQuality(mean, mean / 10, tokens))
@@ -193,17 +193,17 @@ def test_what_cpus_do_not_compute_is_refused_before_anything_is_read(
 
     monkeypatch.setattr(loading, "read_decoder", lambda *_, **__: pytest.fail("the model was read"))
     monkeypatch.setattr(devices, "_open_gpu", no_gpu)
-    for device, said in (("cpu", "device = 'cpu'"), ("auto", "device = 'auto', which found no GPU")):
+    for device, said in (("cpu", "device = 'cpu'"), ("auto", "device = 'auto', for which no GPU was found")):
         error = refusal(bundled_folder, **options, device=device)
         assert error.what == f"kv_dtype = {options['kv_dtype']!r} with {said}"
-        assert "keys and values of fp16, fp32, int8, int4" in error.why
+        assert "the CPU supports fp16, fp32, int8, int4" in error.why
         assert '"fp16"' in error.fix and '"int8"' in error.fix and "--device cuda" in error.fix
         with pytest.raises(OptionError, match=said):
             describe(bundled_folder, **options, device=device)
     with pytest.raises(OptionError, match="device = 'cpu'"):
         genai.LLM("nobody/has-this", pull=True, **options, device="cpu")  # before it is fetched
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(OptionError, match="on the CPU, as there is no GPU here"):
+    with pytest.raises(OptionError, match="on the CPU, because there is no GPU"):
         genai.LLM("nobody/has-this", pull=True, **options)
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities against float64 from the Generator's logits."""
+"""Log-probabilities, compared with float64 computed from the Generator's logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def completion(llm: genai.LLM) -> genai.Completion:
 
 @pytest.fixture(scope="module")
 def expected(bundled: genai.Model, llm: genai.LLM, completion: genai.Completion) -> np.ndarray:
-    """float64 [prompt + output - 1, V]: row i tells of token i + 1."""
+    """Return float64 [prompt + output - 1, V]; row i is for token i + 1."""
     ids = [*llm.tokenizer.encode(PROMPT).tolist(), *completion.token_ids]
     rows = []
     with genai.Generator(bundled, genai.GeneratorParams(bundled)) as generator:
@@ -67,7 +67,7 @@ def test_a_prompt_of_one_token_and_none_asked(llm: genai.LLM) -> None:
 
 
 def test_a_prompt_longer_than_a_step(bundled_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompt logits come in chunks; every chunk lands in its place, also beside others."""
+    """Prompt logits are computed in chunks, and each chunk is stored in its place, also in a batch."""
     import genai.engine.engine as engine
 
     ids = np.random.default_rng(0).integers(3, 1500, 100).tolist()

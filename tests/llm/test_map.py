@@ -1,4 +1,4 @@
-"""LLM.map: lazy in and out, each item once, errors in answers, the prefix cache used."""
+"""LLM.map: lazy input and output, each item exactly once, errors in answers, use of the prefix cache."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_callbacks_and_progress(llm: genai.LLM, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_common_beginnings_are_computed_once(bundled: genai.Model) -> None:
-    """Also where they come mixed, and by the first sequences of all."""
+    """Also if prompts with common prefixes are mixed, and for the very first sequences."""
     stories = ["Luna and Tom went to the sea. " * 12, "Mia had a red kite and a small dog. " * 12]
     items = [f"{stories[place % 2]} What is {place} + 1?" for place in range(40)]
     with genai.LLM(bundled) as fresh:
@@ -175,7 +175,7 @@ def test_common_length() -> None:
 
 
 class _Job:
-    """What a map needs of a generation."""
+    """The parts of a generation that a map needs."""
 
     sink: Any
     is_unwanted = False
@@ -194,7 +194,7 @@ class _Job:
 
 
 class _Engine:
-    """Ends requests in any order, at any time a map waits."""
+    """Ends requests in any order, at any time while a map waits."""
 
     def __init__(self, order: random.Random) -> None:
         self.order, self.generations, self.most = order, deque[_Job](), 0
@@ -217,7 +217,7 @@ class _Engine:
 
 
 class _Bell:
-    """Rings when the engine ends something, which it does while somebody waits."""
+    """Rings when the engine ends a request, which it does while a map waits."""
 
     def __init__(self, engine: _Engine) -> None:
         self.engine = engine

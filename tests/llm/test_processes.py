@@ -1,4 +1,4 @@
-"""Ends of processes: exit in the middle of a generation, a dropped LLM, a fork. Nothing hangs, nothing crashes."""
+"""Ends of processes: exit during a generation, a dropped LLM, a fork. Nothing hangs or crashes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ print(llm.chat('What is 12 + 7?', temperature=0).text)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_fork_while_the_model_computes(run_script: Run, threads: int) -> None:
-    """In the child the same model, by the API of tokens, computes the same or says StateError: it never waits."""
+    """In the child, the same model computes the same through the token API, or raises StateError; it never waits."""
     result = run_script(
         START.replace("genai.LLM()", f"genai.LLM(threads={threads})")
         + FORK
@@ -199,7 +199,7 @@ print(tokens() == expected)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_inside_a_run(run_script: Run) -> None:
-    """As a signal handler may: the parent's step goes on, the child's is a StateError."""
+    """A signal handler may fork: the parent's step continues, and the child's raises StateError."""
     result = run_script(
         START.replace("genai.LLM()", "genai.LLM(threads=2)")
         + """

@@ -1,4 +1,4 @@
-"""Python logits processors through the whole path."""
+"""Python logits processors through the whole stack."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_one_that_masks_all(llm: genai.LLM) -> None:
 
 
 def test_one_that_calls_its_own_llm_is_told_so(llm: genai.LLM) -> None:
-    """It would wait for itself for ever."""
+    """The call would wait for itself forever."""
     inner = llm.stream(PROMPT, **OPTIONS)
     found: list[Exception] = []
 

@@ -1,4 +1,4 @@
-"""Who waits can be told how far the work is."""
+"""Callers that wait receive the progress of the work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from genai.llm.chat import ChatSession
 
 @pytest.fixture
 def slow_steps(llm: genai.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take longer than somebody waits at once."""
+    """Make steps take longer than the interval of progress calls."""
     decoder = llm.model.decoder
     step = decoder.step
 

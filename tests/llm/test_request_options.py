@@ -1,4 +1,4 @@
-"""Priorities, deadlines, figures, beams and the prefix cache on disk, through LLM."""
+"""Priorities, deadlines, statistics, beams and the prefix cache on disk, through an LLM."""
 
 from __future__ import annotations
 
@@ -157,12 +157,15 @@ def test_beams_of_many_prompts_fit_a_small_cache(bundled: genai.Model, bundled_f
         held = pool.allocate(pool.num_free - 2)
         with pytest.raises(CacheCapacityError, match=r"no room for \d beams") as caught:
             llm.generate(prompts[0], **options)
-        assert f"other sequences of this model {len(held)}" in caught.value.why and "the others" in caught.value.fix
+        assert (
+            f"other sequences of this model {len(held)}" in caught.value.why
+            and "the other sequences" in caught.value.fix
+        )
         pool.release(held)
 
 
 def test_beams_are_refused_only_where_they_need_more_blocks_than_there_are(bundled_folder: Path) -> None:
-    """A prompt of 100 tokens has 3 full blocks, which 4 beams share, and one that each has for itself."""
+    """A prompt of 100 tokens has 3 full blocks, which 4 beams share, and each beam has one more block."""
     with genai.LLM(bundled_folder, context_size=128, threads=1) as llm:
         block = llm.model.info.kv_bytes_per_token * 32
     options: dict[str, Any] = {"num_beams": 4, "max_tokens": 20, "ignore_eos": True}

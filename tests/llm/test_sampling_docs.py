@@ -1,4 +1,4 @@
-"""docs/sampling.md says what the code says."""
+"""docs/reference/sampling.md agrees with the code."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from genai.engine.sampling.option_rules import DEFAULT_ORDER, SAMPLERS
 from genai.engine.sampling.params import SamplingParams
 from genai.errors import OptionError
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "sampling.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "sampling.md").read_text(encoding="utf-8")
 
 
 def rows(section: str) -> list[list[str]]:
-    """Cells of the first table of a section."""
+    """Return the cells of the first table of a section."""
     lines = re.findall(r"^\|(.*)\|$", PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0], re.M)
     return [[cell.strip() for cell in line.split(" | ")] for line in lines[2:]]
 
 
 def test_every_sampler_with_its_options() -> None:
-    """And two that are not in `samplers`."""
+    """Also two that are not in `samplers`."""
     found = {cells[0].strip("`"): tuple(cells[1].replace("`", "").split(", ")) for cells in rows("Samplers")}
     apart = {name: found.pop(name) for name in ("mirostat", "no-repeat n-gram")}
     assert list(found.items()) == list(SAMPLERS.items())
@@ -44,6 +44,6 @@ def test_contradictions(example: str) -> None:
 
 
 def test_neutral_values_contradict_nothing() -> None:
-    assert "`temperature=0, top_p=1` is fine, and so is `top_k=1`" in PAGE
+    assert "`temperature=0, top_p=1` is valid, and so is `top_k=1`" in PAGE
     SamplingParams(temperature=0, top_p=1, top_k=1)
     SamplingParams(stop="bad", banned_strings="a bad word", min_tokens=3)

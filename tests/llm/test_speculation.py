@@ -1,4 +1,4 @@
-"""With speculation every output is the same, bit by bit: whatever is guessed, kept, rejected, preempted, cancelled."""
+"""With speculative decoding, every output is bit-identical, for any proposals, preemption or cancellation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIXED: list[dict[str, Any]] = [
 
 
 class SteadyCosts(Speculator):
-    """A step takes ten seconds and a hundredth per row: what is proposed does not depend on the machine."""
+    """A step takes ten seconds plus a hundredth per row, so that proposals do not depend on the machine."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -154,7 +154,7 @@ def test_with_other_caches(kv_dtype: str, bundled_folder: Path) -> None:
 
 
 def test_functions_over_logits_are_called_as_ever(llm: genai.LLM) -> None:
-    """One that keeps state is called once for each token, in order."""
+    """A stateful processor is called once per token, in order."""
     calls: list[tuple[int, ...]] = []
 
     def note(token_ids: tuple[int, ...], logits: np.ndarray) -> None:
@@ -245,7 +245,7 @@ def test_lookup_finds_what_comes_again(llm: genai.LLM) -> None:
 
 
 def test_a_lookup_file(bundled_folder: Path, tmp_path: Path) -> None:
-    """The reply stands in the file."""
+    """The lookup file contains the reply."""
     with genai.LLM(bundled_folder) as llm:
         prompt = llm.encode(llm.render("Tell me a story about Luna and Tom."))
         options: dict[str, Any] = {"temperature": 0.7, "seed": 3, "max_tokens": 60}
@@ -277,7 +277,7 @@ def small_draft(folder: Path, tokenizer: Path, seed: int = 9, **changes: Any) ->
 def test_draft_models(
     same: bool, sampled: bool, form_folder: Callable[[str], Path], bundled_folder: Path, tmp_path: Path
 ) -> None:
-    """The model itself as its draft guesses right, since it draws with the same numbers; random weights guess wrong."""
+    """The model as its own draft proposes the right tokens, with the same random numbers; random weights do not."""
     folder = form_folder("int4")
     draft = folder if same else small_draft(tmp_path / "draft", bundled_folder)
     chosen = genai.Speculation(lookup=False, draft=draft, num_speculative_tokens=5)
@@ -304,7 +304,7 @@ def test_draft_models(
 def test_a_draft_with_a_short_context_and_a_small_cache(
     form_folder: Callable[[str], Path], bundled_folder: Path, tmp_path: Path
 ) -> None:
-    """What it cannot hold is not drafted; nothing fails for it."""
+    """Sequences that the draft's cache cannot hold are not drafted, and nothing fails."""
     draft = small_draft(tmp_path / "draft", bundled_folder, context_length=64)
     with genai.Model(draft) as probe:
         size = probe.info.kv_bytes_per_token * 64
@@ -321,7 +321,7 @@ def test_a_draft_with_a_short_context_and_a_small_cache(
 
 
 def test_tokens_that_a_draft_does_not_have(bundled_folder: Path, tmp_path: Path) -> None:
-    """Padded logits differ in number: what a prompt has beyond the draft's own is not drafted, and nothing fails."""
+    """The vocabularies have different padding: a prompt token beyond the draft's vocabulary is not drafted."""
     draft, folder = small_draft(tmp_path / "draft", bundled_folder), tmp_path / "padded"
     small_draft(folder, bundled_folder, seed=1, vocab_size=1600)
     options: dict[str, Any] = {"temperature": 1.5, "seed": 2, "max_tokens": 20, "ignore_eos": True}
@@ -340,7 +340,7 @@ def test_tokens_that_a_draft_does_not_have(bundled_folder: Path, tmp_path: Path)
 def test_a_context_that_is_larger_than_the_drafts(
     form_folder: Callable[[str], Path], bundled_folder: Path, tmp_path: Path
 ) -> None:
-    """What is asked of the model's context is the most that the draft's has."""
+    """The requested context size is limited to the draft's maximum."""
     for own, expected in ((64, 64), (200, 96)):
         draft = small_draft(tmp_path / f"draft-{own}", bundled_folder, context_length=own)
         with genai.LLM(form_folder("int4"), context_size=96, speculation=genai.Speculation(draft=draft)) as llm:
@@ -349,7 +349,7 @@ def test_a_context_that_is_larger_than_the_drafts(
 
 
 def test_on_by_itself(llm: genai.LLM, bundled: genai.Model) -> None:
-    """With the costs of this machine: whatever is proposed."""
+    """With the step costs of this machine, for any proposals."""
     prompts, params = requests(llm)
     plain = llm.generate(prompts, params)
     for choice in ("lookup", "auto", genai.Speculation(num_speculative_tokens=3)):
@@ -416,7 +416,7 @@ def test_drafts_with_other_tokens(
     def refused(folder: Path, message: str) -> None:
         with pytest.raises(genai.errors.VocabularyMismatchError, match=message) as caught:
             genai.LLM(form_folder("int4"), speculation=genai.Speculation(draft=folder))
-        assert "another vocabulary" in caught.value.what and caught.value.fix
+        assert "a different vocabulary" in caught.value.what and caught.value.fix
 
     other = small_draft(tmp_path / "tokens", bundled_folder)
     for path in other.glob("*.json"):

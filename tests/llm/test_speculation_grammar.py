@@ -1,4 +1,4 @@
-"""Grammars beside speculation: guesses change no token, and a guess that the grammar forbids is not computed."""
+"""Grammars with speculative decoding: no token changes, and proposals that violate the grammar are not computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States: what goes on from them equals what never paused; files whole or absent, and nothing else believed."""
+"""States: continuations equal uninterrupted generations; files are whole or absent, and their content is verified."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_adapters_are_part_of_a_state(bundled_folder: Path, tmp_path: Path) -> N
         with pytest.raises(OptionError, match="pirate"):
             llm.load_state(path)
         llm.load_adapter(bundled_adapter("words"), "pirate")
-        with pytest.raises(StateMismatchError, match="went through the adapters pirate"):
+        with pytest.raises(StateMismatchError, match="was computed with the adapters pirate"):
             llm.load_state(path)
         llm.load_adapter(bundled_adapter("pirate"), "arr")
         assert outcome(first, llm.load_state(path, adapter="arr").resume(max_tokens=12)) == outcome(whole)
@@ -201,7 +201,7 @@ def test_what_is_no_state_is_refused(llm: genai.LLM, tmp_path: Path, saved: byte
     path = tmp_path / "a"
     assert "not a saved state" in str(refused(llm, path, b""))
     assert "not a saved state" in str(refused(llm, path, b"PK\3\4" + bytes(1000)))
-    assert "header would have" in str(refused(llm, path, b"genai-st" + struct.pack("<Q", 2**62) + bytes(99)))
+    assert "header length is" in str(refused(llm, path, b"genai-st" + struct.pack("<Q", 2**62) + bytes(99)))
     assert "not JSON" in str(refused(llm, path, b"genai-st" + struct.pack("<Q", 2) + b"[[" + bytes(99)))
     assert "format" in str(refused(llm, path, b"genai-st" + struct.pack("<Q", 2) + b"[]" + bytes(99)))
     for place in (tmp_path, tmp_path / "absent"):
@@ -210,7 +210,7 @@ def test_what_is_no_state_is_refused(llm: genai.LLM, tmp_path: Path, saved: byte
 
 
 def changed(saved: bytes, **changes: Any) -> bytes:
-    """The file with other entries in its header, and the digest that it has then."""
+    """Return the file with changed header entries and the matching digest."""
     import hashlib
 
     (length,) = struct.unpack_from("<Q", saved, 8)
@@ -223,21 +223,21 @@ def changed(saved: bytes, **changes: Any) -> bytes:
 HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"format": 2}, "format 2"),
     ({"model": "0" * 64}, "another model"),
-    ({"numerics": "gpu"}, "another way to compute"),
+    ({"numerics": "gpu"}, "another arithmetic"),
     ({"tokens": 10**9}, "tokens"),
     ({"tokens": -1}, "entries"),
     ({"tokens": True}, "entries"),
     ({"tokens": 70}, "bytes"),
-    ({"stored": 33}, "whole number of blocks"),
-    ({"stored": 0}, "another form"),
+    ({"stored": 33}, "not a multiple of the block size"),
+    ({"stored": 0}, "a different layout"),
     ({"stored": 2**30}, "entries"),
-    ({"arrays": [["blocks", "uint8", [2**40, 2**40]]]}, "another form"),
-    ({"arrays": None}, "another form"),
+    ({"arrays": [["blocks", "uint8", [2**40, 2**40]]]}, "a different layout"),
+    ({"arrays": None}, "a different layout"),
     ({"extra": 1}, "entries"),
     ({"adapter": None}, "entries"),
-    ({"adapter": {"key": "ff", "weights": {}}}, "went through"),
-    ({"sampler": []}, "go on"),
-    ({"sampler": {"seed": -1}}, "go on"),
+    ({"adapter": {"key": "ff", "weights": {}}}, "was computed with"),
+    ({"sampler": []}, "invalid entries"),
+    ({"sampler": {"seed": -1}}, "invalid entries"),
     ({"notes": 5}, "entries"),
 ]
 
@@ -259,7 +259,7 @@ def test_samplers_that_lie(llm: genai.LLM, tmp_path: Path, saved: bytes) -> None
         {"forbidden": [2**40]},
         {"surprise_limit": "nan"},
     ):
-        assert "go on" in str(refused(llm, tmp_path / "a", changed(saved, sampler={**sampler, **change})))
+        assert "invalid entries" in str(refused(llm, tmp_path / "a", changed(saved, sampler={**sampler, **change})))
 
 
 def test_damage_anywhere_is_seen(llm: genai.LLM, tmp_path: Path, saved: bytes) -> None:
@@ -275,7 +275,7 @@ def test_damage_anywhere_is_seen(llm: genai.LLM, tmp_path: Path, saved: bytes) -
 
 
 def test_what_a_file_says_is_for_its_state_alone(bundled_folder: Path, tmp_path: Path, saved: bytes) -> None:
-    """Keys and values that are not those of the tokens, in a file that is sound otherwise."""
+    """Keys and values that do not belong to the tokens, in an otherwise valid file."""
     import hashlib
 
     (length,) = struct.unpack_from("<Q", saved, 8)
@@ -299,7 +299,7 @@ def test_tokens_outside_the_vocabulary(llm: genai.LLM, tmp_path: Path, saved: by
 
     (length,) = struct.unpack_from("<Q", saved, 8)
     body = saved[: 16 + length] + struct.pack("<i", 10**6) + saved[20 + length : -32]
-    assert "tokens from" in str(refused(llm, tmp_path / "a", body + hashlib.sha256(body).digest()))
+    assert "token ids range from" in str(refused(llm, tmp_path / "a", body + hashlib.sha256(body).digest()))
 
 
 def test_another_model_and_a_smaller_one(
@@ -310,7 +310,7 @@ def test_another_model_and_a_smaller_one(
     with genai.LLM(form_folder("int4"), threads=1) as other, pytest.raises(StateMismatchError, match="another model"):
         other.load_state(path)
     with genai.LLM(bundled_folder, context_size=32, threads=1) as other:
-        with pytest.raises(StateMismatchError, match="holds 32"):
+        with pytest.raises(StateMismatchError, match="loaded model has 32"):
             other.load_state(path)
     with genai.LLM(bundled_folder, context_size=128, cache_bytes=128 * 1024 * 3, threads=1) as other:
         pool = other.model.decoder.pool
@@ -350,7 +350,7 @@ def test_places_that_are_none(llm: genai.LLM, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for place in (5, None, "a\0b", tmp_path / "loop", "~nobody-of-this-name/a"):
         for call in (state.save_state, llm.load_state):
-            with pytest.raises(StateFileError, match=r"no path|cannot be") as raised:
+            with pytest.raises(StateFileError, match=r"not a path|cannot be") as raised:
                 call(place)  # type: ignore[operator]
             assert raised.value.why and raised.value.fix
 
@@ -367,7 +367,7 @@ with genai.LLM(threads=1) as llm:
 
 
 def test_killed_while_saving_it_is_whole_or_absent(llm: genai.LLM, tmp_path: Path) -> None:
-    """Five times here, up to fifty in the slow test."""
+    """Five times here, and up to fifty times in the slow test."""
     _kill_while_saving(llm, tmp_path, 5, seed=2)
 
 

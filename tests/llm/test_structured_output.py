@@ -1,4 +1,4 @@
-"""Replies that match a schema, an expression, a grammar or one of some texts, whatever else is asked of them."""
+"""Replies that match a schema, an expression, a grammar or one of several texts, with any other options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def prompt(llm: genai.LLM) -> str:
 
 
 def test_varied_schemas(llm: genai.LLM) -> None:
-    """A part of what `python -m tools.schemas` asks; every reply that is finished is an instance."""
+    """A part of the cases of `python -m tools.schemas`; every finished reply is a valid instance."""
     tally = ask(llm, range(2000, 2032), [1, 2], max_tokens=150, temperature=1.0)
     assert not tally.invalid and not tally.refused
     assert tally.finished > 30
@@ -63,7 +63,7 @@ def test_every_sampler(name: str, llm: genai.LLM, prompt: str) -> None:
 
 @pytest.mark.parametrize("name", ["greedy", "drawn", "penalties", "top-k"])
 def test_forced_tokens_are_those_that_would_be_chosen(name: str, llm: genai.LLM, prompt: str) -> None:
-    """Where log-probabilities are asked for, every token is sampled: with the same bits."""
+    """If log-probabilities are requested, every token is sampled, with the same bits."""
     options: dict[str, Any] = {"json_schema": PERSON, "seed": 5, **SAMPLERS[name]}
     (quick,), (slow,) = llm.generate(prompt, **options), llm.generate(prompt, logprobs=0, **options)
     assert quick.token_ids == slow.token_ids and quick.text == slow.text
@@ -83,7 +83,7 @@ def test_forced_tokens_are_computed_together(llm: genai.LLM, monkeypatch: pytest
 
 
 def test_samples_and_mixed_rows(llm: genai.LLM, prompt: str) -> None:
-    """n samples of one prompt; rows with other grammars and without any; each as it is alone."""
+    """n samples of one prompt, and rows with different grammars or none; each equals its result alone."""
     samples = llm.generate(prompt, json_schema=PERSON, n=4, seed=3, temperature=1.2)
     assert len({one.text for one in samples}) > 1
     assert not any(problem(PERSON, one.text) for one in samples)
@@ -100,7 +100,7 @@ def test_samples_and_mixed_rows(llm: genai.LLM, prompt: str) -> None:
 
 
 def test_preempted_sequences_go_on_in_their_grammar(form_folder: Callable[[str], Path]) -> None:
-    """A cache for a part of the batch; random weights, so that nothing but the grammar makes sense."""
+    """A cache for a part of the batch, and random weights, so that only the grammar determines the text."""
     asked = {"json_schema": PERSON, "seed": 2, "temperature": 1.0, "max_tokens": 150}
     prompts = [f"Question {number}: " for number in range(6)]
     with genai.LLM(form_folder("int4")) as roomy:
@@ -187,7 +187,7 @@ def test_bad_input_is_refused_at_once(options: dict[str, Any], named: str, llm: 
 
 
 def _chain(count: int, link: Callable[[dict[str, Any]], dict[str, Any]], at: str = "$defs") -> dict[str, Any]:
-    """A schema that leads from definition to definition."""
+    """Return a schema that is a chain of definitions."""
     links = {f"d{n}": link({"$ref": f"#/{at}/d{n + 1}"}) for n in range(count)}
     return {at: {**links, f"d{count}": {"type": "null"}}, "$ref": f"#/{at}/d0"}
 
@@ -203,7 +203,7 @@ LINKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", LINKS)
 def test_chains_of_references(name: str, llm: genai.LLM) -> None:
-    """Those that would end the process, as llguidance recurses, are refused; long ones are compiled."""
+    """Chains on which llguidance would recurse until the process ends are refused; other long ones are compiled."""
     for count, at in ((4_000, "$defs"), (9_000, "x-parts")):
         with pytest.raises(GrammarError, match="too deep") as raised:
             llm.generate("Once", json_schema=_chain(count, LINKS[name], at))
@@ -254,7 +254,7 @@ BOUNDS_THAT_FLOATS_ROUND: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", BOUNDS_THAT_FLOATS_ROUND)
 @pytest.mark.parametrize("kind", ["integer", "number"])
 def test_bounds_that_floats_round(name: str, kind: str, llm: genai.LLM) -> None:
-    """llguidance computes with floats, would overflow at -2 ** 63, and takes what is further for the farthest."""
+    """llguidance computes with floats: it would overflow at -2 ** 63, and clamps larger bounds."""
     schema = {"type": kind, **BOUNDS_THAT_FLOATS_ROUND[name]}
     for completion in llm.generate("A", json_schema=schema, temperature=1.5, n=8, seed=1, max_tokens=40):
         assert completion.finish_reason == "length" or not problem(schema, completion.text)
@@ -276,7 +276,7 @@ def test_bounds_that_floats_round(name: str, kind: str, llm: genai.LLM) -> None:
 def test_numbers_that_no_reply_could_be_held_to(schema: dict[str, Any], place: str, llm: genai.LLM) -> None:
     with pytest.raises(GrammarError, match=f"has the number .* at {place}\n") as raised:
         llm.generate("A", json_schema=schema)
-    assert "64 bits" in raised.value.why and raised.value.fix
+    assert "64-bit integers" in raised.value.why and raised.value.fix
 
 
 @pytest.mark.parametrize("number", [2**53 + 2, -(2**62), 10**15 + 1, 1e20])

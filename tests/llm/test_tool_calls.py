@@ -1,4 +1,4 @@
-"""Calls of tools, forced or free, in every format that is known: names and arguments are those of the tools."""
+"""Tool calls, forced or free, in every known format: names and arguments are those of the tools."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TEMPLATES = {
 
 @pytest.fixture(scope="module")
 def llm_of(tmp_path_factory: pytest.TempPathFactory, bundled_folder: Path) -> Iterator[Callable[[str], genai.LLM]]:
-    """llm_of(format): the bundled model with a template of that format, which it has never seen."""
+    """llm_of(format): the bundled model with a template of a format that it was not trained on."""
     known: dict[str, genai.LLM] = {}
 
     def load(name: str) -> genai.LLM:
@@ -72,7 +72,7 @@ def check(calls: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model has not learned when to end."""
+    """Limit the number of calls, because the model has not learned when to end."""
     monkeypatch.setattr("genai.text.parsing.calls.MOST_CALLS", 2)
 
 
@@ -84,7 +84,7 @@ BEGUN = {
 
 
 def ask(llm: genai.LLM, begun: str, choice: ToolChoice, seed: int) -> Reply:
-    """The reply to a message, which begins so."""
+    """Return the reply to a message; it starts with the given text."""
     prompt, ids = llm.render("Hi", tools=TOOLS), llm.encode(begun)
     shape = llm.shape(prompt, tools=TOOLS, tool_choice=choice)
     tokens = [*llm.encode(prompt), *ids]
@@ -113,7 +113,7 @@ def test_the_one_that_is_named(name: str, llm_of: Callable[[str], genai.LLM]) ->
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "mistral-named"])
 def test_free_replies_are_text_or_calls(name: str, llm_of: Callable[[str], genai.LLM]) -> None:
-    """What a bias makes begin like a call becomes one; without it, the model answers as it did."""
+    """With a bias towards the start of a call, the reply is a call; without it, the reply is unchanged."""
     llm = llm_of(name)
     plain = llm.chat("What is 12 + 7?", temperature=0)
     assert llm.chat("What is 12 + 7?", tools=TOOLS, tool_choice="none", temperature=0).text == plain.text

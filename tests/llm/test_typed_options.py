@@ -1,4 +1,4 @@
-"""Options are typed keywords: what type checkers and editors know is what the calls accept."""
+"""Options are typed keywords: type checkers and editors know exactly the options that the calls accept."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ params.set_search_options(max_length="9")  # arg-type
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
 def test_calls_name_their_options(call: Any) -> None:
-    """And the parameter that takes them takes nothing else."""
+    """The parameter that takes the options takes nothing else."""
     (options,) = [one for one in inspect.signature(call).parameters.values() if one.kind is one.VAR_KEYWORD]
     assert get_args(get_type_hints(call)[options.name]) == (CALLS[call],)
 

@@ -1,4 +1,4 @@
-"""Adapters in GGUF files: read in the base's order of rows, and refused where they are more than factors."""
+"""Adapters in GGUF files: read with rows in the base's order, and refused if they contain more than factors."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another kind": (PAIR, {"adapter.type": "ia3"}, "adapter.type is 'ia3'"),
     "alpha of text": (PAIR, {"adapter.lora.alpha": "8"}, "adapter.lora.alpha is '8'"),
     "activated": (PAIR, {"adapter.alora.invocation_tokens": [1, 2]}, "alora.invocation_tokens"),
-    "a norm": ({**PAIR, "blk.0.attn_norm.weight": np.ones(8, np.float32)}, {}, "is no factor of a product"),
+    "a norm": ({**PAIR, "blk.0.attn_norm.weight": np.ones(8, np.float32)}, {}, "is not a factor of a linear layer"),
     "no B": ({"blk.0.ffn_up.weight.lora_a": A}, {}, "has no factor B"),
     "two ranks": (
         {**PAIR, "blk.0.ffn_up.weight.lora_b": np.ones((8, 3), np.float32)},
         {},
         r"A \[2, 8\] and B \[8, 3\]",
     ),
-    "nothing": ({}, {}, "holds no factors"),
+    "nothing": ({}, {}, "contains no factors"),
 }
 
 
@@ -98,12 +98,12 @@ def test_rows_that_heads_do_not_share(tmp_path: Path) -> None:
 
 
 def test_info_and_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which head a row belongs to is known from a base only."""
+    """Only a base determines the head that a row belongs to."""
     adapter = write_adapter(tmp_path / "a.gguf", SHAPES["llama"])
     assert run(["lora", "info", str(adapter)]) == 0
     assert "gguf" in capsys.readouterr().out
     assert run(["lora", "convert", str(adapter), "-o", str(tmp_path / "peft")]) == 1
-    assert "name the base with --model" in capsys.readouterr().err
+    assert "set the base with --model" in capsys.readouterr().err
     other = write(tmp_path / "b.gguf", PAIR, "qwen2")
     assert run(["lora", "convert", str(other), "-o", str(tmp_path / "peft")]) == 0
     np.testing.assert_array_equal(read_adapter(tmp_path / "peft").pairs["model.layers.0.mlp.up_proj"].b, 4 * B)
@@ -116,7 +116,7 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
 
 
 def test_listing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whole models are no adapters, nor is what cannot be read."""
+    """Whole models and unreadable files are not adapters."""
     for place in (tmp_path, tmp_path / "inner"):
         place.mkdir(exist_ok=True)
         write(place / "a.gguf", PAIR)

@@ -1,4 +1,4 @@
-"""Decoders whose embeddings are a graph of their own, as exporters of models that also see write them."""
+"""Decoders with a separate embedding graph, as exporters of multimodal models write them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_whole(folder: Path) -> Path:
 
 
 def write_split(folder: Path, *, plain: bool, change: Callable[[onnx.ModelProto], None] | None = None) -> Path:
-    """The same model with its table in a graph of its own, which puts rows of pictures where tokens ask for them."""
+    """Write the same model with its table in a separate graph, which inserts image features for image tokens."""
     write_whole(folder)
     decoder = onnx.load(folder / "model.onnx")
     (gather,) = (node for node in decoder.graph.node if node.op_type == "Gather" and "input_ids" in node.input)

@@ -1,4 +1,4 @@
-"""What is said to somebody who gives something else than a model folder."""
+"""Hints for paths that are not a model folder."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("given", "texts"),
     [
-        ("meta-llama/Llama-3.2-1B", ["name on Hugging Face", "`genai pull meta-llama/Llama-3.2-1B`", "pull=True"]),
+        ("meta-llama/Llama-3.2-1B", ["Hugging Face name", "`genai pull meta-llama/Llama-3.2-1B`", "pull=True"]),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", ["`genai pull Qwen/Qwen3-0.6B`"]),
         ("hf.co/Qwen/Qwen3-0.6B", ["genai pull Qwen/Qwen3-0.6B"]),
         (
             "models/phi-3.Q4_K_M.gguf",
-            ["_M.gguf: there is no such GGUF file", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"],
+            ["_M.gguf: no such GGUF file", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"],
         ),
         ("model.onnx", [".onnx file is not a model folder", "no such file"]),
-        ("llama3", ["`genai list` has no model of this name", "org/name", 'genai chat -p "…"']),
+        ("llama3", ["`genai list` shows no model with this name", "org/name", 'genai chat -p "…"']),
         ("https://example.com/a.gguf", ["`genai pull https://example.com/a.gguf`"]),
-        ("hf:../x", ["no name of a repository"]),
-        ("llama3:8b", ["has no model of this name"]),
+        ("hf:../x", ["is not a repository name"]),
+        ("llama3:8b", ["shows no model with this name"]),
         ("pebble", ["leave MODEL out"]),
         ("What is the capital of France?", ['`genai chat -p "What is the capital of France?"`']),
         ("Tell me a story", ['genai chat -p "Tell me a story"']),
@@ -64,15 +64,15 @@ def test_a_file_of_a_folder(here: Path) -> None:
         (folder / name).touch()
     with pytest.raises(ModelFolderError, match=r"genai info \S*model.onnx` describes the graph"):
         Config(folder / "model.onnx")
-    with pytest.raises(ModelFolderError, match=r"model.onnx: an .onnx file is not a model folder|of model.onnx"):
+    with pytest.raises(ModelFolderError, match=r"model.onnx: an .onnx file is not a model folder|about model.onnx"):
         Config(folder)
     with pytest.raises(ModelFolderError, match="pickle"):
         Config(folder / "pytorch_model.bin")
-    with pytest.raises(ModelFolderError, match="give the folder that holds"):
+    with pytest.raises(ModelFolderError, match="pass the folder that contains"):
         Config(folder / "notes.txt")
     (folder / "genai_config.json").write_text("{}")
     for name in ("model.onnx", "model.safetensors"):
-        with pytest.raises(ModelFolderError, match=f"give {folder}"):
+        with pytest.raises(ModelFolderError, match=f"pass {folder}"):
             Config(folder / name)
     with pytest.raises(ModelFolderError, match=f"genai chat {folder}"):
         read_model(folder)
@@ -84,16 +84,16 @@ def test_folders_nearby(here: Path) -> None:
     (here / "deep/cpu/int4/genai_config.json").write_text("{}")
     with pytest.raises(ModelFolderError, match=r"did you mean phi-3-mini\?"):
         Config("phi-3-mimi")
-    with pytest.raises(ModelFolderError, match="give deep/cpu/int4"):
+    with pytest.raises(ModelFolderError, match="pass deep/cpu/int4"):
         Config("deep")
     (here / "gguf").mkdir()
     (here / "gguf/a.gguf").touch()
-    with pytest.raises(ModelFolderError, match="GGUF becomes a model folder first"):
+    with pytest.raises(ModelFolderError, match="a GGUF file must be converted first"):
         Config("gguf")
 
 
 def test_folders_that_this_user_may_not_look_into(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as /etc/polkit-1/rules.d, which root alone may read."""
+    """For example /etc/polkit-1/rules.d, which only root may read."""
     (here / "open" / "closed").mkdir(parents=True)
     is_file = Path.is_file
 
@@ -112,7 +112,7 @@ def test_what_hugging_face_has_downloaded(here: Path) -> None:
     snapshot.mkdir(parents=True)
     with pytest.raises(ModelFolderError, match=f"genai chat {snapshot}") as caught:
         Config("Qwen/Qwen3-0.6B")
-    assert "`genai pull Qwen/Qwen3-0.6B` takes it over from there" in caught.value.fix
+    assert "`genai pull Qwen/Qwen3-0.6B` imports it from there" in caught.value.fix
 
 
 @pytest.mark.parametrize("given", ["meta-llama/Llama-3.2-1B", "https://hf.co/Qwen/Qwen3-0.6B", "a.gguf", "here.gguf"])
@@ -140,7 +140,7 @@ def test_a_name_that_the_system_refuses() -> None:
 
 
 def test_a_name_of_megabytes_is_no_typo() -> None:
-    """Comparing it would take many times its memory: it may come from a file of a stranger."""
+    """Comparing it would take many times its memory, and the name may come from an untrusted file."""
     name = "x" * 2**22
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""What `genai info` finds in a folder, without loading it."""
+"""The description that `genai info` gives of a folder, without loading it."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def test_it_fits(folder: Path) -> None:
 
 
 def free_for(needed: int) -> int:
-    """Available memory of which the program and a model may take just so much."""
+    """Set the available memory so that the program and a model may use exactly this amount."""
     free = (needed - PROGRAM_BYTES) * 20 // 19
     return PROGRAM_BYTES + next(more for more in range(free - 40, free + 40) if usable(more) >= needed - PROGRAM_BYTES)
 
 
 def test_what_takes_nearly_all_does_not_fit(folder: Path) -> None:
-    """22.2 of 22.6 free GiB: the others on the machine do not stand still."""
+    """22.2 of 22.6 free GiB: a margin is reserved for other processes."""
     memory = describe(folder, available_bytes=8 * GIB)["memory"]
     assert not describe(folder, available_bytes=memory["needed_bytes"])["memory"]["fits"]
     assert describe(folder, available_bytes=free_for(memory["needed_bytes"]))["memory"]["fits"]
@@ -142,11 +142,11 @@ def test_it_fits_with_a_smaller_context(folder: Path) -> None:
     assert memory["default_context"] == 31072 // 2 // 32 * 32
     assert describe(folder, context_size=31072, available_bytes=available)["memory"]["fits"]
     asked = describe(folder, context_size=31073, available_bytes=available)["memory"]
-    assert asked["verdict"] == "fits with --ctx-size 31072; the asked 31073 needs 4.0 KiB more"
+    assert asked["verdict"] == "fits with --ctx-size 31072; the requested 31073 needs 4.0 KiB more"
 
 
 def test_the_verdict_agrees_with_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest context that info names is the largest that Model takes."""
+    """The largest context in the description is the largest that Model accepts."""
     from genai.common import memory_limits
 
     available = free_for(describe(folder)["memory"]["needed_bytes"] - 100_000 * BYTES_PER_TOKEN)
@@ -173,7 +173,7 @@ def test_contexts_beyond_the_model(folder: Path, size: int) -> None:
 
 
 def test_40_gigabytes_take_neither_time_nor_memory(folder: Path) -> None:
-    """The embedding becomes 40 GB of a sparse file; a process that describes the model stays small."""
+    """The embedding becomes 40 GB in a sparse file; a process that describes the model stays small."""
     rows = 10 * 10**9 // SPEC.hidden_size
 
     def change(model: onnx.ModelProto) -> None:
@@ -244,7 +244,7 @@ def test_no_chat_template(folder: Path) -> None:
 
 
 def add_node(op_type: str, domain: str = "", **attributes: Any) -> Callable[[onnx.ModelProto], None]:
-    """Put an operator with one input and one output before the last node."""
+    """Insert an operator with one input and one output before the last node."""
 
     def change(model: onnx.ModelProto) -> None:
         last = model.graph.node[-1]

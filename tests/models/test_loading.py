@@ -1,4 +1,4 @@
-"""Loading a model folder: whatever is wrong with it is said in three parts, and nothing crashes or hangs."""
+"""Loading a model folder: every defect causes an error in three parts, and nothing crashes or hangs."""
 
 from __future__ import annotations
 
@@ -339,8 +339,8 @@ def test_a_missing_tokenizer_is_said_by_the_tokenizer(folder: Path) -> None:
 def test_a_graph_that_mixes_tokens_in_an_unknown_way_runs_alone_and_says_so(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A running mean over the tokens so far: not flattened, still right token by token only if state is kept, so the
-    whole prompt is given at once and compared with the same prompt in a batch."""
+    """A running mean over the tokens so far: it is not flattened, and would need state between steps. So the whole
+    prompt is computed at once and compared with the same prompt in a batch."""
 
     def change(model: onnx.ModelProto) -> None:
         node = model.graph.node[-1]
@@ -401,7 +401,7 @@ def test_load_and_unload_leaves_memory_flat(original: Path, tmp_path: Path) -> N
 
 
 def test_dense_decoding_equals_paged(folder: Path) -> None:
-    """The same model through both decoders: an unused output of the scores' kind keeps it from being flattened."""
+    """The same model in both decoders: an unused output that depends on the scores prevents flattening."""
     with og.Model(folder, accuracy="fp32") as model:
         paged = og.Generator(model, og.GeneratorParams(model))
         paged.append_tokens([5, 6, 7, 8])

@@ -1,4 +1,4 @@
-"""The arithmetic of memory: what a model takes, the context that fits, and what is said when none does."""
+"""Memory arithmetic: the needs of a model, the context that fits, and the error when none does."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_model_without_cache_has_its_whole_context() -> None:
 
 
 def free_for(num_bytes: int) -> int:
-    """The least free memory of which a model may take so much."""
+    """Return the least free memory of which a model may use `num_bytes`."""
     return next(free for free in range(num_bytes, 2 * num_bytes + 2) if usable(free) >= num_bytes)
 
 
@@ -186,13 +186,13 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def packed_matrices() -> list[BlockMatrix]:
-    """All that are alive in this process; `type` because isinstance would ask dead weak references."""
+    """Return all packed matrices of this process; `type`, because isinstance would dereference dead weak references."""
     return [item for item in gc.get_objects() if type(item) is BlockMatrix]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_as_loaded(write_folder: Folder, form: str) -> None:
-    """Packed matrices that loading makes, and the initializers that stay as they are, add up to the estimate."""
+    """The packed matrices and the unpacked initializers add up to the estimate."""
     changes, export = FORMS[form]
     config = Config(write_folder(changes, **export))
     source = read_decoder(config)
@@ -216,7 +216,7 @@ def test_weights_as_loaded(write_folder: Folder, form: str) -> None:
 
 @pytest.mark.parametrize("export", [{"precision": "int4"}, {"precision": "fp32"}])
 def test_activations_of_a_prefill(write_folder: Folder, export: dict[str, Any]) -> None:
-    """A step of 512 tokens takes no more than planned, and not less than half of it."""
+    """A step of 512 tokens uses no more than planned, and at least half of it."""
     sizes = {"hidden_size": 128, "intermediate_size": 512, "head_size": 32, "num_attention_heads": 4}
     config = Config(write_folder({**sizes, "context_length": 1024}, **export))
     planned = plan_memory(read_decoder(config), config).workspace
@@ -233,7 +233,7 @@ def test_activations_of_a_prefill(write_folder: Folder, export: dict[str, Any]) 
 
 
 def test_activations_grow_with_the_steps_of_a_device(write_folder: Folder) -> None:
-    """Four times the tokens, up to the context."""
+    """With four times the tokens, up to the context."""
     config = Config(write_folder({"hidden_size": 64, "context_length": 1024}))
     decoder = read_decoder(config)
     planned = {tokens: plan_memory(decoder, config, tokens=tokens).workspace for tokens in (256, 1024, 4096)}
@@ -265,7 +265,7 @@ with og.Model(sys.argv[1], threads=2, context_size=512, quiet=True) as model:
     ],
 )
 def test_the_peak_that_is_measured(write_folder: Folder, hidden: int, vocab: int, export: dict[str, Any]) -> None:
-    """A process that loads a model and reads a prompt takes what `genai info` says, and little less."""
+    """A process that loads a model and computes a prompt uses what `genai info` predicts, and not much less."""
     sizes = {"hidden_size": hidden, "vocab_size": vocab, "intermediate_size": 2 * hidden, "context_length": 512}
     heads = {"head_size": 64, "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 128}
     folder = write_folder({**sizes, **heads}, **export)
@@ -282,7 +282,7 @@ def test_the_peak_that_is_measured(write_folder: Folder, hidden: int, vocab: int
 def test_the_peak_of_a_graph_that_is_not_flattened(
     write_folder: Folder, tmp_path: Path, kind: str, widened: bool, external: bool
 ) -> None:
-    """Half-precision weights become fp32 there; weights within model.onnx are held twice while it is read."""
+    """Half-precision weights become fp32; weights within model.onnx are in memory twice while it is read."""
     sizes = {"hidden_size": 512, "vocab_size": 32000, "intermediate_size": 1024, "context_length": 512}
     source = write_folder(
         {**sizes, "head_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}, precision="fp32"

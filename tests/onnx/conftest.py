@@ -24,7 +24,7 @@ RANDOM_OPS = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", 
 
 @dataclass(frozen=True)
 class SuiteCase:
-    """One model of ONNX's backend suite; `inputs` gives its first set of inputs, or None where none ships."""
+    """One model of ONNX's backend suite; `inputs` returns its first set of inputs, or None if the suite has none."""
 
     name: str
     model: onnx.ModelProto
@@ -38,7 +38,7 @@ class SuiteCase:
 
 @pytest.fixture(scope="session")
 def suite() -> list[SuiteCase]:
-    """All models of the backend suite, none of which needs a download."""
+    """All models of the backend suite that need no download."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
@@ -108,7 +108,7 @@ def run_reference() -> Callable[[onnx.ModelProto, Sequence[Any]], list[Any]]:
 
 @pytest.fixture(scope="session")
 def same_values() -> Callable[[Any, Any], bool]:
-    """Whether two outputs are equal to the bit: arrays, lists, dictionaries or None."""
+    """Return True if two outputs are bitwise equal: arrays, lists, dictionaries or None."""
 
     def same(first: Any, second: Any) -> bool:
         if isinstance(first, list | tuple):
@@ -125,7 +125,7 @@ def same_values() -> Callable[[Any, Any], bool]:
 
 @pytest.fixture(scope="session")
 def normalised() -> Callable[[onnx.ModelProto], bytes]:
-    """A message as bytes, after dropping what protobuf can say in two ways: fields that hold their default."""
+    """Return a message as bytes without the fields that hold their default, which protobuf may encode or omit."""
 
     def normalise(message: onnx.ModelProto) -> bytes:
         copy = type(message)()

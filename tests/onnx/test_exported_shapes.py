@@ -1,4 +1,4 @@
-"""The swap of axes through three dimensions, and sizes that exporters compute, are recognised exactly or not at all."""
+"""Matching of the axis swap through three dimensions and of the sizes that exporters compute."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def refused(path: Path) -> ExternalDataError:
 
 
 def base_of(array: np.ndarray) -> object:
-    """What an array finally looks at."""
+    """Return the object that owns an array's memory."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -211,7 +211,7 @@ def test_links_within_the_folder_are_followed(external_model):
 
 
 def test_a_download_cache_of_links_works(external_model, tmp_path_factory):
-    """As hubs store models: names are links to files that lie together in another folder."""
+    """Hubs store models like this: names are links to files in another folder."""
     snapshot = tmp_path_factory.mktemp("snapshot")
     for name in ("model.onnx", "weights.bin"):
         (snapshot / name).symlink_to(external_model.parent / name)
@@ -258,7 +258,7 @@ def test_a_mapped_file_that_changes_is_noticed_while_somebody_looks_at_it(extern
     assert "rename" in error.value.fix
     del model, error  # its frames too
     gc.collect()
-    file.check()  # nobody does any more
+    file.check()  # passes, because no array uses the mapping any more
 
 
 def test_external_strings_are_refused(external_model):

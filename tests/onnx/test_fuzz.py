@@ -1,4 +1,4 @@
-"""Damaged models: whatever happens to the bytes or the fields, the answer is a model or a typed error."""
+"""Damaged models: for any change of bytes or fields, the result is a model or a typed error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ODD_NUMBERS = (-1, 0, 1, 2, 3, -2, 7, 100, -100, 2**31 - 1, -(2**31), 2**63 - 1,
 
 
 def use(source: bytes | onnx.ModelProto, *, rewrite: bool) -> bool:
-    """Read a model and do everything that needs no kernel; False if it is refused as it should be."""
+    """Read a model and do everything that needs no kernel; False if it is rejected with a typed error."""
     try:
         model = read_model(source)
         for graph in model.graphs(functions=True):

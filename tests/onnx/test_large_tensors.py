@@ -97,7 +97,7 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them(changes: list[tuple[int, 
     try:
         expected = onnx.ModelProto.FromString(data)
     except DecodeError:
-        # What is left of it must not be readable either, or must be refused for what was cut.
+        # The rest must be unreadable too, or rejected because of the part that was cut.
         return
     if found is not None:
         assert whole_again(*found, data).SerializeToString(deterministic=True) == expected.SerializeToString(

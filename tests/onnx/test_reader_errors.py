@@ -1,4 +1,4 @@
-"""What is not a model is refused with a typed, three-part error, never a traceback from below."""
+"""Invalid models raise a typed, three-part error, never a traceback from a library."""
 
 from __future__ import annotations
 

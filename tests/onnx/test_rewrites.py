@@ -1,4 +1,4 @@
-"""Rewrites: before and after, equal outputs, and nothing where a rule must hold back."""
+"""Rewrites keep the outputs, and do nothing where a rule must not apply."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def unchanged_outputs(run_reference, same_values):
 
 @dataclass
 class Counting:
-    """A rule that makes a fixed number of changes in all."""
+    """A rule that makes a fixed total number of changes."""
 
     name: str
     level: Level

@@ -1,4 +1,4 @@
-"""The basic rewrites keep what every model of the backend suite computes."""
+"""The basic rewrites preserve the results of every model of the backend suite."""
 
 from __future__ import annotations
 

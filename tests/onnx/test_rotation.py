@@ -1,4 +1,4 @@
-"""Rotations move into the attention that reads them, and stay where it could not do the same."""
+"""Rotations are fused into the attention that reads them, if it supports the same rotation."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_expand_and_constant_of_shape_take_symbols():
     ],
 )
 def test_resized_extents_are_those_of_float32(attributes, inputs, version, expected):
-    """As the kernel and onnxruntime compute them: 3 * (5/3) is 5 there, and a little less in double precision."""
+    """The kernel and onnxruntime compute in float32, where 3 * (5/3) is 5; in double precision it is a little less."""
     numbers = {"scales": [1, 1, 5 / 3], "last": [5 / 3]}
     tensors = [OnnxTensor.from_array(name, np.array(value, np.float32)) for name, value in numbers.items()]
     node = make_node("Upsample" if version < 10 else "Resize", inputs, ["y"], **attributes)

@@ -1,4 +1,4 @@
-"""Inferred types against what the backend suite's models really compute."""
+"""Inferred types, compared with the results of the backend suite's models."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def written(tensor: OnnxTensor) -> TensorProto:
 
 
 def random_array(dtype: DataType, shape: tuple[int, ...]) -> np.ndarray:
-    """Any bit pattern that is a value of the type."""
+    """Return random bit patterns that are values of the type."""
     generator = np.random.default_rng(int(dtype))
     if dtype is DataType.BOOL:
         return generator.integers(0, 2, shape).astype(bool)
@@ -47,7 +47,7 @@ def random_array(dtype: DataType, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def bits_of(array: np.ndarray) -> bytes:
-    """Bytes of an array; sub-byte elements by their own bits, since the others of their byte mean nothing."""
+    """Return the bytes of an array; for sub-byte elements only their own bits, as the others are undefined."""
     dtype = DataType.from_numpy(array.dtype)
     if dtype.is_sub_byte:
         return bytes(np.ascontiguousarray(array).view(np.uint8) & (2**dtype.bits - 1))

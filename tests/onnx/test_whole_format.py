@@ -1,4 +1,4 @@
-"""Everything that the ONNX format can say is held: a model that uses every field of every message comes back equal."""
+"""The IR holds the whole ONNX format: a model that uses every field of every message round-trips unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genai.onnx.reader import read_model
 from genai.onnx.types import MapType, OpaqueType, OptionalType, SequenceType, SparseTensorType, TensorType
 from genai.onnx.writer import to_proto
 
-# Where `data_location` is EXTERNAL the typed fields are not, so two fields are covered by the external-data tests.
+# An EXTERNAL `data_location` excludes the typed fields, so the external-data tests cover two fields.
 COVERED_ELSEWHERE = {"TensorProto.external_data", "TensorProto.data_location"}
 
 MODEL = """

@@ -1,4 +1,4 @@
-"""Writing models: inside one file or with external data, whole or not at all."""
+"""Writing models: inside one file or with external data, complete or not at all."""
 
 from __future__ import annotations
 

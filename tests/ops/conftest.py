@@ -1,4 +1,4 @@
-"""Fixtures for operator tests: one-node models, run by us and by onnxruntime."""
+"""Fixtures for operator tests: one-node models, run in this package and in onnxruntime."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def one_node() -> Callable[..., onnx.ModelProto]:
 
 @pytest.fixture(scope="session")
 def both() -> Callable[[onnx.ModelProto, dict[str, Any]], tuple[list[Any], list[Any]]]:
-    """Results of a model by us and by onnxruntime."""
+    """Return the results of a model in this package and in onnxruntime."""
     ort = pytest.importorskip("onnxruntime")
 
     def run(model: onnx.ModelProto, feed: dict[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -56,7 +56,7 @@ def both() -> Callable[[onnx.ModelProto, dict[str, Any]], tuple[list[Any], list[
         options = ort.SessionOptions()
         options.log_severity_level = 4
         peer = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        theirs = peer.run(None, given)  # first: what we refuse alone is our error
+        theirs = peer.run(None, given)  # runs first, so that a model that only this package rejects is its error
         return InferenceSession(model).run(None, given), theirs
 
     return run

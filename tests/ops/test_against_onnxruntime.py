@@ -1,4 +1,4 @@
-"""Standard operators in forms that the backend suite does not have, against onnxruntime."""
+"""Standard operators in forms that the backend suite does not contain, compared with onnxruntime."""
 
 # ruff: noqa: E501 - each case is one line of a table
 
@@ -88,7 +88,7 @@ def test_equals_onnxruntime(one_node, both, op, inputs, attributes):
 
 
 def test_integer_products_of_extremes_are_exact(one_node):
-    """By hand: without VNNI, onnxruntime adds up pairs of such products in 16 bits, and saturates."""
+    """Expected values are computed by hand: without VNNI, onnxruntime adds such products in pairs in 16 bits and saturates."""
     a, b = np.full((2, 3000), 255, np.uint8), np.full((3000, 3), -128, np.int8)
     zero_points = np.array([127, 0, -1], np.int8)
     sums = a.astype(np.int64) @ (b.astype(np.int64) - zero_points)

@@ -1,4 +1,4 @@
-"""ONNX's backend suite: what fails is exactly what is known to fail, each with its reason."""
+"""ONNX's backend suite: exactly the cases of a list fail, each for a known reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_sample():
 
 @pytest.mark.slow
 def test_all_of_it(draw):
-    """What is known to fail, and of the rest a third that the commit draws; none is missing."""
+    """Run all known failures, and a third of the other cases, drawn by the commit; no case may be missing."""
     names = set()
     run_suite(lambda name: bool(names.add(name)))
     assert len(names) >= NUM_CASES

@@ -1,4 +1,4 @@
-"""Shared-out products equal NumPy's, and BLAS gets its threads back."""
+"""Matmuls split across threads equal NumPy's, and BLAS's number of threads is restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = [
     ((4,), (4,)),
     ((0, 4), (4, 3)),
 ]
-# How matrices of 5 to 90 rows and columns may lie in memory.
+# Memory layouts of matrices of 5 to 90 rows and columns.
 VIEWS = {
     "as it is": lambda x: x,
     "transposed": lambda x: np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft against onnxruntime."""
+"""Operators of com.microsoft, compared with onnxruntime."""
 
 # ruff: noqa: E501 - each case is one line of a table
 
@@ -25,7 +25,7 @@ def u8(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def u7(*shape: int, seed: int = 0) -> np.ndarray:
-    """Two products of these with int8 add up to 16 bits, in which onnxruntime saturates without VNNI."""
+    """Return 7-bit values: two products with int8 fit in 16 bits, where onnxruntime saturates without VNNI."""
     return u8(*shape, seed=seed) // 2
 
 
@@ -75,7 +75,7 @@ def test_floats(one_node, both, op, inputs, attributes):
         np.testing.assert_allclose(mine, other, rtol=2e-4, atol=2e-5)
 
 
-# What is none of these is a constant.
+# All other inputs are constants.
 COMPUTED = ("x", "skip", "scores", "ids")
 SHAPES = {"w": (3, 24, 16), "v": (3, 16, 24)}
 WEIGHTS = [
@@ -106,7 +106,7 @@ def test_weights_and_the_type_of_results(one_node, both, op, inputs, attributes,
 
 
 def test_constants_of_one_name_in_two_branches(both):
-    """Names mean something inside their branch only."""
+    """Names are local to their branch."""
 
     def branch(name):
         weights = [
@@ -194,7 +194,7 @@ def test_multi_head_attention(one_node, both, inputs):
 
 
 def test_packed_forms_equal_those_apart(one_node):
-    """onnxruntime packs only on GPUs."""
+    """Packed QKV and KV equal separate inputs; onnxruntime supports packed inputs only on GPUs."""
     q, k, v = f(2, 5, 2, 4), f(2, 5, 2, 4, seed=1), f(2, 5, 2, 4, seed=2)
     apart, packed, packed_kv = (
         InferenceSession(one_node("MultiHeadAttention", inputs, domain=MS, num_heads=2)).run(None, inputs)[0]

@@ -1,4 +1,4 @@
-"""Integer products through float BLAS are exact, also where sums are as large as they can be."""
+"""Integer products through float BLAS are exact, even for the largest possible sums."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_convolutions(make_node, kind, constant, groups):
 
 @pytest.fixture
 def make_node():
-    """Run one node of two 8-bit operands, the second a constant or not."""
+    """Run one node of two 8-bit operands, with a constant or computed second operand."""
 
     def run(op, values, constant, **attributes):
         kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Rare operators, borrowed or ours in their place: random nodes give what onnxruntime gives."""
+"""Rare operators, run by onnx.reference or by our kernels: random nodes have onnxruntime's results."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_random_nodes(name):
 
 
 def test_every_borrowed_operator_is_compared_or_says_why_not():
-    borrowed = {name for domain in ("", "ai.onnx.ml") for name, source, _ in rows(domain) if source == "borrowed"}
+    borrowed = {name for domain in ("", "ai.onnx.ml") for name, source, _ in rows(domain) if source == "onnx.reference"}
     assert borrowed <= CASES.keys() | NOT_COMPARED.keys()

@@ -1,4 +1,4 @@
-"""docs/operators.md and the indexes of files say what the registries hold."""
+"""docs/reference/operators.md and the indexes of files match the registries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_page_is_up_to_date():
 
 
 def test_every_domain_is_on_the_page():
-    """But that of the operators that only this package writes."""
+    """Except the domain of the operators that only this package writes."""
     found = {entry.domain for entry in registry.entries() if entry.source == "ours"}
     missing = found - {*DOMAINS, OURS}
     assert not missing, f"tools/operator_table.py: DOMAINS has no {sorted(missing)}"

@@ -1,4 +1,4 @@
-"""Quantised weights as nodes: onnxruntime runs what is written, by its operators or by the functions of ours."""
+"""Quantised weights as nodes: onnxruntime runs them by its own operators or by the model functions of ours."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_onnxruntime_looks_up_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["3 by 32", "Q4_K", "4 bits by rows"])
 def test_rounded_activations_are_near(name: str) -> None:
-    """accuracy_level 4: what 8 bits per block of activations cost."""
+    """accuracy_level 4: the error of 8-bit activations per block is small."""
     weight, x = made(name), numbers(5, COLUMNS)
     exact = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
     found = here(model_of(linear_node(weight), x), x)
@@ -126,7 +126,7 @@ def test_rounded_activations_are_near(name: str) -> None:
 
 
 def test_functions_of_other_meaning_are_expanded() -> None:
-    """Kernels serve the operator only while the model means the same by its name."""
+    """Kernels run the operator only if the model's function of that name equals ours."""
     weight, x = made("3 by 32"), numbers(2, COLUMNS)
     functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in own_functions(OPSET)]
     product = next(function for function in functions if function.name == "QuantizedMatMul")
@@ -175,7 +175,7 @@ def test_a_model_that_is_written_again_keeps_its_functions(tmp_path: Any) -> Non
     ],
 )
 def test_refused(name: str, attributes: dict[str, int], arrays: dict[str, Any], message: str) -> None:
-    """What, why and what to do, before anything of such a size is made."""
+    """The error has what, why and fix, and is raised before anything of that size is allocated."""
     x, weight_node = numbers(2, COLUMNS), linear_node(made(name))
     changed = WeightNode(
         weight_node.domain,
@@ -196,7 +196,7 @@ def test_a_row_outside_the_table() -> None:
 
 
 def test_no_nodes_without_functions_that_are_unknown() -> None:
-    """An operator of ours without its functions is still known here."""
+    """An operator of the genai domain runs here even without its model functions."""
     weight, x = made("Q6_K"), numbers(2, COLUMNS)
     bare = model_of(linear_node(weight, accuracy_level=0), x, functions=())
     exact = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T

@@ -1,4 +1,4 @@
-"""Scales, zero points and integers by tensor and channel, against ONNX's own reference and plain float64."""
+"""Scales, zero points and integers per tensor and per channel, against ONNX's reference and plain float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms of weights as arrays: their meaning, their bits, plain rounding to each, and what is refused."""
+"""Weight formats: their meaning, their bits, rounding to each, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rng() -> np.random.Generator:
 
 
 def meaning(weight: QuantizedWeight, row: int, column: int) -> float:
-    """One number of a weight, in float64, from its bits on."""
+    """Compute one value of a weight in float64, directly from its bits."""
     form = weight.format
     places = range(column * form.bits, (column + 1) * form.bits)
     code = sum((int(weight.data[row, at // 8]) >> (at % 8) & 1) << number for number, at in enumerate(places))
@@ -90,7 +90,7 @@ def test_values_are_what_the_formula_says(name: str, rng: np.random.Generator) -
 
 @pytest.mark.parametrize("name", FORMS)
 def test_rounding_takes_the_nearest_value_there_is(name: str, rng: np.random.Generator) -> None:
-    """With the scales that it chose, no other code of any weight would be nearer; zeros stay nearly zero."""
+    """With the chosen scales, no other code of any weight is nearer; zeros stay nearly zero."""
     form, grid = FORMS[name]
     weight = rng.standard_normal((5, 333)).astype(np.float32)
     weight[1] = np.abs(weight[1])
@@ -113,7 +113,7 @@ def test_rounding_takes_the_nearest_value_there_is(name: str, rng: np.random.Gen
      ("uniform 3 by 32 with zero points", 3.5 + 3 / 32), ("uniform 2 by row", 2 + 32 / 2048)],
 )  # fmt: skip
 def test_bits_per_weight(name: str, bits: float, rng: np.random.Generator) -> None:
-    """Those of llama.cpp, where it has the form."""
+    """Equal to llama.cpp's, for the formats that it has."""
     form, grid = FORMS[name]
     found = round_to_nearest(rng.standard_normal((4, 2048), np.float32) * 100, form, grid)
     assert found.bits_per_weight == pytest.approx(bits)

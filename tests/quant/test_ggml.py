@@ -1,4 +1,4 @@
-"""llama.cpp's blocks become weights of ours number for number: every type beside the decoder of its `gguf` package."""
+"""llama.cpp's blocks are converted to weights exactly: every type against the decoder of its `gguf` package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(kind: GgmlType, seed: int = 0) -> Any:
 
 @pytest.mark.parametrize("kind", GGML_TYPES.values(), ids=lambda kind: kind.name)
 def test_every_type_to_the_bit(kind: GgmlType) -> None:
-    """Also as kernels lay it out; and the package knows the type by the same number and sizes."""
+    """Also in the kernels' layout; the package uses the same number and sizes for the type."""
     number = gguf.GGMLQuantizationType[kind.name]
     assert (number.value, gguf.GGML_QUANT_SIZES[number]) == (kind.number, (kind.columns, kind.nbytes))
     blocks = made(kind)
@@ -58,7 +58,7 @@ def test_rows_are_cut_joined_and_put_in_another_order() -> None:
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "IQ1_M", "MXFP4"])
 def test_scales_that_are_no_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are refused; or their blocks become zeros, and nothing else changes."""
+    """Such blocks are refused; or they become zeros, and nothing else changes."""
     kind = next(kind for kind in GGML_TYPES.values() if kind.name == name)
     blocks = made(kind)
     assert without_gaps(blocks) is blocks
@@ -78,16 +78,16 @@ def test_scales_that_are_no_numbers(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_arrays_that_hold_no_blocks() -> None:
     for array in (np.zeros((4, 32), np.float32), made(GGML_TYPES[2]).reshape(-1)):
-        with pytest.raises(QuantizationError, match="no matrix of blocks"):
+        with pytest.raises(QuantizationError, match="not a matrix of blocks"):
             weight_of(array)
-    with pytest.raises(QuantizationError, match="holds no blocks"):
+    with pytest.raises(QuantizationError, match="contains no blocks"):
         dequantize(np.zeros((4, 32), np.float32))
 
 
 @pytest.mark.parametrize("bits", CODE_BITS)
 @pytest.mark.parametrize("count", [8, 13, 256])
 def test_rows_of_bits(bits: int, count: int) -> None:
-    """The fast way and the slow one."""
+    """The fast conversion against the slow one."""
     numbers = np.random.RandomState(bits).randint(0, 1 << bits, (3, count)).astype(np.uint8)
     packed = pack_bits(numbers, bits)
     assert packed.shape == (3, -(-count * bits // 8))

@@ -1,4 +1,4 @@
-"""Ranges from values that come in parts, against what NumPy says of all of them at once."""
+"""Ranges from values that arrive in parts, against NumPy on all values at once."""
 
 from __future__ import annotations
 

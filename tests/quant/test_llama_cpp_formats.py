@@ -1,4 +1,4 @@
-"""The forms hold llama.cpp's blocks exactly: every bit of a block has a place, and means the same number."""
+"""The formats represent llama.cpp's blocks exactly: every bit of a block has a place, and the same meaning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def half(blocks: Bytes, first: int) -> NDArray[np.float32]:
 
 
 def by_twos(low: Bytes) -> Bytes:
-    """64 bytes: two halves of 32 bytes, of which each pair of bits is a run of 32 numbers."""
+    """64 bytes: two halves of 32 bytes, in which each pair of bits belongs to a run of 32 numbers."""
     halves = low.reshape(*low.shape[:-1], 2, 1, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     return (halves >> shifts & 3).reshape(*low.shape[:-1], 256)
@@ -128,7 +128,7 @@ def weight_of(name: str, blocks: Bytes) -> QuantizedWeight:
 
 @pytest.mark.parametrize("name", READERS)
 def test_blocks_mean_the_same(name: str) -> None:
-    """Random bytes: gguf's NumPy decoder gives what our form gives, to the bit; so do packed rows."""
+    """Random bytes: our format gives the same values as gguf's NumPy decoder, bit for bit, also for packed rows."""
     gguf = pytest.importorskip("gguf")
     _, _, size, floats = READERS[name]
     rng = np.random.default_rng(list(name.encode()))

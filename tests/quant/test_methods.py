@@ -1,4 +1,4 @@
-"""Methods against their definitions, written down separately in float64."""
+"""Quantisation methods against independent implementations of their definitions in float64."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def matrix(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 def statistics(columns: int, seed: int = 1, tokens: int = 600) -> InputStatistics:
-    """Of inputs that depend on each other, and whose sizes differ."""
+    """Statistics of correlated inputs with different magnitudes."""
     rng = np.random.default_rng(seed)
     mixed = np.eye(columns) + 0.4 * rng.standard_normal((columns, columns)) / np.sqrt(columns)
     x = rng.standard_normal((tokens, columns)) * np.exp(rng.standard_normal(columns)) @ mixed
@@ -61,7 +61,7 @@ def statistics(columns: int, seed: int = 1, tokens: int = 600) -> InputStatistic
 
 
 def meant(packed: QuantizedWeight) -> Array:
-    """By the formula of `kernels.weights`, number by number in float64."""
+    """Dequantise by the formula of `kernels.weights`, value by value in float64."""
     form, k = packed.format, packed.columns
     codes = unpack_bits(packed.data, form.bits, k)
     block, group = form.block_size or k, form.group_size or max(k, form.padded(k))
@@ -93,7 +93,7 @@ def test_what_is_packed_is_what_the_blocks_say(name: str, grid: UniformGrid) -> 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_method_knows_every_form(name: str, form: str) -> None:
-    """What is packed is what the method chose, and methods that look at more lose less."""
+    """The packed weight is the method's choice, and methods that use more information have smaller errors."""
     grid, most = FORMS[form]
     weight, inputs = matrix(24, 150), statistics(150)
     result = METHODS[name].quantize(weight, grid, inputs)
@@ -138,7 +138,7 @@ def test_searched_scales_are_never_worse_in_any_block(seed: int, grid: UniformGr
 
 
 def test_searched_scales_are_nearly_the_best_of_all() -> None:
-    """Against every scale of a fine row, with both signs."""
+    """Against a fine grid of scales of both signs."""
     grid, weight = UniformGrid(4, 32, True, False), matrix(6, 32, 3)
     found = METHODS["search"].quantize(weight, grid, None).blocks.values(grid)
     for row in range(6):
@@ -151,7 +151,7 @@ def test_searched_scales_are_nearly_the_best_of_all() -> None:
 
 @pytest.mark.parametrize(("grid", "most"), [(UniformGrid(4, 32, True), 0.99), (UniformGrid(4, 16, False), 0.98)])
 def test_hqq_lowers_the_norm_that_it_is_about(grid: UniformGrid, most: float) -> None:
-    """Without zeros it can move scales alone, and gains less."""
+    """Without zeros the method can only change scales, and gains less."""
     weight = matrix(64, 128, 5)
     weight[::7, ::13] *= 6  # outliers
 
@@ -163,7 +163,9 @@ def test_hqq_lowers_the_norm_that_it_is_about(grid: UniformGrid, most: float) ->
 
 
 def naive_gptq(weight: Array, gram: Array, scales: Array, zeros: Array, block_size: int, most: int) -> Array:
-    """Column by column, with the inverse of what is left computed anew each time (Frantar et al. 2022, equation 2)."""
+    """Column by column, with the inverse of the remaining matrix recomputed each time (Frantar et al. 2022, equation
+    2).
+    """
     left, columns = weight.astype(np.float64), weight.shape[1]
     codes = np.zeros(weight.shape, np.uint8)
     damped = gram + DAMPING * np.diag(gram).mean() * np.eye(columns)
@@ -206,7 +208,7 @@ def test_gptq_and_distillation_lower_the_error_of_the_outputs() -> None:
 
 @pytest.mark.parametrize("method", ["gptq", "distill"])
 def test_rows_may_come_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there is memory for: each row becomes what it becomes with all others."""
+    """Processing a limited number of rows at a time gives the same result for each row."""
     inputs, weight = statistics(64), matrix(23, 64, 5)
     whole = METHODS[method].quantize(weight, UniformGrid(4, 32), inputs)
     monkeypatch.setattr(base, "_PART_FLOATS", 64 * 5)
@@ -216,7 +218,7 @@ def test_rows_may_come_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_distillation_aims_at_what_the_float_model_gives() -> None:
-    """Where the quantised model's inputs are off, the aim makes that good."""
+    """The target compensates for errors in the quantised model's inputs."""
     rng = np.random.default_rng(0)
     exact = rng.standard_normal((2000, 32))
     seen = exact @ (np.eye(32) + 0.1 * rng.standard_normal((32, 32))) + 0.05 * rng.standard_normal((2000, 32))
@@ -246,7 +248,7 @@ def test_awq_finds_factors_that_lower_the_error() -> None:
 
 @pytest.mark.parametrize("panel", [7, 16, 512])
 def test_the_factor_of_the_inverse(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an order of its own, in panels that divide the matrix and in others."""
+    """With reordered columns, and panels that divide the matrix evenly or not."""
     monkeypatch.setattr(gptq, "_FACTORED", panel)
     gram = statistics(48).gram
     assert gram is not None
@@ -305,10 +307,10 @@ def test_bad_input(name: str) -> None:
     if METHODS[name].needs != "nothing":
         with pytest.raises(QuantizationError, match="needs statistics"):
             METHODS[name].quantize(weight, grid, None)
-        with pytest.raises(QuantizationError, match="are of 32 inputs"):
+        with pytest.raises(QuantizationError, match="have 32 inputs"):
             METHODS[name].quantize(weight, grid, statistics(32))
     if METHODS[name].needs == "gram" and name != "awq":
-        with pytest.raises(QuantizationError, match="products with each other"):
+        with pytest.raises(QuantizationError, match="the Gram matrix"):
             METHODS[name].quantize(weight, grid, InputStatistics(9, inputs.squares))
 
 
@@ -318,12 +320,12 @@ def test_unusable_statistics() -> None:
     for bad in (inputs.gram * np.nan, -100 * inputs.gram):
         with pytest.raises(QuantizationError, match=r"NaN or infinity|cannot be factorised"):
             METHODS["gptq"].quantize(matrix(4, 32), UniformGrid(), InputStatistics(1, inputs.squares, bad))
-    with pytest.raises(QuantizationError, match="hold NaN"):
+    with pytest.raises(QuantizationError, match="contain NaN"):
         METHODS["importance"].quantize(matrix(4, 32), UniformGrid(), InputStatistics(1, inputs.squares * np.nan))
 
 
 def test_unknown_names_and_formats() -> None:
-    with pytest.raises(QuantizationError, match="'gtpq', expected one of"):
+    with pytest.raises(QuantizationError, match="'gtpq', but must be one of"):
         method("gtpq")
     with pytest.raises(QuantizationError, match="bits is 7"):
         UniformGrid(7, 32)

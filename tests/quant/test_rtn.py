@@ -1,4 +1,4 @@
-"""Round-to-nearest: the same integers as onnxruntime's default quantiser, and what it refuses."""
+"""Round to nearest: the same integers as onnxruntime's default quantiser, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMATS = list(product((4, 8), BLOCKS, (True, False)))
 
 
 def sample(rows: int, columns: int) -> NDArray[np.float32]:
-    """Ordinary rows, and below them: zeros, one sign only, ties between magnitudes, halves, tiny and huge values."""
+    """Ordinary rows followed by zeros, one sign only, ties between magnitudes, halves, tiny and huge values."""
     weight = np.random.default_rng(rows * columns).standard_normal((rows + 6, columns)).astype(np.float32)
     weight[0, : columns // 2 + 1] = 0
     weight[1] = np.abs(weight[1])
@@ -58,7 +58,7 @@ def test_same_integers_as_onnxruntime(bits: int, block_size: int, symmetric: boo
 
 
 def values(weight: QuantizedWeight) -> NDArray[np.float32]:
-    """What it means, [rows, columns]."""
+    """The dequantised values, [rows, columns]."""
     arrays = uniform_arrays(weight)
     return dequantize_weight(
         arrays["codes"], arrays["scales"], arrays.get("zero_points"), n=weight.rows, k=weight.columns,

@@ -54,7 +54,7 @@ def test_a_comparison(small: Path, tmp_path: Path) -> None:
     plain = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert plain["taken"] == "search-8-32" and set(plain["reports"]) == set(made)
     page = (tmp_path / "out" / "comparison.html").read_text()
-    assert "Take search-8-32" in page and 'href="rtn-nl2/quantization_report.html"' in page
+    assert "Recommended: search-8-32" in page and 'href="rtn-nl2/quantization_report.html"' in page
     made.clear()
     again = compare(small, tmp_path / "out", wanted, quick(), progress=progress)
     assert not made and list(again.reports) == list(result.reports)

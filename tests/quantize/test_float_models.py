@@ -223,11 +223,11 @@ def test_folds_are_exact_in_floats(folder: str, tmp_path: Path, tokens: np.ndarr
 
 
 def test_quantised_models_are_refused_unless_asked_for() -> None:
-    with pytest.raises(InputError, match="quantised already") as caught:
+    with pytest.raises(InputError, match="already quantised") as caught:
         FloatModel(bundled_model())
     assert "--requantize" in str(caught.value)
     with FloatModel(bundled_model(), requantize=True) as model, FloatModel(CHECKPOINT) as exact:
-        assert "what they have lost before is not measured" in model.remarks[0]
+        assert "their existing error is not measured" in model.remarks[0]
         for one, two in zip(model.sites, exact.sites, strict=True):
             assert one.rows == two.rows and np.abs(model.weight(one) - exact.weight(two)).max() < 0.2
         found = model.weight(model.sites[1])

@@ -199,9 +199,9 @@ def test_experts_that_do_not_fit_their_operator(mixture: Path, tmp_path: Path) -
         ({"format": "q4_k", "bits": 8}, "bits is 8"),
         ({"format": "q4_k", "block_size": 64}, "block_size is 64"),
         ({"format": "nl4", "block_size": 128}, "block_size is 128"),
-        ({"format": "nf4", "symmetric": False}, "nf4 with zero points"),
-        ({"format": "iq4_nl", "qdq": True}, "iq4_nl as QDQ"),
-        ({"qdq": True, "bits": 3}, "qdq with 3 bits"),
+        ({"format": "nf4", "symmetric": False}, "nf4 cannot be stored with zero points"),
+        ({"format": "iq4_nl", "qdq": True}, "iq4_nl cannot be stored as QDQ"),
+        ({"qdq": True, "bits": 3}, "qdq cannot store 3 bits"),
         ({"bits": 7}, "bits is 7"),
         ({"block_size": 48}, "block_size is 48"),
     ],
@@ -234,13 +234,13 @@ def test_the_earlier_name_of_the_argument() -> None:
 def test_the_earlier_name_of_the_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["quantize", str(CHECKPOINT), "-o", "nowhere/out"]
     assert run([*command, "--form", "nl9"]) == 2
-    assert "--form (GENAI_FORM) is now --format (GENAI_FORMAT)" in (said := capsys.readouterr().err)
+    assert "--form (GENAI_FORM) was renamed to --format (GENAI_FORMAT)" in (said := capsys.readouterr().err)
     assert "format is 'nl9'" in said
     assert run([*command, "--form", "nl3", "--format", "nl4"]) == 2
-    assert "the second is an earlier name of the first" in capsys.readouterr().err
+    assert "--form is the earlier name of --format" in capsys.readouterr().err
     monkeypatch.setenv("GENAI_FORM", "nl9")
     assert run(command) == 2
-    assert "format is 'nl9' (of the variable GENAI_FORM)" in capsys.readouterr().err
+    assert "format is 'nl9' (set by GENAI_FORM)" in capsys.readouterr().err
     monkeypatch.setenv("GENAI_FORMAT", "nl3")  # for this command, as the other one says
     assert run(command) == 2
     assert "format is 'nl9'" in capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_a_variable_that_is_for_other_commands(
         assert "bits is 9" in (said := capsys.readouterr().err) and "format" not in said
     monkeypatch.setenv("GENAI_FORMAT", "q9_k")
     assert run(command) == 2
-    assert "format is 'q9_k' (of the variable GENAI_FORMAT)" in capsys.readouterr().err
+    assert "format is 'q9_k' (set by GENAI_FORMAT)" in capsys.readouterr().err
 
 
 def test_the_earlier_name_of_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

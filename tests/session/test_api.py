@@ -285,7 +285,7 @@ def test_devices_that_there_are_not(add_model):
     binding = ort.InferenceSession(add_model).io_binding()
     with pytest.raises(ort.GenaiError, match="device 'foo' number 0") as raised:
         binding.bind_output("c", "foo")
-    assert "a GPU of NVIDIA" in raised.value.why and "'cuda'" in raised.value.fix
+    assert "an NVIDIA GPU" in raised.value.why and "'cuda'" in raised.value.fix
     with pytest.raises(ort.GenaiError, match="cannot hold values") as raised:
         ort.OrtValue.ortvalue_from_numpy(np.ones(2, np.float32), "cuda", 9)
     assert "'cpu', 0" in raised.value.fix and "--device" not in raised.value.fix

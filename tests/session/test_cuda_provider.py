@@ -618,7 +618,7 @@ def test_values_that_find_no_memory_on_the_gpu(
         monkeypatch.setattr(gpu, name, fails(MemoryError("as CuPy says it")))
     with pytest.raises(ort.RuntimeException, match="out of memory in ") as caught:
         call()
-    assert caught.value.why and "let go of values" in caught.value.fix
+    assert caught.value.why and "delete values" in caught.value.fix
     for name in ("zeros", "adopt"):
         monkeypatch.setattr(gpu, name, fails(CudaError("cudaErrorLaunchFailure")))
     with pytest.raises(DeviceError, match="the GPU failed in ") as failed:
@@ -628,7 +628,7 @@ def test_values_that_find_no_memory_on_the_gpu(
 
 def test_how_much_memory_was_wanted(gpu: Counting) -> None:
     gpu.most = gpu.held + (1 << 10)
-    with pytest.raises(ort.RuntimeException, match=f"4096 bytes wanted, .* free on {gpu.name}"):
+    with pytest.raises(ort.RuntimeException, match=f"4096 bytes requested, .* free on {gpu.name}"):
         ort.OrtValue.ortvalue_from_numpy(numbers(1 << 10), "cuda", 0)
     assert ort.OrtValue.ortvalue_from_numpy(numbers(1 << 8), "cuda", 0).shape() == [256]
 
@@ -642,7 +642,7 @@ def test_options(gpu: Counting, network: onnx.ModelProto, monkeypatch: pytest.Mo
     session(network, device_id="0", cudnn_conv_algo_search="DEFAULT", arena_extend_strategy="kNextPowerOfTwo")
     with pytest.raises(ort.EPFail) as caught:
         session(network, enable_cuda_graph="1")
-    assert "CUDAExecutionProvider takes no enable_cuda_graph" in caught.value.why
+    assert "CUDAExecutionProvider does not support enable_cuda_graph" in caught.value.why
     with pytest.raises(ort.EPFail):
         session(network, device_id=999)
 
@@ -667,10 +667,10 @@ def test_where_there_is_one(gpu: Counting) -> None:
 
 
 def test_the_page_names_the_operators_that_have_kernels() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "session.md").read_text(encoding="utf-8")
-    listed = " ".join(text.partition("besides those that rewrites make of them: ")[2].partition(".\n")[0].split())
-    standard, _, others = listed.partition("; and of com.microsoft: ")
-    for domain, names in (("", standard), ("com.microsoft", others)):
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "session-options.md").read_text(encoding="utf-8")
+    table = text.partition("\n### Operators on a GPU\n")[2].partition("\n## ")[0]
+    for domain, title in (("", "ONNX"), ("com.microsoft", "`com.microsoft`")):
+        names = table.partition(f"\n| {title} | ")[2].partition(" |\n")[0]
         assert sorted(names.split(", ")) == sorted(name for own, name in TABLE if own == domain)
 
 

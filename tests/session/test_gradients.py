@@ -61,8 +61,8 @@ def test_at_another_place(build):
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        ([node("Mul", "a b", "y"), gradient("a b", ("da", "db"), xs=["a"])], "1 tensors and has 2 inputs"),
-        ([node("Mul", "a b", "y"), gradient(y="z")], "nothing computes"),
+        ([node("Mul", "a b", "y"), gradient("a b", ("da", "db"), xs=["a"])], "1 tensors but has 2 inputs"),
+        ([node("Mul", "a b", "y"), gradient(y="z")], "does not depend on"),
         ([node("Mul", "a b", "p"), node("Erf", "p", "y"), gradient()], "gradient of Erf"),
         (
             [node("ReduceSum", "b", "r"), node("Mul", "a r", "y"), gradient()],

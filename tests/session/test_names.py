@@ -1,4 +1,4 @@
-"""Every name of the installed onnxruntime: there, without effect, or refused with a reason; docs say which."""
+"""Every name of the installed onnxruntime: supported, ignored, or refused with a reason; docs say which."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_threads_for_all_sessions(add_model):
 def test_loading_called_off(add_model):
     options = genai.SessionOptions()
     options.set_load_cancellation_flag(True)
-    with pytest.raises(genai.ModelLoadCanceled, match="called off"):
+    with pytest.raises(genai.ModelLoadCanceled, match="cancelled"):
         genai.InferenceSession(add_model, options)
     options.set_load_cancellation_flag(False)
     genai.InferenceSession(add_model, options)

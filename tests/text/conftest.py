@@ -1,4 +1,4 @@
-"""Tiny tokenizers of every common kind, trained on the spot, and text that is hard to cut into tokens."""
+"""Small tokenizers of every common kind, trained on the spot, and text that is hard to tokenise."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def _special(*names: str) -> list[AddedToken]:
 
 
 def byte_level() -> str:
-    """Byte-level BPE in the form of Qwen2."""
+    """Byte-level BPE as in Qwen2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -63,7 +63,7 @@ def byte_level() -> str:
 
 
 def _fallback_bpe(decoder: object) -> str:
-    """SentencePiece's BPE: marks for spaces, byte tokens for what the vocabulary lacks."""
+    """SentencePiece's BPE: marks for spaces, and byte tokens for characters outside the vocabulary."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -137,7 +137,7 @@ def no_decoder() -> str:
 
 
 def word_suffix() -> str:
-    """The first GPT's way: a suffix marks where words end."""
+    """The format of the first GPT: a suffix marks the ends of words."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
@@ -149,7 +149,7 @@ def word_suffix() -> str:
 
 
 def many_parts() -> str:
-    """Rarer parts: strips per token and for the whole text, and a regular expression."""
+    """Rarer decoders: strips per token and for the whole text, and a regular expression."""
     parts = [
         decoders.Strip("a", 2, 0),
         decoders.Replace(Regex("t+|h"), "<>"),
@@ -185,7 +185,7 @@ def torture() -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder with the tokenizer.json of a kind; made once."""
+    """Return a folder with the tokenizer.json of a kind, created once."""
     folders: dict[str, Path] = {}
 
     def make(kind: str) -> Path:
@@ -225,7 +225,7 @@ GENAI_CONFIG = {
 
 @pytest.fixture
 def model_folder(tmp_path: Path, folder_of: Callable[[str], Path]) -> Path:
-    """A folder of its own with the byte-level tokenizer, tokenizer_config.json and genai_config.json."""
+    """Return a separate folder with the byte-level tokenizer, tokenizer_config.json and genai_config.json."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes((folder_of("byte_level") / "tokenizer.json").read_bytes())

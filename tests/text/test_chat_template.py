@@ -1,4 +1,4 @@
-"""Chat templates: where they come from, what messages may be, and the same text as transformers renders."""
+"""Chat templates: their sources, valid messages, and the same text as transformers."""
 
 import json
 from datetime import datetime
@@ -357,7 +357,7 @@ class TestMessages:
             ([{"role": "user", "content": None}], "no content"),
             ([{"role": "user", "content": 5}], "a number as its content"),
             ([{"role": "user", "content": {"text": "x"}}], "an object as its content"),
-            ([{"role": "user", "content": "x", "image": object()}], r"messages\[0\]\.image holds an object"),
+            ([{"role": "user", "content": "x", "image": object()}], r"messages\[0\]\.image contains an object"),
             ([{"role": "user", "content": [np.zeros(1)]}], r"content\[0\] is a part of type 'ndarray'"),
             ([{"role": "user", "content": ["x"]}], r"content\[0\] is a part of type 'str'"),
             ([{"role": "user", "content": [{"type": "text"}]}], "of type 'text' without a text"),
@@ -406,12 +406,12 @@ class TestMessages:
             tokenizer.apply_chat_template(TURNS[0], template_str=5)
         with pytest.raises(InputError, match="add_generation_prompt"):
             tokenizer.apply_chat_template(TURNS[0], template_str="", add_generation_prompt="yes")
-        with pytest.raises(InputError, match="documents holds an object"):
+        with pytest.raises(InputError, match="documents contains an object"):
             tokenizer.apply_chat_template(TURNS[0], template_str="", documents=object())
 
 
 class TestParts:
-    """Lists of parts go to templates that read them; others get a text."""
+    """Templates that support lists of parts receive them; others receive a text."""
 
     @pytest.mark.parametrize(
         "template",
@@ -510,12 +510,12 @@ class TestFailures:
 
     def test_a_syntax_error_names_the_line(self, tokenizer):
         assert "line 3" in self.failure(tokenizer, "a\nb\n{% if %}").what
-        assert "not valid" in self.failure(tokenizer, "{% generation %}").what
-        assert "not valid" in self.failure(tokenizer, "{{ x | nofilter }}").what
+        assert "is invalid" in self.failure(tokenizer, "{% generation %}").what
+        assert "is invalid" in self.failure(tokenizer, "{{ x | nofilter }}").what
 
     def test_a_refusal_shows_the_template_s_words(self, tokenizer):
         error = self.failure(tokenizer, "{{ raise_exception('roles must alternate') }}")
-        assert error.what == "the chat template refused these messages: roles must alternate"
+        assert error.what == "the chat template rejected these messages: roles must alternate"
 
     @pytest.mark.parametrize(
         "expression",
@@ -549,7 +549,7 @@ class TestFailures:
 
 
 class TestNothingIsLeftOut:
-    """chat_prompt, which the LLM uses: what a template drops is an error; apply_chat_template shows what it makes."""
+    """chat_prompt, used by the LLM, raises an error for dropped messages; apply_chat_template does not."""
 
     KNOWN = (
         "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content | trim }}"

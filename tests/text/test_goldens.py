@@ -1,4 +1,4 @@
-"""Every family's layout: ids, texts and prompts as transformers makes them (tools/make_text_goldens.py wrote these)."""
+"""Ids, texts and prompts of every model family equal those of transformers (written by tools/make_text_goldens.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = read("texts")
 
 @pytest.fixture(scope="module")
 def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A family's folder as its publisher lays it out."""
+    """A family's folder with the files of its publisher."""
     vocabularies = read("vocabularies")
 
     def make(family: str) -> Path:
@@ -116,7 +116,7 @@ def test_prompts_of_named_templates(family: tuple[Tokenizer, dict[str, Any]]) ->
 
 
 def test_where_transformers_leaves_the_file_behind() -> None:
-    """No other family has such texts, and none is hidden by the comparison with the file's own pipeline."""
+    """No other family has such texts, and the comparison with the file's own pipeline hides none."""
     assert {name for name in FAMILIES if read(name)["rebuilt"]} == set(REBUILT)
     for name in REBUILT:
         golden = read(name)

@@ -1,4 +1,4 @@
-"""Tokenizers made to do harm: rules that explode, expressions that take ages, texts far too long."""
+"""Malicious tokenizers: rules that explode, expressions that take very long, texts that are far too long."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_text_far_too_long_is_not_encoded_as_a_whole(bundled: genai.Model, mon
 
 
 def test_a_file_of_many_objects_is_read_with_interrupts_alive(tmp_path: Path) -> None:
-    """The handler runs while the parser is at work, not behind it."""
+    """The signal handler runs during parsing, not afterwards."""
     places = set()
     before = signal.signal(signal.SIGALRM, lambda number, frame: places.add(frame and frame.f_code.co_filename))
     signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
@@ -216,7 +216,7 @@ def test_a_list_of_millions_in_a_small_file(model_folder: Path) -> None:
 
 
 def test_threads_that_the_system_refuses_are_no_fault_of_the_tokenizer() -> None:
-    """The library panics then, with an exception that is none of Python's."""
+    """The library panics then, with an exception that is not derived from Exception."""
 
     class PanicException(BaseException):
         pass

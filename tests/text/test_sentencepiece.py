@@ -1,4 +1,4 @@
-"""SentencePiece models: ids and texts as sentencepiece makes them, options of the folder, malformed files."""
+"""SentencePiece models: ids and texts equal to sentencepiece's, options of the folder, malformed files."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ PIECE = field(1, field(1, b"<unk>") + b"\x18\x02")
     ("data", "why"),
     [
         (b"", "0 pieces"),
-        (b"not a model", "no protobuf message"),
-        (b"\x0a", "cut off"),
-        (b"\x0a\xff\xff\xff\xff\x0f", "cut off"),
-        (b"\xff" * 11, "no protobuf message"),
+        (b"not a model", "not a protobuf message"),
+        (b"\x0a", "or truncated"),
+        (b"\x0a\xff\xff\xff\xff\x0f", "or truncated"),
+        (b"\xff" * 11, "not a protobuf message"),
         (b"\x08\x01", "0 pieces"),
         (field(1, field(1, b"\xff\xfe")), "not UTF-8"),
         (field(1, b"\x18\x02"), "is empty"),
-        (field(1, field(1, b"a") + b"\x15" + struct.pack("<f", float("nan"))), "no number"),
+        (field(1, field(1, b"a") + b"\x15" + struct.pack("<f", float("nan"))), "is not finite"),
         (field(1, field(1, b"a") + b"\x18\x09"), "type of piece 0"),
         (PIECE + field(2, b"\x18\x07"), "model type"),
         (PIECE + field(2, b"\x18\x03"), "WORD"),
@@ -161,7 +161,7 @@ def test_a_corrupt_charsmap_is_an_error(tmp_path: Path) -> None:
 
 
 def test_damaged_models_are_read_or_refused() -> None:
-    """Every cut, and thousands of changed bytes: a typed error or a model, and never anything else."""
+    """Every truncation and thousands of changed bytes give a typed error or a model."""
     data = (GOLDENS / "sentencepiece" / "unigram_rules.model").read_bytes()
     rng = random.Random(0)
     damaged = [data[:length] for length in range(0, len(data), 37)]

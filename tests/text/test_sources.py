@@ -1,5 +1,5 @@
-"""Tokenizers in their publishers' own forms: ids as their libraries give them (tools/make_source_goldens.py), roles of
-special tokens, which form counts, and what is wrong with damaged files."""
+"""Tokenizers in their publishers' formats: ids equal to those of their libraries (tools/make_source_goldens.py), roles
+of special tokens, precedence of formats, and errors for damaged files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_ids_are_those_of_the_form_s_own_library(tmp_path: Path, name: str) -> N
     tokenizer.update_options(skip_special_tokens=False)
     for text, ids in zip(TEXTS, GOLDEN["ids"][name], strict=True):
         found = tokenizer.encode(text).tolist()
-        if name == "sentencepiece_unigram":  # of ways with the same score another may be taken; and see docs/text.md
+        if name == "sentencepiece_unigram":  # see docs/reference/tokenizer-agreement.md
             found, ids = sorted(found), sorted(ids[1:] if text.startswith("▁") else ids)
         assert found == ids, text
         if name == "bert":
@@ -102,7 +102,7 @@ def test_special_tokens_in_texts(tmp_path: Path) -> None:
 
 
 def test_tokens_that_the_folder_declares(tmp_path: Path) -> None:
-    """They take the place of reserved ones, and may come behind a gap."""
+    """Declared tokens replace reserved ones, and may follow a gap."""
     folder = write_form("llama3", tmp_path)
     declared = {SIZE + 2: "<|mine|>", SIZE + 1000: "<|far|>", SIZE + 9: "<|eot_id|>"}
     listed = {str(id_): {"content": token, "special": True, "rstrip": True} for id_, token in declared.items()}
@@ -152,7 +152,7 @@ LINES = (SOURCES / "byte_level.tiktoken").read_bytes().splitlines(keepends=True)
 
 
 def without_token(token: bytes) -> list[bytes]:
-    """Lines whose ranks have no gap."""
+    """Return lines without a token, and without a gap in the ranks."""
     kept = [line.split()[0] for line in LINES if base64.b64decode(line.split()[0]) != token]
     return [b"%s %d\n" % (line, rank) for rank, line in enumerate(kept)]
 
@@ -167,12 +167,12 @@ def without_token(token: bytes) -> list[bytes]:
         ([*LINES[:700], b"QUJD -7\n"], "line 701 is"),
         ([*LINES[:700], b"QUJD 12345678901\n"], "line 701 is"),
         ([*LINES[:700], base64.b64encode(b"x" * 513) + b" 700\n"], "has 513 bytes; 1 to 512 are expected"),
-        (LINES[:300] + LINES[301:], "1 of the ranks below 799 are missing, beginning with 300"),
-        ([*LINES, b"%s 800\n" % LINES[300].split()[0]], "comes twice, with the ranks 300 and 800"),
+        (LINES[:300] + LINES[301:], "1 of the ranks below 799 are missing, starting with 300"),
+        ([*LINES, b"%s 800\n" % LINES[300].split()[0]], "occurs twice, with the ranks 300 and 800"),
         ([*LINES, b"eHl6enk= 300\n"], "two tokens have the rank 300"),
-        (without_token(b"\xe3"), "1 bytes have no token, beginning with 0xE3"),
+        (without_token(b"\xe3"), "1 bytes have no token, starting with 0xE3"),
         (without_token(b"\xff"), ""),  # no text has it
-        ([*LINES, b"eHl6enk= 999999999\n"], "has the rank 999999999; at most 524288"),
+        ([*LINES, b"eHl6enk= 999999999\n"], "has the rank 999999999; the limit is 524288"),
     ],
 )
 def test_damaged_tiktoken_files(tmp_path: Path, lines: list[bytes], why: str) -> None:
@@ -180,7 +180,7 @@ def test_damaged_tiktoken_files(tmp_path: Path, lines: list[bytes], why: str) ->
     if not why:
         assert Tokenizer(tmp_path).encode("the cat").size
         return
-    refused(tmp_path, r"cl100k_base\.tiktoken: is not a tiktoken file that can be used", why)
+    refused(tmp_path, r"cl100k_base\.tiktoken: is not a tiktoken file that can be read", why)
 
 
 def refused(folder: Path, what: str, why: str) -> None:
@@ -196,11 +196,11 @@ def test_files_whose_model_is_not_known(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / name).write_bytes(b"".join(LINES))
         (folder / "config.json").write_text(json.dumps(config))
-        refused(folder, "tiktoken file", "not known here for tokenizer_class ''")
+        refused(folder, "tiktoken file", "unknown for tokenizer_class ''")
     folder = write_form("gpt2", tmp_path / "pairs")
     for config in ({}, {"tokenizer_class": "PreTrainedTokenizerFast"}):
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        refused(folder, r"vocab\.json", "known are the classes GPT2Tokenizer")
+        refused(folder, r"vocab\.json", "known for the classes GPT2Tokenizer")
     folder = write_form("bert", tmp_path / "words")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
     refused(folder, r"vocab\.txt", "tokenizer_class is 'BertJapaneseTokenizer'")
@@ -217,8 +217,8 @@ Change = Callable[[dict[str, Any]], object]
         (lambda value: value["vocab"][400].update(token_bytes=7), "vocab[400] is"),
         (lambda value: value["vocab"].pop(400), "vocab[400] is"),
         (lambda value: value["vocab"].__setitem__(400, []), "vocab[400] is []"),
-        (lambda value: value["vocab"][400].update(token_bytes="dGhl", rank=400), "comes twice"),
-        (lambda value: value["vocab"][200].update(token_bytes="dGhlIGNhdCBhbmQ="), "no token, beginning with 0xC8"),
+        (lambda value: value["vocab"][400].update(token_bytes="dGhl", rank=400), "occurs twice"),
+        (lambda value: value["vocab"][200].update(token_bytes="dGhlIGNhdCBhbmQ="), "no token, starting with 0xC8"),
         (lambda value: value.update(vocab=None), "vocab has 0 tokens"),
         (lambda value: value["config"].update(default_vocab_size=SIZE + 31), f"default_vocab_size is {SIZE + 31}"),
         (lambda value: value["config"].update(default_vocab_size=30), "default_vocab_size is 30"),
@@ -244,7 +244,7 @@ def test_damaged_tekken_files(tmp_path: Path, change: Change, why: str) -> None:
     value = tekken(["<unk>", "<s>", "</s>", "[INST]"], "v13")
     change(value)
     (tmp_path / "tekken.json").write_text(json.dumps(value), encoding="utf-8")
-    refused(tmp_path, r"tekken\.json: is not a tekken file that can be used", why)
+    refused(tmp_path, r"tekken\.json: is not a tekken file that can be read", why)
 
 
 def test_tekken_files_that_are_no_json(tmp_path: Path) -> None:
@@ -291,29 +291,29 @@ def pairs_with(
         (pairs_with(lambda text: text.replace(": 5,", ": {},")), "is []; numbers below"),
         (pairs_with(lambda text: text.replace(": 5,", ": 4294967296,")), "is 4294967296; numbers below"),
         (pairs_with(lambda text: text.replace(": 5,", ": 6,")), "two tokens have the id 6"),
-        (pairs_with(lambda text: text.replace('"the": ', '"th": ')), "the token 'th' comes twice, with the ids"),
-        (pairs_with(lambda text: text.replace(": 5,", ": 5000,")), "ids below 5000 are missing, beginning with 5"),
-        (pairs_with(lambda text: text.replace('"a": 97', '"aa-": 97')), "1 bytes have no token, beginning with 0x61"),
-        (pairs_with(merges=lambda text: None), "merges.txt is missing beside it"),
+        (pairs_with(lambda text: text.replace('"the": ', '"th": ')), "the token 'th' occurs twice, with the ids"),
+        (pairs_with(lambda text: text.replace(": 5,", ": 5000,")), "ids below 5000 are missing, starting with 5"),
+        (pairs_with(lambda text: text.replace('"a": 97', '"aa-": 97')), "1 bytes have no token, starting with 0x61"),
+        (pairs_with(merges=lambda text: None), "merges.txt, which defines the merges, is missing"),
         (pairs_with(merges=lambda text: text + "a b c\n"), "is 'a b c'; two tokens are expected"),
         (pairs_with(merges=lambda text: text + "a \n"), "is 'a '; two tokens are expected"),
-        (pairs_with(merges=lambda text: text + "Q Z\n"), "has 'QZ', which is no token"),
-        (pairs_with(merges=lambda text: text + "QZ Q\n"), "has 'QZ', which is no token"),
+        (pairs_with(merges=lambda text: text + "Q Z\n"), "has 'QZ', which is not a token"),
+        (pairs_with(merges=lambda text: text + "QZ Q\n"), "has 'QZ', which is not a token"),
     ],
 )
 def test_damaged_pairs(tmp_path: Path, write: Write, why: str) -> None:
     write(tmp_path)
-    refused(tmp_path, r"vocab\.json: is not a byte-level vocabulary that can be used", why)
+    refused(tmp_path, r"vocab\.json: is not a byte-level vocabulary that can be read", why)
 
 
 @pytest.mark.parametrize(
     ("lines", "config", "why"),
     [
         (["[UNK]", "a", "", "b"], {}, "line 3 is ''"),
-        (["[UNK]", "a", "b", "a"], {}, "the token 'a' comes twice, on the lines 2 and 4"),
-        (["a", "b"], {}, "it has no '[UNK]', the token of unknown words"),
+        (["[UNK]", "a", "b", "a"], {}, "the token 'a' occurs twice, on lines 2 and 4"),
+        (["a", "b"], {}, "it has no '[UNK]', the token for unknown words"),
         (["[UNK]", "a"], {"unk_token": "<unk>"}, "it has no '<unk>'"),
-        (["[UNK]", "a"], {"do_lower_case": "yes"}, "do_lower_case of tokenizer_config.json is 'yes'"),
+        (["[UNK]", "a"], {"do_lower_case": "yes"}, "do_lower_case in tokenizer_config.json is 'yes'"),
         (["[UNK]", "a" * 600], {}, "line 2 is"),
         ([""], {}, "it has 0 lines"),
         (["[UNK]", "\udcff"], {}, "it is not UTF-8"),
@@ -322,7 +322,7 @@ def test_damaged_pairs(tmp_path: Path, write: Write, why: str) -> None:
 def test_damaged_word_pieces(tmp_path: Path, lines: list[str], config: dict[str, Any], why: str) -> None:
     (tmp_path / "vocab.txt").write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    refused(tmp_path, r"vocab\.txt: is not a WordPiece vocabulary that can be used", why)
+    refused(tmp_path, r"vocab\.txt: is not a WordPiece vocabulary that can be read", why)
 
 
 def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,14 +333,14 @@ def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             setting = small.setattr if not isinstance(module, dict) else small.setitem
             setting(module, "MAX_TOKENS", 600)
         for name, why in zip(
-            names, ("at most 600 are read", "up to 600", "below 600", "1 to 600", "1 to 600"), strict=True
+            names, ("the limit is 600", "up to 600", "below 600", "1 to 600", "1 to 600"), strict=True
         ):
-            refused(folders[name], "that can be used", why)
+            refused(folders[name], "that can be read", why)
     with monkeypatch.context() as small:
         small.setattr(ranks, "MAX_BYTES", 1000)
         small.setitem(choosing.convert_sentencepiece.__globals__, "MAX_BYTES", 1000)
         for name in ("cl100k_base", "tekken", "sentencepiece_bpe"):
-            refused(folders[name], "that can be used", "more than 1000")
+            refused(folders[name], "that can be read", "more than 1000")
     monkeypatch.setattr(reading, "_MOST_BYTES", 2**12)
     monkeypatch.setattr(reading, "_PIECE", 2**11)
     for folder in folders.values():
@@ -352,4 +352,4 @@ def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_sentencepiece_without_some_of_its_bytes(tmp_path: Path) -> None:
     data = (SOURCES / "bpe.model").read_bytes()
     (tmp_path / "tokenizer.model").write_bytes(data.replace(b"<0x41>", b"<0x4X>"))
-    refused(tmp_path, "SentencePiece", "1 of the 256 pieces for bytes are missing, beginning with <0x41>")
+    refused(tmp_path, "SentencePiece", "1 of the 256 byte pieces are missing, starting with <0x41>")

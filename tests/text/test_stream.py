@@ -64,7 +64,7 @@ def test_byte_level_pieces_come_as_soon_as_a_character_is_whole(folder_of):
 
 
 def test_fallback_bytes_wait_for_the_end_of_their_run(folder_of):
-    """As one stray byte spoils the whole run in the full decode, none of it is certain before."""
+    """One stray byte invalidates the whole run in the full decode, so no part of a run is certain before its end."""
     tokenizer = Tokenizer(folder_of("llama"))
     euro = [tokenizer.to_token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
     word = tokenizer.encode("cat").tolist()
@@ -89,7 +89,7 @@ def test_an_unfinished_character_comes_with_flush_and_a_new_text_begins(folder_o
 
 
 def test_streaming_never_decodes_the_whole_text_again(kind_folder):
-    """Each token costs the same: the stream looks up one vocabulary entry and keeps no list of tokens."""
+    """Each token has the same cost: the stream looks up one vocabulary entry and keeps no list of tokens."""
     tokenizer = Tokenizer(kind_folder)
     ids = tokenizer.encode("the cat sat on the mat 漢 ").tolist() * 200
     expected = tokenizer.decode(ids)
@@ -133,7 +133,7 @@ def test_what_is_not_an_id_of_the_model_is_an_error(model_folder, token):
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("tokens", [["xxaxx", "xxbx"], ["xxxxx", "xaxx", "xxxx"], ["a", "x", "x", "x"], ["ax", "bxx"]])
 def test_strips_at_both_ends(fused, tokens):
-    """Each token here is longer than what is stripped: the library itself cannot strip the end of a shorter one."""
+    """Each token here is longer than the stripped part, because the library cannot strip the end of a shorter one."""
     strip = decoders.Strip("x", 1, 2)
     reference = decoders.Sequence([decoders.Fuse(), strip] if fused else [strip])
     tokens = tokens if fused else [token for token in tokens if len(token) > 3]
@@ -143,7 +143,7 @@ def test_strips_at_both_ends(fused, tokens):
 
 @pytest.mark.parametrize("old", ["ab", "aab", "aa", "abab"])
 def test_a_replacement_in_the_whole_text(old):
-    """Behind "Fuse", what is replaced may lie across tokens."""
+    """After "Fuse", the replaced text may cross token boundaries."""
     reference = decoders.Sequence([decoders.Fuse(), decoders.Replace(old, "<>")])
     rng = random.Random(1)
     for _ in range(200):
@@ -208,7 +208,7 @@ def test_what_is_kept_is_a_list_of_texts(model_folder, keep):
     ],
 )
 def test_a_decoder_that_needs_the_whole_text_is_refused(decoder):
-    with pytest.raises(TokenizerError, match="cannot work token by token"):
+    with pytest.raises(TokenizerError, match="does not support incremental decoding"):
         Detokenizer(decoder)
 
 

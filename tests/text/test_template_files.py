@@ -1,4 +1,4 @@
-"""The template files of a folder: read once, and again when one of them has changed."""
+"""The template files of a folder: read once, and again after one of them has changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_templates_are_read_again_when_a_file_has_changed(tmp_path: Path, monkey
 
 
 def test_a_file_written_just_now_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time may stay the same when it is written once more."""
+    """Its time may not change when it is written again."""
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
     templates, said = ChatTemplates(tmp_path), [{"role": "user", "content": "Hi"}]
     assert templates.render(said) == "Hi!"

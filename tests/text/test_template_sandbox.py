@@ -32,7 +32,7 @@ def run(source: str, **variables: object) -> str:
     ],
 )
 def test_python_is_out_of_reach(expression):
-    """The sandbox either raises or gives an undefined value; it never gives the object."""
+    """The sandbox either raises or returns an undefined value, never the object."""
     try:
         text = run("{{ " + expression + " }}", run=run)
     except (SecurityError, UndefinedError):

@@ -1,4 +1,4 @@
-"""The process that renders templates: what ends it, what it outlives, and that it never outlives its parent."""
+"""The process that renders templates: the reasons for its end, its restart, and its end with the parent."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_ordinary_conversations_may_be_long(bundled_folder: Path) -> None:
 
 
 def test_too_long_conversations_never_reach_the_template(worker: TemplateWorker) -> None:
-    """Keys, and what is nested, count; each of several conversations may have as many characters."""
+    """Keys and nested texts count; each of several conversations may have the maximum length."""
     with pytest.raises(InputError, match=r"a conversation of 4,200,003 characters") as caught:
         worker.render("{{ x }}", {}, [{"x": "short"}, {"x": [{"y": "a" * 4_200_000, "z": 1}]}])
     assert caught.value.why and caught.value.fix == "shorten the messages"
@@ -238,7 +238,7 @@ def test_an_interrupt_while_the_program_ends_is_not_shown(run_apart: Callable[..
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and not only waiting for its parent to look."""
+    """Return True if a process is running, and not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -248,7 +248,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture
 def run_apart() -> Callable[..., str]:
-    """Run code in a process that must end well and say nothing on stderr."""
+    """Run code in a process that must succeed and write nothing to stderr."""
 
     def run(code: str) -> str:
         result = subprocess.run(

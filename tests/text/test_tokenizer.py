@@ -404,7 +404,7 @@ class TestAgainstOnnxruntimeGenai:
 
 
 def test_empty_template_and_tools_mean_none(model_folder):
-    """onnxruntime-genai's examples pass empty strings for what they do not have."""
+    """onnxruntime-genai's examples pass empty strings for missing values."""
     (model_folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}{{ tools is none }}")
     tokenizer = Tokenizer(model_folder)
     messages = [{"role": "user", "content": "hi "}]

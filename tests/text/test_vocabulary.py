@@ -1,4 +1,4 @@
-"""What each token adds to a text, for tokenizers of every kind; and texts cut into tokens as grammars force them."""
+"""The bytes of each token, for tokenizers of every kind, and the tokenisation of texts that grammars force."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_text_is_cut_as_the_tokenizer_does(kind: str, folder_of: Callable[[str
 
 
 def test_a_text_that_the_tokenizer_changes_is_cut_greedily(folder_of: Callable[[str], Path]) -> None:
-    """Where its ids would be another text, or special tokens."""
+    """If its ids decode to another text, or contain special tokens."""
     tokenizer = Tokenizer(folder_of("byte_level"))
     known = token_bytes(tokenizer)
     assert known.special

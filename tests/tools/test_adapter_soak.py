@@ -1,4 +1,4 @@
-"""A round of the soak; half a minute of it in the long tests, minutes for people."""
+"""One round of the soak in every run, half a minute of it in the long tests; developers run it for minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled model's adapters keep their styles when each request of a batch has another one."""
+"""The bundled model's adapters keep their styles in a batch whose requests use different adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_styles_switched_per_request_in_one_batch() -> None:
     with load() as llm:
         found = scores(ask(llm, questions))
     assert found[""][1] == 1.0
-    # Of all held-out questions they keep 92 and 97 per cent (the model card); of 45 sums that may be three fewer.
+    # They keep 92 and 97 per cent on all held-out questions (the model card); on 45 sums that can be three fewer.
     assert found["words"][1] > 0.8
     assert found["pirate"][1] > 0.92
     assert min(found[style][2] for style in STYLES) > 0.6

@@ -66,4 +66,4 @@ def test_outcomes(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(sys, "argv", ["api_tests", str(checkout / "test")])
     with pytest.raises(SystemExit):
         api_tests.main()
-    assert "is no checkout" in capsys.readouterr().err
+    assert "is not a checkout" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What programs for developers refuse on their command lines."""
+"""Invalid arguments on the command lines of developers' tools."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FOLDER = Path(__file__).parent
         (["--batches", "9" * 5000], "argument --batches: invalid positive value"),
         (["--tokens", "0"], "argument --tokens: 0 is below 1"),
         (["--repeat", "x"], "argument --repeat: invalid positive value: 'x'"),
-        (["--graph-us", "nan"], "argument --graph-us: nan is no time"),
-        (["--choice-us", "-1"], "argument --choice-us: -1 is no time"),
+        (["--graph-us", "nan"], "argument --graph-us: nan is not a number of microseconds"),
+        (["--choice-us", "-1"], "argument --choice-us: -1 is not a number of microseconds"),
         (["--model", "/nonexistent"], "argument --model: there is no folder /nonexistent"),
         (["--model", str(FOLDER)], "error: "),
         (["--tokens", "5000", "--repeat", "1", "--only", "Generator"], "error: "),

@@ -1,4 +1,4 @@
-"""The program that measures sampling runs, and prints a row per set of options."""
+"""The tool that measures sampling runs, and prints a row per set of options."""
 
 from __future__ import annotations
 

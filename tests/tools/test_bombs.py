@@ -1,4 +1,4 @@
-"""Hostile model folders: some in every run, hundreds by hand."""
+"""Malicious model folders: some in every run, hundreds with `-m fuzz`."""
 
 from __future__ import annotations
 

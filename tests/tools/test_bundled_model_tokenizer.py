@@ -85,7 +85,7 @@ def test_any_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_held_out_words_are_in_pieces(tokenizer: Tokenizer) -> None:
-    """A word that is one token could not be spelled unless it was spelled in training."""
+    """A word that is one token could only be spelled if its spelling was trained."""
     story_words = {word for texts in SLOTS.values() for text in texts for word in text.split()}
     for word in set(RARE) - story_words:
         if is_held_out(f"word:{word}"):

@@ -81,7 +81,7 @@ def test_whole_rows_are_causal_without_documents(model: Pebble, length: int) -> 
     ids = torch.randint(0, SMALL.vocab_size, (2, length))
     with torch.no_grad():
         torch.testing.assert_close(model(ids, None), model(ids, torch.ones_like(ids)), atol=2e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match="past tokens need"):
+    with pytest.raises(ValueError, match="`past` needs `documents`"):
         model(ids, None, [Past() for _ in model.model.layers])
 
 

@@ -1,4 +1,4 @@
-"""The comparison with other engines: what is written, resumed and said, without any of them installed."""
+"""The comparison with other engines: its files, resuming, and messages, without any of them installed."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class TestAdapter:
         said: list[str] = []
         comparison = Comparison(Results(dict(MACHINE)), tmp_path / "r.json", work, 1, 1, said.append)
         assert not comparison._takes_part(ENGINES["llama.cpp"], TINY, cases(2)["adapter-batch-1"])
-        assert any("llama.cpp has no adapter" in line for line in said)
+        assert any("llama.cpp skipped: no adapter" in line for line in said)
 
 
 class TestEngines:
@@ -196,7 +196,7 @@ class TestEngines:
     @pytest.mark.parametrize("name", ENGINES)
     def test_an_answer_that_is_none(self, name: str) -> None:
         job = Job("m", 10, prompt=100, new=20, batch=1, threads=1, warm=True)
-        with pytest.raises(PeerError, match="not what"):
+        with pytest.raises(PeerError, match="the output is not a worker"):
             ENGINES[name].measured(job, Outcome("no idea\n{broken\n", 0.0, 1.0, 7))
 
     def test_last_json(self) -> None:
@@ -296,7 +296,7 @@ class TestComparison:
         assert found.runs == before
 
     def test_turns(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ceilings, every engine, and again; what failed is not tried again, what is there is not measured again."""
+        """Ceilings, every engine, and again; failed runs and existing results are not repeated."""
         order: list[str] = []
 
         def measured(self: Comparison, engine: Engine, shape: Shape, case: Case) -> Run:
@@ -330,17 +330,17 @@ class TestComparison:
         comparison = Comparison(found, tmp_path / "r.json", tmp_path, 1, 2, said.append)
         comparison.run([TINY], [OURS, PEERS[0]], [Case("c", 1, 1)])
         assert not found.runs
-        assert any("genai has no model, left out (`models` makes it)" in line for line in said)
-        assert any("onnxruntime-genai: not installed" in line for line in said)
+        assert any("genai skipped: no model (`models` makes one)" in line for line in said)
+        assert any("onnxruntime-genai: skipped: not installed" in line for line in said)
 
     def test_other_versions_are_said(self, tmp_path: Path) -> None:
         old = Run("genai", "tiny", "c", Measured(1.0, 1.0, None, 1), versions={"genai": "0.0.1"})
         found, said = Results(dict(MACHINE), runs=[old]), []
         Comparison(found, tmp_path / "r.json", tmp_path, 1, 1, said.append).run([], [OURS], [])
-        assert any("tiny c was of {'genai': '0.0.1'}" in line for line in said)
+        assert any("tiny c was measured with {'genai': '0.0.1'}" in line for line in said)
 
     def test_failures_are_recorded(self, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Neither ceilings nor an engine that fail end the run."""
+        """Failing ceilings and failing engines do not end the run."""
         monkeypatch.setattr(measure, "run_measured", _fail)
         found, said = Results(dict(MACHINE)), []
         Comparison(found, tmp_path / "r.json", work, 1, 3, said.append).run([TINY], [OURS], [Case("c", 1, 1)])
@@ -367,7 +367,7 @@ class TestReport:
         assert "Some processor, 2 cores used" in page
         assert "| genai | genai 1.0, commit abc; busy: commit def |" in page
         assert "| llama.cpp | gguf 0.3 |" in page
-        assert "within 150% of it" in page
+        assert "span 150% of the figure" in page
 
     def test_tables_are_rectangular(self, sample: Results) -> None:
         widths: list[int] = []
@@ -436,7 +436,7 @@ class TestCommandLine:
 
 
 def test_what_warms_an_engine_up_is_not_what_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """An engine that keeps what it has read would otherwise read nothing while the clock runs."""
+    """Otherwise an engine that caches prompts would have nothing to compute in the measured run."""
     asked = []
 
     def generate(rows, steps):

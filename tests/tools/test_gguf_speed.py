@@ -1,4 +1,4 @@
-"""The file that is timed is one that runs here, with the types that llama.cpp gives its mixture."""
+"""The file that is measured runs in this engine, and has the types of llama.cpp's mixture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gguf_speed, name, value)
     gguf_speed.write_q4_k_m(tmp_path / "a.gguf")
     kinds = Counter(tensor.kind for tensor in GgufFile(tmp_path / "a.gguf").tensors.values() if tensor.kind != "F32")
-    assert kinds == {"Q4_K": 8 * 7 - 8, "Q6_K": 8 + 1}  # of four layers two matrices, and the embedding
+    assert kinds == {"Q4_K": 8 * 7 - 8, "Q6_K": 8 + 1}  # two matrices of four layers, and the embedding
     build_model(tmp_path / "a.gguf", tmp_path / "model")
     with genai.LLM(tmp_path / "model") as llm:
         (completion,) = llm.generate([np.arange(5).tolist()], max_tokens=3, min_tokens=3)

@@ -1,4 +1,4 @@
-"""The program for the first day with a GPU: without one, and on a made-up CuPy."""
+"""The tool for a first session on a GPU: without a GPU, and on a simulated CuPy."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_stage_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert gpu_day.run(day, 1) == 1
     assert json.loads((tmp_path / "gpu_day.json").read_text())["broken"][1]["value"] == "RuntimeError: a device is lost"
     assert gpu_day.run(day, -1) == 0
-    assert day.stages["broken"][0]["what"] == "not begun"
+    assert day.stages["broken"][0]["what"] == "not started"
 
 
 def a_day(folder: Path) -> Any:
@@ -99,14 +99,14 @@ def test_a_program_that_takes_too_long_is_ended_with_what_it_started(monkeypatch
     [("ERROR SUMMARY: 0 errors", False), ("ERROR SUMMARY: 2 errors", True), ("Device not supported", True)],
 )
 def test_checks_of_the_sanitizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, failed: bool) -> None:
-    """Of a program of its name that says so."""
+    """A simulated sanitizer prints the summary."""
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(f"#!/bin/sh\necho '========= {said}'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     day = a_day(tmp_path)
     monkeypatch.setattr(gpu_day, "STAGES", (gpu_day.sanitized,))
-    monkeypatch.setattr(gpu_day.sys, "executable", "true")  # what is checked, without the checks
+    monkeypatch.setattr(gpu_day.sys, "executable", "true")  # replaces the checked program
     assert gpu_day.run(day, 1, ["sanitized"]) == failed
     assert [row["what"] for row in day.stages["sanitized"]] == [*gpu_day._CHECKS, *["FAILED"] * failed]
     assert said in (tmp_path / "memcheck.txt").read_text()
@@ -121,17 +121,17 @@ def test_what_the_sanitizer_is_to_see_must_run(monkeypatch: pytest.MonkeyPatch, 
 
 def test_without_a_sanitizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert list(gpu_day.sanitized(a_day(tmp_path))) == [{"what": "compute-sanitizer", "value": "not there"}]
+    assert list(gpu_day.sanitized(a_day(tmp_path))) == [{"what": "compute-sanitizer", "value": "not installed"}]
 
 
 def test_pytorch_s_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([(0, 'a warning\n{"what": "PyTorch", "us": 3.0}\n'), (None, "")])
     monkeypatch.setattr(gpu_day, "_run", lambda *_: next(answers))
     rows = list(gpu_day.pytorch(a_day(tmp_path)))
-    assert rows[0] == {"what": "PyTorch", "us": 3.0} and "not done after" in rows[1]["value"] and len(rows) == 2
+    assert rows[0] == {"what": "PyTorch", "us": 3.0} and "not finished after" in rows[1]["value"] and len(rows) == 2
 
 
-@pytest.mark.parametrize(("code", "value", "failed"), [(0, "passed", 0), (1, "FAILED", 1), (None, "not done", 0)])
+@pytest.mark.parametrize(("code", "value", "failed"), [(0, "passed", 0), (1, "FAILED", 1), (None, "not finished", 0)])
 def test_tests_that_ran(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int | None, value: str, failed: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Processes that are ended at random moments: one per phase in every run, hundreds by hand."""
+"""Processes that are interrupted at random moments: one per phase in every run, hundreds with `-m fuzz`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_many_processes_that_are_ended_leave_nothing(run: Run, seed: int) -> Non
 
 
 def test_what_python_says_itself_when_it_ends() -> None:
-    """An interrupt in a script's last moment is Python's own; one with a line of anybody else is not."""
+    """An interrupt while Python exits is not a fault, unless a line of other code is in its traceback."""
     own = (
         "Exception ignored in: <module 'threading' from '/usr/lib/python3.11/threading.py'>\n"
         'Traceback (most recent call last):\n  File "/usr/lib/python3.11/threading.py", line 1541, in _shutdown\n'

@@ -48,7 +48,7 @@ def test_the_copy_runs_and_predicts_something_else(tmp_path: Path) -> None:
 
 
 def test_external_gains_are_read(tmp_path: Path) -> None:
-    """Gains that lie in the data file are multiplied, too, and then lie in the model's."""
+    """Gains that are stored in the data file are also multiplied, and then stored in the model file."""
     folder = tmp_path / "external"
     make(Path(bundled_model()), folder, every=64, factor=1.0)
     model = onnx.load(folder / "model.onnx", load_external_data=False)

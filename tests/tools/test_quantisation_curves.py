@@ -1,5 +1,5 @@
-"""The curves of quantisation: which points count, the page, the importance matrix, and that other quantisers' matrices
-are measured as ours are."""
+"""The curves of quantisation: the points on them, the page, the importance matrix, and the measurement of other
+quantisers' matrices, which is the same as ours."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_the_page_and_its_figure(tmp_path: Path) -> None:
         made("llama.cpp", "Q4_K_M", 4.9, 0.03), made("genai", "rtn/4/32", 4.5, 0.01, "bundled"),
     ]  # fmt: skip
     write_report(points, tmp_path)
-    page = (tmp_path / "quantisation_curves.md").read_text()
+    page = (tmp_path / "quantisation-curves.md").read_text()
     assert "| 4.5 | 0.02000 (rtn/4/32, 4.50) |  |" in page
     assert "| 5.5 | 0.02000 (rtn/4/32, 4.50) | 0.03000 (Q4_K_M, 4.90) |" in page
     assert "On the bundled model" in page and "| target 3 | 3.000 |" in page
     assert figure(points).startswith("<svg") and "Q4_K_M" in figure(points)
-    assert len(json.loads((tmp_path / "quantisation_curves.json").read_text())) == 4
+    assert len(json.loads((tmp_path / "quantisation-curves.json").read_text())) == 4
 
 
 def test_points_are_kept(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_importance_as_the_program_reads_it(tmp_path: Path) -> None:
 
 
 def test_others_matrices_are_measured_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quantised folder, taken for another quantiser's: the quality that its own report tells."""
+    """The quality of a folder measured as another quantiser's output equals that in our own report."""
     for name, value in (("LENGTH", 32), ("EVAL_SAMPLES", 2), ("SAMPLES", 4)):
         monkeypatch.setattr(subject_module, name, value)
     checkpoint = ROOT / "tools" / "bundled_model" / "checkpoint"

@@ -1,4 +1,4 @@
-"""Data files of made-up numbers: a folder whose graph travelled alone computes."""
+"""Data files of random numbers: a folder that was copied with its graph only can compute."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def test_a_type_that_is_not_known(tmp_path: Path) -> None:
     tensor.external_data.add(key="location", value="model.onnx.data")
     graph = onnx.GraphProto(name="g", initializer=[tensor])
     (tmp_path / "model.onnx").write_bytes(onnx.ModelProto(graph=graph).SerializeToString())
-    with pytest.raises(ValueError, match="odd: INT64 is not known here"):
+    with pytest.raises(ValueError, match="odd: INT64 is not supported"):
         random_data.fill(tmp_path)

@@ -1,4 +1,4 @@
-"""The loops of tools/tile_ports run, and take longer the more is in them."""
+"""The loops of tools/tile_ports run, and take longer with more instructions."""
 
 import pytest
 

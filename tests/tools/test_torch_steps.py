@@ -1,4 +1,4 @@
-"""PyTorch's steps beside ours: on the CPU, to see that they compute."""
+"""Steps in PyTorch, for comparison with ours: on the CPU, to check that they compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_step_of_a_tiny_shape(kind: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_keys_of_a_step_are_seen() -> None:
-    """Another cache gives other tokens, and so does another token."""
+    """The tokens change with the cache, and with the input token."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     spec = torch_steps.SHAPES["tiny"].spec
@@ -38,4 +38,4 @@ def test_keys_of_a_step_are_seen() -> None:
 def test_without_pytorch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert torch_steps.main(["tiny"]) == 2
-    assert capsys.readouterr().err == "torch_steps: PyTorch is not there\n"
+    assert capsys.readouterr().err == "torch_steps: PyTorch is not installed\n"

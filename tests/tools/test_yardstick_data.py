@@ -1,4 +1,4 @@
-"""The yardstick's text: three parts without a common file, and the same for the same seed."""
+"""The yardstick's text: three parts without a common file, and equal texts for equal seeds."""
 
 import json
 import sys

@@ -89,20 +89,23 @@ def test_what_counts_as_gguf(sound: Path, write: Any, tmp_path: Path) -> None:
 
 F32, Q4_K = 0, 12
 BAD: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "does not begin with the letters GGUF"),
-    "other": (b"PK\3\4" + bytes(100), "does not begin with the letters GGUF"),
-    "magic alone": (b"GGUF", "takes 4 bytes, the file has 0 more"),
-    "version 1": (file_of(version=1), "version 1; versions 2 and 3"),
+    "empty": (b"", "does not start with the letters GGUF"),
+    "other": (b"PK\3\4" + bytes(100), "does not start with the letters GGUF"),
+    "magic alone": (b"GGUF", "needs 4 bytes, but only 0 are left in the file"),
+    "version 1": (file_of(version=1), "version 1; only versions 2 and 3"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "2^63 tensors": (file_of(counts=(2**63, 0)), f"{2**63} tensors"),
     "2^63 keys": (file_of(counts=(0, 2**63)), f"{2**63} keys"),
-    "more tensors than bytes": (file_of(counts=(100_000, 0)), "100000 tensors, and the file has"),
+    "more tensors than bytes": (file_of(counts=(100_000, 0)), "100000 tensors do not fit"),
     "a key of 2^60 bytes": (file_of((struct.pack("<Q", 2**60),)), "bytes of a key"),
-    "a text of 2^60 bytes": (file_of((text("k") + struct.pack("<IQ", 8, 2**60),)), f"a text in 'k' has {2**60} bytes"),
+    "a text of 2^60 bytes": (
+        file_of((text("k") + struct.pack("<IQ", 8, 2**60),)),
+        f"a string in 'k' has {2**60} bytes",
+    ),
     "2^62 texts": (file_of((key("k", 9, struct.pack("<IQ", 8, 2**62)),)), f"{2**62} strings"),
     "2^62 numbers": (file_of((key("k", 9, struct.pack("<IQ", 6, 2**62)),)), f"{2**62} numbers"),
-    "an array of arrays": (file_of((key("k", 9, struct.pack("<IQ", 9, 1)),)), "arrays of numbers and of strings"),
-    "a value of type 99": (file_of((key("k", 99, b""),)), "type 99, which GGUF does not have"),
+    "an array of arrays": (file_of((key("k", 9, struct.pack("<IQ", 9, 1)),)), "only numbers and strings"),
+    "a value of type 99": (file_of((key("k", 99, b""),)), "type 99, which GGUF does not define"),
     "a key twice": (file_of((key("k", 0, b"1"), key("k", 0, b"2"))), "'k' occurs twice"),
     "a key of bytes": (file_of((struct.pack("<Q", 2) + b"\xff\xfe" + bytes(12),)), "is not UTF-8"),
     "no dimensions": (file_of(tensors=(tensor("t", (), F32, 0),)), "0 dimensions"),
@@ -113,11 +116,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a long name": (file_of(tensors=(tensor("t" * 65, (4,), F32, 0),)), "65 bytes of a tensor's name"),
     "an unknown type": (file_of(tensors=(tensor("t", (4,), 99, 0),)), r"'t' has the type \(99\)"),
     "integers": (file_of(tensors=(tensor("t", (4,), 26, 0),)), r"has the type I32 \(26\)"),
-    "rows of no whole block": (file_of(tensors=(tensor("t", (100, 2), Q4_K, 0),)), "no multiple of 256"),
-    "an odd offset": (file_of(tensors=(tensor("t", (4,), F32, 5),)), "no multiple of the alignment"),
+    "rows of no whole block": (file_of(tensors=(tensor("t", (100, 2), Q4_K, 0),)), "not a multiple of 256"),
+    "an odd offset": (file_of(tensors=(tensor("t", (4,), F32, 5),)), "not a multiple of the alignment"),
     "overlapping": (file_of(tensors=(tensor("a", (16,), F32, 0), tensor("b", (16,), F32, 32))), "'b' overlaps"),
-    "behind the end": (file_of(tensors=(tensor("t", (2048,), F32, 0),)), "the file is cut off before"),
-    "far behind the end": (file_of(tensors=(tensor("t", (4,), F32, 2**62),)), "the file is cut off before"),
+    "behind the end": (file_of(tensors=(tensor("t", (2048,), F32, 0),)), "beyond the end of the file"),
+    "far behind the end": (file_of(tensors=(tensor("t", (4,), F32, 2**62),)), "beyond the end of the file"),
     "alignment 3": (file_of((key("general.alignment", 4, struct.pack("<I", 3)),)), "general.alignment is 3"),
     "alignment 2^31": (file_of((key("general.alignment", 4, struct.pack("<I", 2**31)),)), "general.alignment is"),
     "alignment of text": (file_of((key("general.alignment", 8, text("32")),)), "general.alignment is '32'"),
@@ -183,15 +186,15 @@ def test_split_files(sound: Path, write: Any, tmp_path: Path) -> None:
         model = GgufModel(part)
         assert list(model) == ["t0", "t1"] and model["t1"].shape == (8,) and len(model.files) == 2
     parts[1].write_bytes(parts[0].read_bytes())
-    with pytest.raises(InputError, match="it says that it is file 0 of 2"):
+    with pytest.raises(InputError, match="the metadata describes file 0 of 2"):
         GgufModel(parts[0])
     parts[1].unlink()
-    with pytest.raises(ModelFolderError, match=r"of 2 files 1 are missing, first m-00002-of-00002.gguf"):
+    with pytest.raises(ModelFolderError, match=r"1 of 2 files are missing, first m-00002-of-00002.gguf"):
         GgufModel(parts[0])
     with pytest.raises(InputError, match="file 00003 of 00002"):
         GgufModel(parts[0].rename(tmp_path / "m-00003-of-00002.gguf"))
     alone = (tmp_path / "m-00003-of-00002.gguf").rename(tmp_path / "alone.gguf")
-    with pytest.raises(InputError, match="by its name it is file 0 of 1"):
+    with pytest.raises(InputError, match="according to the name, it is file 0 of 1"):
         GgufModel(alone)
 
 

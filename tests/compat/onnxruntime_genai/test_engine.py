@@ -169,7 +169,7 @@ def test_bad_calls(engine: genai.Engine, bundled: genai.Model) -> None:
             call()
         assert isinstance(raised.value, genai.GenaiError) and raised.value.why and raised.value.fix
     turn.set_top_p(0.5)
-    with pytest.raises(OptionError, match="draws nothing"):
+    with pytest.raises(OptionError, match="does not sample"):
         request.begin_turn([5], turn)
     turn.reset()
     turn.set_do_sample(True)

@@ -46,11 +46,11 @@ def refused(call: Any, kind: Any, *words: str, **options: Any) -> None:
 def test_no_reader(small_path, tmp_path):
     call = lambda **options: q.quantize_static(small_path, tmp_path / "q.onnx", **options)  # noqa: E731
     refused(call, genai.OptionError, "no calibration_data_reader")
-    refused(call, genai.OptionError, "no file", calibration_cache_path=tmp_path / "none.json")
+    refused(call, genai.OptionError, "does not exist", calibration_cache_path=tmp_path / "none.json")
 
 
 def test_no_data(static):
-    refused(static, genai.InputError, "gives no data", reader=Feeds([]))
+    refused(static, genai.InputError, "returns no data", reader=Feeds([]))
 
 
 def test_not_a_reader(static):
@@ -64,7 +64,7 @@ def test_items_that_are_no_feeds(static):
 def test_wrong_names(static):
     data = {"X": images(1)[0]["x"]}
     refused(static, genai.InputError, "item 0", "has no 'x'", "rename 'X' to 'x'", reader=Feeds([data]))
-    refused(static, genai.InputError, "item 1", "give ['x']", reader=Feeds([images(1)[0], {}]))
+    refused(static, genai.InputError, "item 1", "provide ['x']", reader=Feeds([images(1)[0], {}]))
     refused(static, genai.InputError, "item 0", "more", reader=Feeds([{**images(1)[0], "more": np.ones(1)}]))
 
 
@@ -108,7 +108,7 @@ def test_weights_that_are_not_finite(static, dynamic):
 def test_unknown_nodes(static, dynamic, option):
     for call in (static, dynamic):
         refused(call, genai.OptionError, option, "'matmull'", "did you mean 'matmul'?", **{option: ["matmull"]})
-        refused(call, genai.OptionError, option, "list of names", **{option: "matmul"})
+        refused(call, genai.OptionError, option, "list of node names", **{option: "matmul"})
 
 
 def test_unknown_operators(static, dynamic):
@@ -126,7 +126,7 @@ def test_operators_that_onnxruntime_knows_and_the_model_does_not_have_are_passed
 def test_nothing_to_do(static, dynamic):
     everything = [node.name for node in small_model().graph.node]
     for call in (static, dynamic):
-        refused(call, genai.InputError, "nothing of the model", nodes_to_exclude=everything)
+        refused(call, genai.InputError, "nothing in the model", nodes_to_exclude=everything)
     half = make(
         [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
         {"w": np.ones((8, 4), np.float16)},
@@ -143,14 +143,14 @@ def test_overrides_of_what_is_not_there(static):
 
     refuse({"mww": [{"symmetric": True}]}, "'mww'", "did you mean 'mw'?")
     refuse({"mw": [{"scal": 1.0}]}, "'scal'", "did you mean 'scale'?")
-    refuse({"mw": [{"scale": 1.0}]}, "go together")
+    refuse({"mw": [{"scale": 1.0}]}, "must be set together")
     refuse({"mw": [{"scale": 1.0, "zero_point": 0, "rmin": 1.0}]}, "rmin")
     refuse({"mw": [{"scale": -1.0, "zero_point": 0}]}, "above 0")
     refuse({"mw": [{}, {}]}, "axis")
     refuse({"mw": [{"axis": 1}, {}]}, "2 dictionaries", "5 channels")
     refuse({"x": [{"axis": 1}]}, "activation")
     refuse({"mw": "int8"}, "list of dictionaries")
-    refuse([], "maps tensors")
+    refuse([], "must map tensors")
     refuse({"mw": [{"convert": {}}]}, "convert", kind=genai.NotSupportedYetError)
 
 
@@ -231,12 +231,12 @@ def test_old_operator_sets(static, dynamic):
         model = small_model(opset)
         del model.graph.node[9]  # the norm came later
         model.graph.node[-1].input[0] = "ge"
-        refused(call, genai.GraphError, f"operator set {opset}", "convert_version", source=model, **options)
+        refused(call, genai.GraphError, f"opset {opset}", "convert_version", source=model, **options)
 
 
 def test_places(small_path, tmp_path):
     call = q.quantize_dynamic
-    refused(call, genai.OptionError, "no folder", model_input=small_path, model_output=tmp_path / "no" / "q.onnx")
+    refused(call, genai.OptionError, "output folder", model_input=small_path, model_output=tmp_path / "no" / "q.onnx")
     refused(call, genai.OptionError, "path", model_input=small_path, model_output=None)
     refused(
         call,
@@ -269,14 +269,17 @@ def test_a_failed_run_leaves_no_file(static, tmp_path):
     [
         ("no", "JSON"),
         ("[]", "list"),
-        ("{}", "no ranges"),
-        ('{"data": {}, "calibration_method": {"value": "Mean"}}', "no ranges"),
+        ("{}", "no calibration ranges"),
+        ('{"data": {}, "calibration_method": {"value": "Mean"}}', "no calibration ranges"),
         ('{"data": {"x": 3}, "calibration_method": {"value": "CalibrationMethod.MinMax"}}', "lowest"),
         (
             '{"data": {"x": {"lowest": NaN, "highest": 1}}, "calibration_method": {"value": "MinMax"}}',
             "finite",
         ),
-        ('{"data": {"x": {"lowest": 2, "highest": 1}}, "calibration_method": {"value": "MinMax"}}', "lower one first"),
+        (
+            '{"data": {"x": {"lowest": 2, "highest": 1}}, "calibration_method": {"value": "MinMax"}}',
+            "first must not be larger",
+        ),
         ('{"data": {"x": {"lowest": "a", "highest": 1}}, "calibration_method": {"value": "MinMax"}}', "number"),
         ('{"data": {}, "calibration_method": {"value": "MinMax"}, "smooth_quant": true}', "SmoothQuant"),
         ('{"data": {}, "calibration_method": {"value": "Entropy"}}', "Entropy"),

@@ -107,7 +107,7 @@ def test_subgraphs(tmp_path):
         [helper.make_node("If", ["flag"], ["y"], then_branch=branch, else_branch=same, name="choice")],
         {}, {"x": (1, [2, 4]), "flag": (9, [])}, {"y": (1, [2, 4])},
     )  # fmt: skip
-    with pytest.raises(Exception, match="nothing of the model"):
+    with pytest.raises(Exception, match="nothing in the model"):
         q.quantize_dynamic(model, tmp_path / "q.onnx")
     q.quantize_dynamic(model, tmp_path / "q.onnx", extra_options={"EnableSubgraph": True})
     feed = {"x": np.arange(8, dtype=np.float32).reshape(2, 4), "flag": np.asarray(True)}

@@ -1,4 +1,4 @@
-"""Fixtures of the sampling tests: one row's distribution by the engine, and by the plain statements in NumPy."""
+"""Fixtures of the sampling tests: a row's distribution from the engine, and from the published definitions in NumPy."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ ALONE = open_executor(threads=1)
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Seeded by the test's name: each test has numbers of its own, always the same."""
+    """Seeded by the test's name: each test has separate, reproducible numbers."""
     return np.random.default_rng(list(request.node.name.encode()))
 
 
 @pytest.fixture(params=[1, 2, 3], ids=lambda count: f"{count} threads")
 def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Executor:
-    """Its threads share even the smallest piece of work."""
+    """A device whose threads share even the smallest piece of work."""
     monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
     return open_executor(threads=request.param)
 
 
 @pytest.fixture(scope="session")
 def ours() -> Distribution:
-    """ours(logits, tokens=(), prompt_length=0, breakers=(), **options): the distribution a token is drawn from."""
+    """ours(logits, tokens=(), prompt_length=0, breakers=(), **options): the distribution that a token is drawn from."""
 
     def distribution(
         logits: np.ndarray,
@@ -54,7 +54,7 @@ def ours() -> Distribution:
 
 @pytest.fixture(scope="session")
 def published() -> Distribution:
-    """The same by the published definitions, each applied to a whole row in float64."""
+    """The same distribution from the published definitions, each applied to a whole row in float64."""
     return _published
 
 
@@ -117,7 +117,7 @@ def _step(
 
 
 def _since_breaker(tokens: Sequence[int], breakers: Sequence[Sequence[int]]) -> int:
-    """How many tokens at the end stand behind the last sequence breaker."""
+    """The number of last tokens that follow the last sequence breaker."""
     for end in range(len(tokens), 0, -1):
         if any(end >= len(breaker) and list(tokens[end - len(breaker) : end]) == list(breaker) for breaker in breakers):
             return len(tokens) - end

@@ -12,9 +12,9 @@ PIECES = ["a", "b", "c", "ab", "bc", "abc", "", "ca"]
 
 
 def generate(banned: list[str], seed: int, length: int = 40) -> str | None:
-    """Drives the policy as an engine does, with random tokens; None if a place runs out of tokens.
+    """Drive the policy as an engine does, with random tokens; None if no token is left at a position.
 
-    Checks on the way that what is shown is the beginning of the text, and that the text is free of banned strings.
+    Checks along the way that the shown text is a prefix of the whole, and that it contains no banned string.
     """
     rng = random.Random(seed)
     policy, tokens, shown = BannedStrings(banned), [], ""
@@ -78,7 +78,7 @@ def test_a_token_is_shown_whole_or_not_at_all() -> None:
 
 
 def test_what_was_held_comes_back_with_a_rewind() -> None:
-    """ "p" must stay takeable while "q" is: after a rewind it may still begin "pqr"."""
+    """ "p" must remain allowed when "q" is forbidden: after a rewind it may still begin "pqr"."""
     policy = BannedStrings(["pqr", "q!!"])
     for token, piece in ((1, "p"), (2, "q"), (3, "!")):
         assert policy.feed(token, piece) == ""

@@ -1,4 +1,4 @@
-"""BatchSampler: rows with different requests, what holds tokens back, errors."""
+"""BatchSampler: rows with different requests, minimum lengths, errors."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_nothing_left_to_choose(size: int) -> None:
     with pytest.raises(SamplingError, match="row 0 has no next token"):
         pick([0.0] * size, row(size, logit_bias=banned))
     tokens = list(range(size))
-    with pytest.raises(SamplingError, match="leave no token"):
+    with pytest.raises(SamplingError, match="allow no token"):
         pick([0.0] * size, row(size, tokens, no_repeat_ngram_size=1))
 
 
@@ -130,15 +130,15 @@ def test_inputs_that_do_not_fit() -> None:
         with pytest.raises(ValueError, match="logits is"):
             sampler.sample(logits, [row()])
     for token in (4, -1):
-        with pytest.raises(ValueError, match="tokens reach from"):
+        with pytest.raises(ValueError, match="tokens range from"):
             sampler.sample(np.zeros((1, 4), np.float32), [row(tokens=[0, token], repetition_penalty=2.0)])
 
 
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"logit_bias": {4: 1.0}}, "logit_bias names token 4"),
-        ({"stop_token_ids": [9]}, "stop_token_ids names token 9"),
+        ({"logit_bias": {4: 1.0}}, "logit_bias contains token 4"),
+        ({"stop_token_ids": [9]}, "stop_token_ids contains token 9"),
         ({"logprobs": 5}, "logprobs = 5"),
         ({"prompt_logprobs": 5}, "prompt_logprobs = 5"),
     ],

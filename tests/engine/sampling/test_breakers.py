@@ -20,12 +20,12 @@ def test_tokens_that_hold_the_breaker() -> None:
 
 
 def test_breakers_of_several_tokens() -> None:
-    """A token that ends with a beginning of the breaker, and the tokens of the rest."""
+    """A token that ends with a prefix of the breaker, and the tokens of the rest."""
     assert breaker_tokens(["s:"], VOCABULARY, encode) == ((4, 7), (9, 7))
 
 
 def test_a_breaker_that_cannot_occur() -> None:
-    with pytest.raises(OptionError, match="dry_sequence_breakers holds 'q'"):
+    with pytest.raises(OptionError, match="dry_sequence_breakers contains 'q'"):
         breaker_tokens(["\n", "q"], VOCABULARY, encode)
 
 

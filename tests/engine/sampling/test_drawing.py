@@ -1,4 +1,4 @@
-"""Drawn tokens: their distribution, and what they may depend on."""
+"""Randomly drawn tokens: their distribution, and the inputs that they may depend on."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def draw_many(row: np.ndarray, count: int, seed: int, **options: Any) -> np.ndar
 
 
 def chi_squared_limit(degrees: int) -> float:
-    """Exceeded by chance once in ten thousand times (Wilson & Hilferty 1931)."""
+    """The value that is exceeded by chance once in ten thousand times (Wilson & Hilferty 1931)."""
     part = 2 / (9 * degrees)
     return degrees * (1 - part + 3.719 * part**0.5) ** 3
 
 
 def assert_follows(tokens: np.ndarray, expected: np.ndarray) -> None:
-    """Pearson's test; tokens expected fewer than five times count as one."""
+    """Pearson's chi-squared test; tokens with fewer than five expected occurrences are merged."""
     observed = np.bincount(tokens, minlength=len(expected)).astype(float)
     assert not observed[expected == 0].any()
     means = expected * len(tokens)
@@ -89,7 +89,7 @@ def test_xtc_is_applied_with_its_probability(seed: int) -> None:
 
 @pytest.mark.parametrize("size", [512, 4096])
 def test_random_numbers_are_philox(size: int) -> None:
-    """Among equal logits the token is the random number itself."""
+    """With equal logits, the token is determined by the random number alone."""
     shared = plan(size)
     cases = [(seed, row, length) for seed in (0, 1, 2**64 - 1) for row in (0, 1, 2**31) for length in (0, 5, 100_000)]
     rows = [RowSampler(shared, range(length), seed=seed, row=row) for seed, row, length in cases]
@@ -120,7 +120,7 @@ MIXED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("size", [300, 4001])
 def test_a_row_depends_on_itself_only(rng: np.random.Generator, size: int, executor: Executor) -> None:
-    """Not on the rows beside it, their order, or the number of threads."""
+    """It does not depend on other rows, their order, or the number of threads."""
     count = 40
     logits = rng.normal(0, 2, (count, size)).astype(np.float32)
     histories = [rng.integers(0, 9, rng.integers(1, 30)).tolist() for _ in range(count)]
@@ -145,7 +145,7 @@ def test_seeds_and_rows_differ() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_mirostat_keeps_the_surprise_near_tau(seed: int) -> None:
-    """Surprise is that of the token among those kept, as in the authors' code."""
+    """The surprise of a token is computed among those kept, as in the authors' code."""
     row = np.random.default_rng(seed).normal(0, 3, 2000).astype(np.float32)
     tokens: list[int] = []
     sampler = RowSampler(plan(2000, mirostat=2, mirostat_tau=3.0), tokens, seed=seed)

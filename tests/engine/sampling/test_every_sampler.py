@@ -1,4 +1,4 @@
-"""Every sampler that `kernels/sampling.py` names is there everywhere; what is missing is said by file."""
+"""Every sampler in `kernels/sampling.py` is implemented everywhere; a failure names the file that lacks it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from genai.errors import OptionError
 from genai.kernels.sampling import Setting, Step
 
 Distribution = Callable[..., np.ndarray]
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "sampling.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "sampling.md").read_text(encoding="utf-8")
 EXECUTORS = {name: open_executor(name, threads=1) for name in ("reference", "cpu")}
 # Of each sampler options with which it changes the distribution of the rows below.
 EFFECTIVE: dict[str, dict[str, Any]] = {
@@ -43,13 +43,13 @@ HISTORY = [1, 2, 3, 4, 1, 2, 3]
 
 
 def undeclared(name: str) -> Iterator[str]:
-    """Where a sampler, or an option that switches it on, is not declared."""
+    """Yield the files that do not declare a sampler, or an option that enables it."""
     if name not in SAMPLERS and name != "mirostat":
         yield f"genai/engine/sampling/option_rules.py: SAMPLERS has no {name!r}"
     if name not in EFFECTIVE:
         yield f"tests/engine/sampling/test_every_sampler.py: EFFECTIVE has no {name!r}"
     if f"\n| `{name}` |" not in PAGE.split("\n## Options\n")[0]:
-        yield f"docs/sampling.md: no row {name!r} under Samplers"
+        yield f"docs/reference/sampling.md: no row {name!r} under Samplers"
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
     for option in SAMPLERS.get(name, (name,)):
         if option not in fields:
@@ -61,7 +61,7 @@ def undeclared(name: str) -> Iterator[str]:
         if option not in {flag.option for flag in FLAGS}:
             yield f"cli/options.py: FLAGS has no {option!r}"
         if f"\n| `{option}` |" not in PAGE.split("\n## Options\n")[1]:
-            yield f"docs/sampling.md: no row {option!r} under Options"
+            yield f"docs/reference/sampling.md: no row {option!r} under Options"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +71,7 @@ def test_it_is_declared_everywhere(name: str) -> None:
 
 
 def test_every_number_is_an_option() -> None:
-    """A plan looks for the option of each; `mirostat_limit` is steered."""
+    """A plan reads an option for each setting; only `mirostat_limit` is state."""
     fields = {field.name for field in dataclasses.fields(SamplingParams)} | {"mirostat_limit"}
     missing = {setting.name.lower() for setting in Setting} - fields
     assert not missing, f"genai/engine/sampling/params.py: SamplingParams has no {sorted(missing)}"
@@ -96,7 +96,7 @@ def test_every_device_applies_it(name: str, device: str, published: Distribution
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_drawn_with_it(name: str) -> None:
-    """A CPU has a smaller kernel for common steps; it must not be given others."""
+    """A CPU has a smaller kernel for common steps, which must not be used for others."""
     ours, theirs = (
         BatchSampler(ROWS.shape[1], one).sample(ROWS, asked(**EFFECTIVE[name])) for one in EXECUTORS.values()
     )
@@ -106,7 +106,7 @@ def test_tokens_are_drawn_with_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in CHANGE_THE_ORDER | {"temperature"}])
 def test_it_is_refused_where_nothing_is_drawn(name: str) -> None:
-    """And leaves a model's defaults when a temperature of 0, or Mirostat, is asked for."""
+    """It is also dropped from a model's defaults if a temperature of 0, or Mirostat, is requested."""
     switch = SAMPLERS.get(name, (name,))[0]
     assert switch in DRAWING, f"genai/engine/sampling/params.py: DRAWING has no {switch!r}"
     for other in ({"temperature": 0}, {"mirostat": 2}):

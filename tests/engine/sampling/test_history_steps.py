@@ -1,4 +1,4 @@
-"""Samplers that look at the tokens so far, against their definitions and by example."""
+"""Samplers that depend on the tokens so far, against their definitions and by example."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_dry_penalties_stay_finite(ours: Distribution) -> None:
 
 
 def test_subtracted_penalties_mean_the_same_after_the_temperature(ours: Distribution) -> None:
-    """Where penalties come after the temperature, they are subtracted from what was divided."""
+    """If penalties come after the temperature, they are subtracted from the divided logits."""
     row, tokens = np.array([2.0, 1.0, 0.0]), [0, 0]
     for size in (3, 3000):
         logits = np.concatenate([row, np.full(size - 3, -50.0)])

@@ -1,4 +1,4 @@
-"""The kernels' typed functions refuse what machine code would not notice."""
+"""The kernels' typed functions refuse arguments that machine code would not check."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spans(column: int, value: int) -> np.ndarray:
 
 
 def test_a_row_is_packed_as_it_is_read() -> None:
-    """What `struct` writes is what the record says: every part in its place, and nothing between them."""
+    """The bytes that `struct` packs match the record's layout, without gaps."""
     steps, settings = range(1, MAX_STEPS + 1), [0.5 + place for place in range(NUM_SETTINGS)]
     counter, span = [2**64 - 1, 2, 3], [-1, *range(1, NUM_SPANS)]
     (row,) = np.ndarray(1, ROW, ASKED.pack(*steps, *settings) + OWN.pack(*counter, *span))
@@ -76,8 +76,8 @@ def test_a_valid_batch() -> None:
         ({"replaced": np.zeros((1, 99), np.float32)}, "replaced"),
         ({"edit_ids": np.zeros(2, np.int64)}, "edit_ids"),
         ({"edit_values": np.zeros(3, np.float32)}, "edit_values"),
-        ({"edit_ids": np.array([0, 100], np.int32)}, "edit_ids reach from 0 to 100"),
-        ({"tokens": np.array([-1, 5], np.int32)}, "tokens reach from -1 to 5"),
+        ({"edit_ids": np.array([0, 100], np.int32)}, "edit_ids range from 0 to 100"),
+        ({"tokens": np.array([-1, 5], np.int32)}, "tokens range from -1 to 5"),
         ({"rows": spans(Span.SOURCE, 2)}, "source of a row is 0 to 2, expected 0 to 1"),
         ({"rows": spans(Span.SOURCE, -1)}, "source of a row is -1 to 0"),
         ({"rows": spans(Span.FIRST_EDIT, 3)}, "first edit"),
@@ -99,7 +99,7 @@ def test_arrays_of_other_shapes() -> None:
         SAMPLER.sample(LOGITS[:, :50], batch())
     with pytest.raises(ValueError, match="distributions is float32"):
         SAMPLER.sample(LOGITS, batch(), distributions=LOGITS)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rows reach from 0 to 2"):
+    with pytest.raises(ValueError, match="rows range from 0 to 2"):
         SAMPLER.log_normalizers(LOGITS, np.array([0, 2]), 0)
     with pytest.raises(ValueError, match="top is 101"):
         SAMPLER.log_normalizers(LOGITS, np.array([0]), 101)

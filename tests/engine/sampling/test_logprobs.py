@@ -49,7 +49,9 @@ def test_large_numbers_of_alternatives(rng: np.random.Generator) -> None:
 
 
 def test_of_the_model_not_of_the_sampler(rng: np.random.Generator) -> None:
-    """Reported for rows that ask, with as many alternatives as each asks for, before all options."""
+    """Log-probabilities are reported for the rows that request them, with the requested number of alternatives, before
+    all other options.
+    """
     size = 3000
     logits = rng.normal(0, 3, (4, size)).astype(np.float32)
     requests: list[dict[str, Any]] = [
@@ -75,5 +77,5 @@ def test_of_the_model_not_of_the_sampler(rng: np.random.Generator) -> None:
 def test_bad_rows_raise(value: float) -> None:
     logits = np.zeros((2, 100), np.float32)
     logits[1] = value
-    with pytest.raises(SamplingError, match="the logits of row 1 have no log-probabilities"):
+    with pytest.raises(SamplingError, match="the log-probabilities of row 1 cannot be computed"):
         token_logprobs(logits, [0, 0])

@@ -58,7 +58,7 @@ def test_rows_with_and_without_processors_share_a_batch() -> None:
 
 
 class Faulty:
-    """Does what it is told to."""
+    """Returns or raises a given object."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
@@ -76,8 +76,8 @@ class Faulty:
         ("text", "returned str"),
         (np.zeros(4), r"returned float64 \[4\]"),
         (np.zeros(3, np.float32), r"returned float32 \[3\]"),
-        (np.array([0, np.nan, 0, 0], np.float32), "gave token 1 the logit nan"),
-        (np.array([0, 0, 0, np.inf], np.float32), "gave token 3 the logit inf"),
+        (np.array([0, np.nan, 0, 0], np.float32), "set the logit of token 1 to nan"),
+        (np.array([0, 0, 0, np.inf], np.float32), "set the logit of token 3 to inf"),
     ],
 )
 def test_faults_name_the_processor(result: Any, message: str) -> None:

@@ -199,7 +199,7 @@ def test_unknown_names() -> None:
     assert "'temperature'" in raised.value.fix
     with pytest.raises(OptionError, match="unknown sampling option 'zzz'"):
         SamplingParams().replace(zzz=1)
-    with pytest.raises(OptionError, match="samplers names 'topp'") as raised:
+    with pytest.raises(OptionError, match="samplers contains the unknown name 'topp'") as raised:
         SamplingParams(samplers="topp")
     assert "'top_p'" in raised.value.fix
 

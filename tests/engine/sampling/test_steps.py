@@ -1,4 +1,4 @@
-"""Every sampler against the plain statement of its published definition."""
+"""Every sampler against its published definition."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SIZES = [1, 2, 7, 500, 1025, 3000, 40_001]
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
-    """Equal sets of tokens and probabilities; large rows are added up in float32 where nothing is kept."""
+    """Equal sets of tokens and equal probabilities; large rows without truncation are summed in float32."""
     assert np.abs(found - expected).sum() < (1e-12 if len(found) <= 1024 else 2e-6)
 
 
@@ -110,7 +110,7 @@ def test_extreme_temperatures(ours: Distribution, size: int) -> None:
 
 
 def random_options(rng: np.random.Generator) -> dict[str, Any]:
-    """Several samplers at once in a random order."""
+    """Several samplers together in a random order."""
     names = list(SamplingParams().samplers)
     choices: dict[str, Any] = {
         "top_k": int(rng.integers(1, 400)),

@@ -1,4 +1,4 @@
-"""Stop strings: found wherever the text is cut, and never shown in part."""
+"""Stop strings are found however the text is split, and never shown in part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
 
 
 def expected(stops: list[str], text: str) -> tuple[str, str | None]:
-    """The first place at which a stop string ends; the longest that ends there."""
+    """The first position at which a stop string ends, and the longest one that ends there."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

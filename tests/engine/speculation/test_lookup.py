@@ -1,4 +1,4 @@
-"""Prompt lookup against a search that is written down plainly."""
+"""Prompt lookup against a naive search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def array(tokens: list[int]) -> np.ndarray:
 
 
 def plainly(text: list[int], history: list[int], places: range, least: int) -> tuple[int, int] | None:
-    """Of all places, the one with the longest match of at most MOST_MATCH tokens; of equal ones the last."""
+    """The position with the longest match of at most MOST_MATCH tokens; of several, the last."""
     found = None
     for place in places:
         length = 0

@@ -1,4 +1,4 @@
-"""How many tokens to propose, from costs and chances that are given; and how both are learnt."""
+"""The number of draft tokens for given costs and acceptance rates, and the measurement of both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genai.engine.speculation.policy import Acceptance, Account, Prospect, StepC
 
 
 def learnt(sequences: int, times: dict[int, float]) -> StepCosts:
-    """From steps of so many sequences, by their rows; those without proposals are the first."""
+    """Costs learnt from steps of `sequences` sequences, by number of rows; the first entry has no draft tokens."""
     costs = StepCosts()
     for rows, seconds in times.items():
         costs.note(sequences, rows, 100.0)  # the first of a kind does not count
@@ -68,7 +68,7 @@ def expected_rate(prospects: list[Prospect], depths: tuple[int, ...], costs: Ste
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_other_choice_is_expected_to_be_much_faster(seed: int) -> None:
-    """All choices are tried. What is left out gains less than is asked of proposals at least."""
+    """Tries all choices. A better one may gain at most the minimum gain that draft tokens must promise."""
     rng = random.Random(seed)
     prospects = [Prospect(rng.randint(0, 4), rng.random()) for _ in range(rng.randint(1, 3))]
     times = itertools.accumulate(rng.uniform(0.0, 0.4) for _ in range(14))
@@ -115,7 +115,7 @@ def test_acceptance_follows_what_happened_and_forgets() -> None:
 
 
 def test_an_account_lets_a_hundredth_be_lost() -> None:
-    """Whatever is tried while there is credit, and costs half of a step each time: the sum stays below."""
+    """Each attempt costs half a step, and the total loss stays below the limit."""
     account, lost, pause = Account(), 0.0, 0
     for _ in range(10_000):
         if pause:

@@ -1,4 +1,4 @@
-"""A step of attention: sequences with new tokens, the pages that hold their past, programs of one layer over them."""
+"""A step of attention: sequences with new tokens, pages with their earlier tokens, and programs of one layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from genai.kernels.device import PageTables, StepContext
 from genai.kernels.ir import Attention, Rope
 from genai.kernels.reference.attention import attend_pages, rotated, rotations
 
-# Sequences with at least so many new tokens have prefill numerics in these tests.
+# Sequences with at least this many new tokens have prefill numerics in these tests.
 MIN_PREFILL_TOKENS = 32
 
 
@@ -117,12 +117,12 @@ class AttentionStep:
         return rotated(x, norm, op.epsilon, rotations(op.rope, self.step, constant))
 
     def expected(self, **options: Any) -> np.ndarray:
-        """The same by the reference, in float64, over the pages as they are now."""
+        """Attention by the reference, in float64, over the current pages."""
         query = self.rotated(self.query, options.get("q_norm"), options)
         return attend_pages(self.op(options)[0], query, self.layer, self.step, options.get("sinks"))
 
     def part(self, sequence: int, first: int, last: int) -> AttentionStep:
-        """Tokens [first, last) of those that a sequence brings, as a step of their own over the same pages."""
+        """A separate step of a sequence's new tokens [first, last), over the same pages."""
         start = int(self.cu_seqlens_q[sequence])
         rows = slice(start + first, start + last)
         return AttentionStep(
@@ -146,7 +146,7 @@ PACKED = {"int8": 8, "int4": 4}
 
 
 def scales_of(layer: PagedLayer) -> list[np.ndarray]:
-    """The scales of a packed layer's keys and values, float16 [blocks, heads, groups, PAGE_TOKENS], to be changed."""
+    """Writable scales of a packed layer's keys and values, float16 [blocks, heads, groups, PAGE_TOKENS]."""
     packed = layer.packed
     assert packed is not None
     parts = (layer.keys, packed.key_columns), (layer.values, packed.value_columns)

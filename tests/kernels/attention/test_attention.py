@@ -142,7 +142,7 @@ def test_rising_and_falling_scores(make_step: MakeStep, dtype: Any) -> None:
 @all_types
 @pytest.mark.parametrize("variant", ["plain", "window", "all"])
 def test_a_sequence_alone_equals_the_sequence_in_a_step(make_step: MakeStep, dtype: Any, variant: str) -> None:
-    """Bit for bit."""
+    """The results are equal bit for bit."""
     step = make_step([s for s in DECODE if s[0]] + PREFILL, dtype=dtype)
     together = step.run(**VARIANTS[variant])
     alone = np.concatenate([step.alone(i).run(**VARIANTS[variant]) for i in range(len(step.counts))])
@@ -218,5 +218,5 @@ def test_keys_with_a_score_of_minus_infinity_count_for_nothing(make_step: MakeSt
 
 @other_instructions
 def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
-    """This file again, in a process that is told to use other instructions."""
+    """Run this file again in a process that uses another instruction set."""
     with_instructions(name, __file__)

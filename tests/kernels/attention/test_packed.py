@@ -28,7 +28,7 @@ def sylvester(size: int) -> np.ndarray:
 
 
 def stored_key(layer: PagedLayer, block: int, head: int, token: int) -> np.ndarray:
-    """As it is stored (with 4 bits transformed), read byte by byte."""
+    """A token as it is stored (transformed with 4 bits), read byte by byte."""
     packed, page = layer.packed, layer.keys[block, head]
     assert packed is not None
     scales = page[PAGE_TOKENS * packed.key_columns :].view(np.float16).astype(np.float64).reshape(-1, PAGE_TOKENS)
@@ -97,7 +97,7 @@ def test_attention_is_that_of_the_numbers_in_the_pages(
 
 @both_bits
 def test_decode_rows_round_as_the_definition_says(make_step: MakeStep, dtype: str) -> None:
-    """Queries to 8 bits of a head's largest, the weights of a page times the scales of its values to 8 of theirs."""
+    """Queries round to 8 bits of a head's largest number; weights times value scales to 8 bits of a page's largest."""
     step = make_step([(1, 200), (1, 33)], dtype=dtype, heads=4, kv_heads=2, head_size=64)
     out = step.run()
     errors = []
@@ -120,7 +120,7 @@ def test_decode_rows_round_as_the_definition_says(make_step: MakeStep, dtype: st
                     shares = np.rint(shares / shares.max() * 255) * shares.max() / 255
                     result[columns] += shares @ (values[page, columns] / scale[:, None])
             errors.append(np.abs(out[row, head] - as_it_was(step.layer, result)) / np.abs(result).max())
-    # A number that lies between two integers may go either way in float32.
+    # A number half-way between two integers may round to either in float32.
     assert np.mean(np.array(errors) < 2e-5) > 0.8
     assert np.max(errors) < 1e-2
 
@@ -154,7 +154,7 @@ def test_the_kernel_stores_what_the_reference_stores(make_step: MakeStep, dtype:
     write_pages(own, step.slot_mapping, step.key, step.value)
     step.run()
     for mine, theirs in ((own.keys, step.layer.keys), (own.values, step.layer.values)):
-        assert np.mean(mine != theirs) < 1e-3  # what lies between two integers in float32
+        assert np.mean(mine != theirs) < 1e-3  # numbers half-way between two integers in float32
     for mine, theirs in zip(scales_of(own), scales_of(step.layer), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3)
 
@@ -227,5 +227,5 @@ def test_large_numbers_that_float16_cannot_hold(make_step: MakeStep, dtype: str)
 
 @other_instructions
 def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
-    """This file again, in a process that is told to use other instructions."""
+    """Run this file again in a process that uses another instruction set."""
     with_instructions(name, __file__)

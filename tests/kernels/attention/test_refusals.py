@@ -1,4 +1,4 @@
-"""What attention refuses: shapes when it is planned, and places outside its memory when it runs."""
+"""Refusals of attention: wrong shapes when the program is made, and indices outside its memory when it runs."""
 
 from __future__ import annotations
 

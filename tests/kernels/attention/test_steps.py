@@ -1,4 +1,4 @@
-"""How a step's rows are cut into work."""
+"""The division of a step's rows into work."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ elif not GPU:
     Device = RaceDriver if os.environ.get("GENAI_CUDA_RACES") else HostDriver
 else:
     from .gpu_driver import GpuDriver as Device
-"""The class of its drivers: tests that count what is asked of one derive from it."""
+"""The class of its drivers. Tests that count calls to a driver derive from it."""
 
 
 def open_device() -> Any:

@@ -1,4 +1,4 @@
-"""A host that emulates a GPU and does nothing before somebody waits: whatever is read or written too early shows."""
+"""An emulated GPU that does no work before a caller waits, so that reads and writes that come too early show."""
 
 from __future__ import annotations
 

@@ -66,14 +66,14 @@ class MadeUpConstants:
 
 
 def rows_of(width: int) -> RowsType:
-    """A value of so many numbers per token."""
+    """Return a value of `width` numbers per token."""
     return RowsType((1, -1, width), width)
 
 
 def program(
     ops: Sequence[Op], widths: Mapping[str, int], constants: MadeUpConstants, outputs: Sequence[str]
 ) -> OpProgram:
-    """What nobody makes is given."""
+    """Values that no op computes are given."""
     made = {name for op in ops for name in op.outputs}
     read = dict.fromkeys(name for op in ops for name in op.inputs if name not in made)
     types = {name: rows_of(width) for name, width in widths.items()}

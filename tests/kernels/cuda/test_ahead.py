@@ -1,4 +1,4 @@
-"""Steps that run ahead on a GPU that does everything late: the tokens, and when what is asked for."""
+"""Steps that run ahead on a GPU that does everything late: the tokens, and the order of calls."""
 
 from __future__ import annotations
 

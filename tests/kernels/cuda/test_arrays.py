@@ -198,7 +198,7 @@ def test_memory_goes_back_without_waiting(driver: HostDriver) -> None:
 def test_a_pool_keeps_to_its_limit(driver: HostDriver) -> None:
     pool = Pool(driver, 1 << 16)
     taken = pool.take(40_000)
-    with pytest.raises(DeviceFull, match=r"\d+ bytes wanted, \d+ left of 65536 allowed"):
+    with pytest.raises(DeviceFull, match=r"\d+ bytes requested, \d+ left of 65536 allowed"):
         pool.take(40_000)
     pool.give(taken)
     assert pool.take(60_000).nbytes >= 60_000  # what was kept in another size has been dropped

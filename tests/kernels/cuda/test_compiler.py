@@ -136,14 +136,14 @@ def test_without_a_folder_it_is_compiled_every_time(
 
 
 def aged(file: Path, days: float) -> Path:
-    """The file as it is after so many days without use."""
+    """Make a file look unused for a number of days."""
     then = time.time() - days * 86400
     os.utime(file, (then, then))
     return file
 
 
 def kernel(folder: Path, number: int, days: float, nbytes: int = 100, after: str = "") -> Path:
-    """A kernel that somebody has compiled."""
+    """A kernel that another process has compiled."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{number:064x}.cubin{after}"
     file.write_bytes(bytes(nbytes))
@@ -175,7 +175,7 @@ def test_reading_a_kernel_is_using_it(folder: Path) -> None:
 
 
 def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
-    """Nor what is being written; what a killed process left goes after a day."""
+    """Partial files stay as well; those of killed processes are deleted after a day."""
     elsewhere = kernel(tmp_path / "elsewhere", 1, 90)
     left = f".12.{'a' * 32}.tmp"
     writing, leftover = kernel(folder, 1, 0.5, after=left), kernel(folder, 2, 2, after=left)
@@ -192,7 +192,7 @@ def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
 
 
 def test_processes_that_compile_and_tidy_at_once(folder: Path) -> None:
-    """Each has its kernels, whoever removed the files meanwhile."""
+    """Each process has its kernels, even if another one deleted the files meanwhile."""
     code = """
 import sys
 from genai.kernels.cuda import compiler, kernel_cache as cuda_cache

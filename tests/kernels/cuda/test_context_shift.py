@@ -147,5 +147,5 @@ def test_a_lost_gpu_is_a_typed_error(load: Load, driver: HostDriver, monkeypatch
         monkeypatch.setattr(driver, "launch", lost)
         with pytest.raises(DeviceError, match="cudaErrorIllegalAddress") as raised:
             sequence.forget()
-        assert "failed in moving keys" in raised.value.what and "genai doctor" in raised.value.fix
+        assert "failed while moving keys" in raised.value.what and "genai doctor" in raised.value.fix
         assert sequence.num_computed == 0

@@ -315,9 +315,9 @@ def failing(text: str) -> Broken:
     ("module", "index", "text"),
     [
         (None, 0, "CuPy is not installed"),
-        (fake_cupy(count=failing("cudaErrorInsufficientDriver\nmore")), 0, "does not answer: RuntimeError: cudaErr"),
-        (fake_cupy(), 1, "there is no GPU 1: the driver shows 1"),
-        (fake_cupy(capability=lambda index: 75), 0, "of compute capability 75, 80 is needed"),
+        (fake_cupy(count=failing("cudaErrorInsufficientDriver\nmore")), 0, "does not respond: RuntimeError: cudaErr"),
+        (fake_cupy(), 1, "there is no GPU 1: the driver reports 1"),
+        (fake_cupy(capability=lambda index: 75), 0, "has compute capability 75; 80 is required"),
         (fake_cupy(version=failing("libnvrtc.so.13: not found")), 0, "NVRTC cannot be loaded: RuntimeError: libnvrtc"),
     ],
 )
@@ -328,7 +328,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, module: Any, index
     assert "\n" not in str(raised.value)
     with pytest.raises(DeviceError, match=text) as refused:
         devices.open_executor(f"cuda:{index}")
-    assert f"cuda:{index}" in refused.value.what and "docs/cuda.md" in refused.value.fix
+    assert f"cuda:{index}" in refused.value.what and "docs/how-to/gpu.md" in refused.value.fix
 
 
 def test_auto_takes_the_cpu_and_says_so_once(monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[str]]) -> None:

@@ -95,7 +95,7 @@ def layer(
 
 @pytest.mark.parametrize(("inner", "bits", "tokens"), [(1024, 4, 1), (1024, 4, 12), (1024, 8, 2), (200, 4, 40)])
 def test_a_gate_between_products(driver: HostDriver, inner: int, bits: int, tokens: int) -> None:
-    """One kernel makes the pair; where rows are whole, nobody arranges what the norm and the gate have made."""
+    """One kernel computes the pair. If rows are whole, no kernel converts the results of the norm and the gate."""
     constants, rng = MadeUpConstants(), np.random.default_rng(tokens)
     ops, widths = layer(constants, inner, bits)
     given = {name: rng.standard_normal((tokens, 96)).astype(np.float32) for name in ("x", "skip")}

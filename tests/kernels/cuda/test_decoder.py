@@ -192,7 +192,7 @@ def test_an_adapter_that_does_not_fit_is_refused_and_the_model_goes_on(
                 llm.load_adapter(bundled_adapter("words"), "words")
         with monkeypatch.context() as patch:
             patch.setattr(driver, "free_bytes", lambda: 100)
-            with pytest.raises(CacheCapacityError, match="100 B are free"):
+            with pytest.raises(CacheCapacityError, match="100 B is free"):
                 llm.load_adapter(bundled_adapter("words"), "words")
         assert llm.chat(question, temperature=0).text == "19"
         llm.load_adapter(bundled_adapter("words"), "words")

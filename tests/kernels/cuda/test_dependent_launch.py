@@ -48,7 +48,7 @@ def test_what_is_asked_for() -> None:
 
 
 def test_a_kernel_that_does_not_start() -> None:
-    with pytest.raises(CudaError, match=r"a kernel does not start: number 701 \(701\)"):
+    with pytest.raises(CudaError, match=r"a kernel cannot be launched: number 701 \(701\)"):
         DependentLaunches(library([], 701), 1).launch(1, (1, 1, 1), 32, np.zeros((), np.dtype([("a", "i4")])))
 
 

@@ -139,7 +139,7 @@ def test_any_number_of_experts(driver: HostDriver, experts: int, per_token: int,
 @pytest.mark.parametrize("form", [*FORMS[:2], {"dtype": "float16"}], ids=str)
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_many_rows(driver: HostDriver, form: dict[str, Any], order: int) -> None:
-    """Rows of long prompts, by tensor cores, behind a few that are decoded; their bits do not depend on company."""
+    """Rows of long prompts, by tensor cores, after a few decode rows; their bits do not depend on the other rows."""
     driver.order = order
     rng = np.random.default_rng(order)
     of = layers(rng, hidden=100, width=70, experts=3, **form)

@@ -35,7 +35,7 @@ def mixed(driver: HostDriver) -> float:
     return 0.0 if error < 2e-2 else 1.0
 
 
-COUNTED, KNOWN = "  __syncthreads();  // all have counted", "  __syncthreads();  // all positions are known"
+COUNTED, KNOWN = "  __syncthreads();  // all warps have counted", "  __syncthreads();  // all positions are known"
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ COUNTED, KNOWN = "  __syncthreads();  // all have counted", "  __syncthreads(); 
     [
         (sorted_pairs, COUNTED, "", "wrong"),  # counts are added up before all warps have counted
         (sorted_pairs, KNOWN, "", "wrong"),  # pairs are put down before it is known where
-        (sorted_pairs, "  __syncthreads();  // the sums of all warps are there", "", "wrong"),
-        (sorted_pairs, "    __syncwarp();  // all have read their position\n", "", "wrong"),
+        (sorted_pairs, "  __syncthreads();  // the sums of all warps are written", "", "wrong"),
+        (sorted_pairs, "    __syncwarp();  // all lanes have read their position\n", "", "wrong"),
         (sorted_pairs, KNOWN, "  if (threadIdx.x < 64) __syncthreads();",
          "a thread ends while others wait|have ended already"),
         (sorted_pairs, "const unsigned same = __match_any_sync(ALL_LANES, expert);",

@@ -82,7 +82,10 @@ def test_a_step_that_has_no_room_is_a_typed_error_and_smaller_ones_go_on(load: L
         driver.room = 4096
         with pytest.raises(CacheCapacityError) as raised:
             compute(model.decoder, [opened(model, prompt)])
-        assert "no memory left for a step of 33 tokens" in raised.value.what and "context_size" in raised.value.fix
+        assert (
+            "no memory left for computing a step of 33 tokens" in raised.value.what
+            and "context_size" in raised.value.fix
+        )
         driver.room = None
         assert np.array_equal(logits(model, [1, 2, 3]), before)
         assert len(compute(model.decoder, [opened(model, prompt)])) == 1

@@ -42,7 +42,7 @@ def attended(driver: HostDriver) -> float:
 
 
 def prompted(driver: HostDriver, kind: str = "float16") -> float:
-    """The relative error of attention in tiles; what nobody sees is NaN, and so is what the last rows see."""
+    """The relative error of attention in tiles. Tokens that no row sees are NaN, and so are those of the last rows."""
     record, rng = attention(head_size=32, v_head_size=32), np.random.default_rng(0)
     layer, step = made_layer(record, kind, rng), step_of([150], [60], num_blocks=8, rng=rng, prefill=1)
     for block in set(range(8)) - set(step.groups[0].block_tables[0].tolist()):
@@ -125,7 +125,7 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (prompted, "__syncthreads();  // the tokens of this step", "// the tokens of this step", "wrong"),
         (prompted, "load_transposed(pairs, keys + ", "load_transposed(pairs, (const char*)keys + 8 + ", "not aligned"),
         (prompted_bytes, "    wait_groups<0>();\n#pragma unroll", "    wait_groups<1>();\n#pragma unroll", "wrong"),
-        (prompted_floats, "wait_groups<0>();  // for what", "wait_groups<1>();  // for what", "wrong"),
+        (prompted_floats, "wait_groups<0>();  // wait for", "wait_groups<1>();  // wait for", "wrong"),
         (multiplied, "wait_groups<1>();", "wait_groups<2>();", "wrong"),  # the newest copies may still be under way
         (multiplied, "__syncthreads();  // the part and", "// the part and", "wrong"),
         (multiplied, "copy_later(stage + offset", "copy_later(stage + 1 + offset", "not aligned"),
@@ -136,7 +136,7 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (decoded_by_many, "COUNT == 2 ? 0 : 1>", "COUNT == 2 ? 1 : 2>", "wrong"),
         (decoded_by_many, "    end_group();  // in a stage", "    // in a stage", "wrong"),
         (decoded_by_many, "[lane % 4]", "[lane / 8]", "wrong"),
-        (decoded_by_lanes, "were asked for before\n  __syncthreads();", "were asked for before", "wrong"),
+        (decoded_by_lanes, "were requested earlier\n  __syncthreads();", "were requested earlier", "wrong"),
         (decoded_by_lanes, "wait_groups<AHEAD>();", "wait_groups<AHEAD + 1>();", "wrong"),
         (decoded_by_lanes, "wait_groups<AHEAD - 1>();", "wait_groups<AHEAD>();", "wrong"),
         (decoded_by_lanes, "part * PHASES) % WARP", "part * PHASES / 2) % WARP", "wrong"),

@@ -91,7 +91,7 @@ def test_a_state_whose_first_blocks_no_token_sees_any_more(
 
 @pytest.mark.gpu
 def test_a_generator_is_saved_while_a_step_is_in_flight(opened: Opened, tmp_path: Path) -> None:
-    """Which computes the token behind two whole blocks."""
+    """A step that computes the token after two whole blocks."""
 
     def generator(model: genai.Model) -> Any:
         params = genai.GeneratorParams(model)
@@ -177,7 +177,7 @@ def test_what_one_model_read_another_finds_in_the_folder(opened: Opened, tmp_pat
 
 @pytest.mark.gpu
 def test_blocks_come_and_go_while_steps_are_in_flight(opened: Opened, tmp_path: Path) -> None:
-    """What is read from the folder is there before the step that needs it, what is written there holds the last one."""
+    """Blocks read from the folder are there before the step that needs them; those written hold the last step."""
     other = "Tom and Luna have a red ball and a blue kite. " * 3
     asked: dict[str, Any] = {"max_tokens": 3, **SAMPLED}
     with opened() as model, genai.LLM(model) as llm:
@@ -234,7 +234,7 @@ def test_a_block_that_the_device_does_not_give_is_not_kept(
         pool, executor = pool_of(model), model.decoder.executor
         with monkeypatch.context() as patch:
             patch.setattr(executor, "write_block", lost)
-            with pytest.raises(DeviceError, match="failed in bringing blocks of the prefix cache back"):
+            with pytest.raises(DeviceError, match="failed while loading blocks of the prefix cache"):
                 llm.generate(TEXT, **asked)
         assert pool.num_free == pool.num_blocks
         found = llm.generate(TEXT, **asked)[0]

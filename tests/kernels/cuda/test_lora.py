@@ -1,4 +1,4 @@
-"""Low-rank adapters give what the reference gives, whoever else is in a step, and their memory goes back."""
+"""Low-rank adapters give the results of the reference, whatever else is in a step, and their memory is freed."""
 
 from __future__ import annotations
 
@@ -330,7 +330,8 @@ def test_an_adapter_of_something_else_is_refused(driver: HostDriver) -> None:
     driver.launched.clear()
     for other in (few, narrow, both.executor.load_adapter(long), both.known[0]):
         with pytest.raises(
-            StepError, match="no adapter in this device's memory" if other is both.known[0] else "of another program"
+            StepError,
+            match="not an adapter in this device's memory" if other is both.known[0] else "for another program",
         ):
             both.ours.run(step_with([[(0, 1.0)]], [1], [other]), rows)
     assert not driver.launched
@@ -341,7 +342,7 @@ def test_factors_that_cannot_be_read(driver: HostDriver) -> None:
     a, b = np.ones((2, 32), np.float32), np.ones((4, 2), np.float32)
     for first, wrong, text in (
         (0, (a.astype(np.float64), b), "float32 and float64"), (0, (a, b.astype(np.float16)), "float16 and float32"),
-        (3, (a, b), "from 3 on"), (0, (a, b.T), "expected"), (0, (a[0], b), "expected"),
+        (3, (a, b), "columns from 3"), (0, (a, b.T), "expected"), (0, (a[0], b), "expected"),
     ):  # fmt: skip
         with pytest.raises(FormatError, match=text):
             executor.load_adapter([[Factors(first, *wrong)]])

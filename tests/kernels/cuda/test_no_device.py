@@ -119,7 +119,7 @@ def test_auto_takes_the_first_gpu_that_can_be_used(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     assert devices.open_executor("auto").name == "cuda" and CONTEXTS.opened == {2}
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(capability=lambda index: 75))
-    with pytest.raises(NoDevice, match="GPU 0 is of compute capability 75"):
+    with pytest.raises(NoDevice, match="GPU 0 has compute capability 75"):
         cupy_driver.open_any()
 
 
@@ -141,7 +141,7 @@ def test_auto_takes_the_cpu_where_the_model_does_not_work_on_the_gpu(
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(DeviceError if which == "compiler" else CacheCapacityError) as raised:
         genai.Model(bundled_folder, device="cuda", quiet=True)
-    assert ("OUT_OF_MEMORY" if which == "compiler" else "are free on the device cuda") in str(raised.value)
+    assert ("OUT_OF_MEMORY" if which == "compiler" else "is free on the device cuda") in str(raised.value)
     with genai.Model(bundled_folder, device="auto", quiet=True) as loaded:
         assert loaded.device_type == "CPU"
     assert not logged()
@@ -207,7 +207,7 @@ def test_a_cupy_that_raises_anything_is_broken(monkeypatch: pytest.MonkeyPatch, 
     [
         ("os._exit(3)", "status 3"),
         ("os.kill(os.getpid(), 11)", "signal 11"),
-        ("time.sleep(99)", "nothing in 2 seconds"),
+        ("time.sleep(99)", "no result in 2 seconds"),
     ],
 )
 def test_doctor_lives_where_importing_cupy_ends_the_process(
@@ -219,7 +219,7 @@ def test_doctor_lives_where_importing_cupy_ends_the_process(
     monkeypatch.setattr(checkup, "_IMPORT_SECONDS", 2)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     found = checkup.check_gpu(checkup.Machine(tmp_path))
-    assert f"importing cupy ends the process with {said}" in found.text and "install it again" in found.fix
+    assert f"importing cupy fails with {said}" in found.text and "reinstall it" in found.fix
 
 
 def test_a_key_that_is_pressed_while_cupy_is_imported_ends_the_process(
@@ -261,7 +261,7 @@ def test_a_gpu_keeps_its_number(monkeypatch: pytest.MonkeyPatch, bundled_folder:
     for device, named in (("cuda", "cuda"), ("cuda:0", "cuda"), ("cuda:1", "cuda:1")):
         assert describe(bundled_folder, device=device)["memory"]["device"] == named
         assert devices.open_executor(device).device == named
-        with pytest.raises(CacheCapacityError, match=f"are free on the device {named}\n"):
+        with pytest.raises(CacheCapacityError, match=f"is free on the device {named}\n"):
             genai.Model(bundled_folder, device=device)
     assert cupy_driver.open_driver(1).name == "a made-up GPU (cuda:1)"
     assert checkup.check_gpu(checkup.Machine(tmp_path)).text.endswith("--device cuda")
@@ -269,7 +269,7 @@ def test_a_gpu_keeps_its_number(monkeypatch: pytest.MonkeyPatch, bundled_folder:
     assert describe(bundled_folder, device="auto", available_bytes=1 << 30)["memory"]["device"] == "cuda:1"
     assert checkup.check_gpu(checkup.Machine(tmp_path)).text.endswith("--device cuda:1")
     monkeypatch.setattr(cupy_driver, "OLDEST_CAPABILITY", 91)
-    with pytest.raises(DeviceError, match="GPU 1 is of compute"):
+    with pytest.raises(DeviceError, match="GPU 1 has compute"):
         describe(bundled_folder, device="cuda:1")
 
 
@@ -346,7 +346,7 @@ def test_a_folder_s_gpu_has_a_number(bundled_folder: Path, tmp_path: Path, numbe
     folder = folder_that_asks(bundled_folder, tmp_path, {"DML": {"device_id": "x"}}, {"cuda": {"device_id": number}})
     with pytest.raises(ConfigError, match=r"device_id = .* of provider cuda in genai_config\.json") as raised:
         genai.Config(folder)
-    assert "plain digits" in raised.value.why and len(str(raised.value)) < 400
+    assert "decimal digits" in raised.value.why and len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize("options", ["0", 0, None, [1]])
@@ -369,7 +369,7 @@ def test_a_cache_that_gpus_alone_have_where_there_is_none(
 ) -> None:
     """Nobody is sent from one error to the next."""
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(OptionError, match="there is no GPU here") as raised:
+    with pytest.raises(OptionError, match="because there is no GPU") as raised:
         genai.LLM(bundled_folder, kv_dtype="bf16")
     assert "cuda" not in raised.value.fix
     with pytest.raises(OptionError, match="with device = 'cpu'") as raised:
@@ -402,7 +402,7 @@ def test_a_folder_that_asks_for_a_gpu_works_without_one(
     lines = [line for line in shown.err.splitlines() if "on the CPU" in line]
     assert [f"genai: {message}" for message in logged() if "on the CPU" in message] == lines
     assert shown.out == "19\n" and len(lines) == 1
-    why, _, fix = lines[0].partition(f". {folder / 'genai_config.json'} asks for cuda: ")
+    why, _, fix = lines[0].partition(f". {folder / 'genai_config.json'} requests cuda: ")
     assert why == "genai: computing on the CPU: CuPy is not installed"
     assert "pip install cupy-cuda13x" in fix and "genai doctor" in fix and "--device cpu" in fix
     monkeypatch.setattr(devices, "_told", set())
@@ -426,7 +426,7 @@ def test_a_folder_that_asks_for_a_gpu_with_too_little_memory(
     with genai.Model(folder) as loaded:
         assert loaded.device_type == "CPU"
     (message,) = [message for message in logged() if "on the CPU" in message]
-    assert "are free on the device cuda" in message and "genai_config.json asks for cuda" in message
+    assert "is free on the device cuda" in message and "genai_config.json requests cuda" in message
     monkeypatch.setattr(devices, "_told", set())
     assert run(["info", str(folder), "--json"]) == 0
     shown = capsys.readouterr()
@@ -434,7 +434,7 @@ def test_a_folder_that_asks_for_a_gpu_with_too_little_memory(
     assert memory["device"] == "cpu" and memory["fits"] and shown.err == f"genai: {message}\n"
     monkeypatch.setattr(devices, "_told", set())
     assert describe(bundled_folder, device="auto")["memory"]["device"] == "cpu"
-    assert "are free on the device cuda" in str(logged())
+    assert "is free on the device cuda" in str(logged())
     for options in ({"device": "cuda"}, {"available_bytes": 1 << 20}):  # facts of that GPU, which was asked about
         memory = describe(folder, **options)["memory"]
         assert memory["device"] == "cuda" and not memory["fits"]
@@ -510,14 +510,14 @@ def test_a_gpu_that_is_full_while_the_model_is_loaded(
         opened.clear()
         with genai.Model(source, **options) as loaded:  # type: ignore[arg-type]
             assert loaded.decoder.executor.device == "cpu" and len(opened) == 1
-        assert "on the CPU: the model needs more memory than there is" in str(logged())
+        assert "on the CPU: the model needs more memory than is available" in str(logged())
 
 
 def test_a_host_that_is_full_is_no_device_s_fault(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> None:
     monkeypatch.setattr(CpuExecutor, "compile", full)
     for device in ("cpu", "auto", None):
         monkeypatch.setitem(sys.modules, "cupy", None)
-        with pytest.raises(CacheCapacityError, match=r"pebble: the model needs more memory than there is\n"):
+        with pytest.raises(CacheCapacityError, match=r"pebble: the model needs more memory than is available\n"):
             genai.Model(bundled_folder, device=device, quiet=True)
 
 
@@ -529,10 +529,10 @@ def test_types_of_keys_that_gpus_alone_have(
     for name in ("bf16", "fp8"):
         check_model_options(kv_dtype=name)
         for call in (genai.Model, describe):
-            with pytest.raises(OptionError, match=r"as no GPU was asked for(.|\n)*--device cuda"):
+            with pytest.raises(OptionError, match=r"because no GPU was requested(.|\n)*--device cuda"):
                 call(bundled_folder, kv_dtype=name)  # type: ignore[operator]
             monkeypatch.setitem(sys.modules, "cupy", None)
-            with pytest.raises(OptionError, match=r"as there is no GPU where .*genai_config.json asks for cuda"):
+            with pytest.raises(OptionError, match=r"because .*genai_config.json requests cuda, and there is no GPU"):
                 call(folder, kv_dtype=name)  # type: ignore[operator]
             monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
             assert describe(folder, kv_dtype=name)["kv_dtype"] == name

@@ -107,9 +107,9 @@ def test_kernels_have_none(driver: HostDriver, compute: Any) -> None:
         (prompted, "__syncthreads();  // the tokens of this step", "// the tokens of this step", NO_ORDER),
         (multiplied, "__syncthreads();  // the part and", "// the part and", NO_ORDER),
         (decoded, "__syncthreads();  // the stage and its", "// the stage and its", NO_ORDER),
-        (decoded_by_lanes, "were asked for before\n  __syncthreads();", "were asked for before", NO_ORDER),
-        (sorted_pairs, "    __syncwarp();  // all have read their position\n", "", NO_ORDER),
-        (sorted_pairs, "  __syncthreads();  // all have counted", "", NO_ORDER),
+        (decoded_by_lanes, "were requested earlier\n  __syncthreads();", "were requested earlier", NO_ORDER),
+        (sorted_pairs, "    __syncwarp();  // all lanes have read their position\n", "", NO_ORDER),
+        (sorted_pairs, "  __syncthreads();  // all warps have counted", "", NO_ORDER),
     ],
 )  # fmt: skip
 def test_planted_ones_are_found(driver: HostDriver, compute: Any, old: str, new: str, found: str) -> None:

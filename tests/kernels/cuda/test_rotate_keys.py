@@ -157,8 +157,8 @@ def test_what_lies_behind_the_last_token_may_be_anything(driver: HostDriver, kin
 @pytest.mark.parametrize(
     ("kind", "old", "new", "found"),
     [
-        ("int8", "    __syncwarp();  // which also ends what is read of the page\n", "", "wrong"),
-        ("int4", "    __syncwarp();  // which also ends what is read of the page\n", "", "wrong"),
+        ("int8", "    __syncwarp();  // the page has also been read\n", "", "wrong"),
+        ("int4", "    __syncwarp();  // the page has also been read\n", "", "wrong"),
         ("int4", "(two >> lane / 16 * 4 & 15)", "(two >> lane % 2 * 4 & 15)", "wrong"),
         ("int8", "ROTATE_WARPS * MOST_NUMBERS * WARP);", "ROTATE_WARPS * (MOST_NUMBERS - 1) * WARP);",
          "shared memory was written out of bounds"),

@@ -380,7 +380,7 @@ def test_log_normalizers(driver: Any, size: int) -> None:
         np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-14)
         assert ours[1].tolist() == theirs[1].tolist()
     assert [array.shape for array in sampler.log_normalizers(logits, rows[:0], 1)] == [(0,), (0, 1)]
-    with pytest.raises(ValueError, match="rows reach from 8"):
+    with pytest.raises(ValueError, match="rows range from 8"):
         sampler.log_normalizers(logits, np.array([8]), 1)
 
 

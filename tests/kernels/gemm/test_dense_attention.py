@@ -61,7 +61,7 @@ def test_a_row_that_is_no_number(threads, normal):
 def test_what_does_not_fit(threads, normal):
     attend = DenseAttention(threads, 1.0)
     query, keys, values = normal(1, 1, 4, 8), normal(1, 1, 8, 5), normal(1, 1, 5, 8)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         attend(query, keys[:, :, :7], values, None)
     with pytest.raises(ValueError, match="bias is"):
         attend(query, keys, values, normal(1, 1, 5, 4))

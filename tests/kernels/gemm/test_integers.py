@@ -89,7 +89,7 @@ def test_what_does_not_fit(threads, integers, normal):
         linear.sums(normal(2, 4), 0)
     with pytest.raises(ValueError, match=r"scales are float32 \[4\], expected float32 \[5\]"):
         linear.scaled(integers(np.int8, 2, 4), 0, normal(4))
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         IntegerMatMul(threads).sums(integers(np.int8, 1, 2, 3), 0, integers(np.int8, 1, 2, 3), 0)
     with pytest.raises(ValueError, match="expected int8 or uint8"):
         IntegerMatMul(threads).sums(normal(1, 2, 3), 0, normal(1, 3, 3), 0)

@@ -1,4 +1,4 @@
-"""Fixtures of the products: weights as models store them, and a program that multiplies rows with them."""
+"""Fixtures of the matmuls: weights in the model's format, and a program that multiplies rows with them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stored(rng: np.random.Generator) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def block_matrix(stored: Callable[..., dict[str, Any]]) -> Callable[..., BlockMatrix]:
-    """block_matrix(n, k, ...): packed, see `stored`."""
+    """block_matrix(n, k, ...): a packed matrix; see `stored`."""
     return lambda *arguments, **options: pack_matrix(**stored(*arguments, **options))
 
 
@@ -52,7 +52,7 @@ THREADS, SHARED = (1, 2, 3), 1e6
 
 @pytest.fixture
 def multiply() -> Callable[..., np.ndarray]:
-    """multiply(x, matrix, quantized=..., bias=..., addend=..., **options of few_call); all THREADS agree to the bit."""
+    """multiply(x, matrix, quantized=..., bias=..., addend=..., **options of decode_call); all THREADS agree bitwise."""
 
     def run(
         x: np.ndarray, matrix: Matrix, *, quantized: bool, bias: Any = None, addend: Any = None, **options: Any

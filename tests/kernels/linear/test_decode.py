@@ -1,4 +1,4 @@
-"""Products with decode numerics against float64, for every kind of weight; the same to the last bit in any company."""
+"""Matmuls with decode numerics against float64, for every kind of weight. Results do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dequantized(matrix: BlockMatrix) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, block_size: int) -> np.ndarray:
-    """x as 8-bit activations stand for it, in float64: the definition, written without the kernel's tricks."""
+    """The values of x as 8-bit activations, in float64: the definition, without the kernel's optimisations."""
     result = np.zeros(x.shape)
     for first in range(0, x.shape[1], block_size):
         block = x[:, first : first + block_size]
@@ -76,7 +76,7 @@ def test_against_float64(
     "columns, bits, block_size, zero_points, scale_type",
     [
         (2048, 4, 32, "none", np.float16),
-        (65, 4, 32, "none", np.float16),  # fewer records than are worked on at once
+        (65, 4, 32, "none", np.float16),  # fewer records than are processed at once
         (300, 4, 64, "packed", np.float32),
         (500, 8, 32, "none", np.float16),
         pytest.param(300, 4, 32, "fractions", np.float16, marks=DRAWN),
@@ -91,7 +91,7 @@ def test_any_number_of_rows(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray], columns: int,
     bits: int, block_size: int, zero_points: str, scale_type: Any,
 ) -> None:  # fmt: skip
-    """1 to 40 rows, hard ones among them, are each what they are alone, to the last bit."""
+    """Each of 1 to 40 rows, difficult ones included, has the same bits as alone."""
     matrix = block_matrix(150, columns, bits, block_size, zero_points, scale_type)
     x, bias, addend = normal(40, columns), normal(150), normal(40, 150)
     x[:, ::31] *= 40
@@ -150,7 +150,7 @@ def test_gate_of_blocks(
 def test_gate_with_addends(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray], dense: bool
 ) -> None:
-    """Each branch's own is added before the activation; rows may lie apart, and one may be the result's."""
+    """Each branch adds its own rows before the activation. They may be strided, and one may be the result itself."""
     if dense:
         weights = [normal(64, 70), normal(64, 70)]
         gate, up = (pack_dense(weight) for weight in weights)
@@ -203,13 +203,13 @@ def test_refusals(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     matrix, other = block_matrix(16, 64), block_matrix(16, 128)
-    with pytest.raises(ValueError, match="a gate and a second matrix"):
+    with pytest.raises(ValueError, match="a gate needs a second matrix"):
         multiply(normal(1, 64), matrix, quantized=True, gate="silu")
     with pytest.raises(ValueError, match="the two matrices differ"):
         multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=Affine(other))
     for wrong, message in (
         (Affine(matrix, normal(3)), r"bias is \[3\], expected \[16\]"),
-        (Affine(matrix, addend=Rows.of(normal(1, 4))), "addend has 4 columns, the matrix gives 16"),
+        (Affine(matrix, addend=Rows.of(normal(1, 4))), "addend has 4 columns, the matrix has 16 rows"),
     ):
         with pytest.raises(ValueError, match=message):
             multiply(normal(1, 64), matrix, quantized=True, bias=wrong.bias, addend=wrong.addend)
@@ -219,7 +219,7 @@ def test_refusals(
 
 @other_instructions
 def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
-    """This file again, with the kernels of another instruction set (where the machine has it)."""
+    """Run this file again with the kernels of another instruction set (if the machine has it)."""
     with_instructions(name, __file__)
 
 
@@ -238,13 +238,13 @@ def test_instructions_that_the_machine_lacks_are_not_the_models_fault() -> None:
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 2
     why = "GENAI_CPU_ISA is 'avx9': there is no such instruction set."
-    assert run.stderr.startswith(f"error: GENAI_CPU_ISA cannot be obeyed\n  why: {why} Unset it")
+    assert run.stderr.startswith(f"error: GENAI_CPU_ISA cannot be applied\n  why: {why} Unset it")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
 def test_what_tiles_are_stored_in_begins_on_a_line(bits: int, block_size: int) -> None:
-    """Whatever machine this is: stores of whole lines fault elsewhere."""
+    """On any machine: stores of whole lines fault at other addresses."""
     layout = layout_with(bits, block_size, "half", False, whole_points=True)
     kind = IntegerBlocks(layout, "amx", dot_for("amx", layout.byte_bits))
     for records in (1, 3, 64):

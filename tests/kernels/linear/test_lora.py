@@ -1,4 +1,4 @@
-"""Low-rank adapters in programs: against products in float64, alone and in company, with one and two threads."""
+"""LoRA adapters in programs: against float64, alone and with other rows, with one and two threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from genai.kernels.reference.executor import ReferenceExecutor
 from .test_lowering import Constants
 
 K, N, M = 72, 80, 100
-# Two products of one input, of which the second is a gate's, behind one that has no adapters.
+# Two matmuls of one input, the second of them gated, after one that has no adapters.
 PLACES = {0: (K, N), 1: (K, M), 2: (K, M)}
 
 
@@ -82,7 +82,7 @@ def constants(rng: np.random.Generator) -> Constants:
 
 
 def expected(constants: Constants, x: np.ndarray, factors: Any, mix: Sequence[tuple[int, float]]) -> list[np.ndarray]:
-    """Merged weights in float64: what one sequence gives."""
+    """The results of one sequence with merged weights, in float64."""
     merged = []
     for target, name in enumerate("wgu"):
         weight = constants[name].T.astype(np.float64)
@@ -122,7 +122,7 @@ def test_adapters_are_what_merging_them_gives(
             np.testing.assert_allclose(found[name][0, rows], values, rtol=2e-5, atol=2e-5)
             np.testing.assert_allclose(slow[name][0, rows], values, rtol=1e-6, atol=1e-6)
         begin += length
-    # Alone, in another order of the step's adapters: the same bits.
+    # Alone, or with the step's adapters in another order, a sequence gives the same bits.
     begin = 0
     for length, mix in zip(LENGTHS, MIXES, strict=True):
         used = sorted({index for index, _ in mix}, reverse=True)

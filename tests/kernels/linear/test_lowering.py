@@ -1,4 +1,4 @@
-"""Products of a program: what they read is there until they are done."""
+"""Matmuls of a program: their inputs are not overwritten before they have finished."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from genai.kernels.weights import uniform_format
 
 
 class Constants(dict[str, np.ndarray]):
-    """Arrays by name; packed weights belong to one of these, whatever is in it."""
+    """Arrays by name. Packed weights are cached per object, whatever its arrays."""
 
     __hash__ = object.__hash__
 
@@ -30,7 +30,7 @@ class Constants(dict[str, np.ndarray]):
 
 
 def test_an_addend_that_is_the_input(stored: Callable[..., dict[str, Any]]) -> None:
-    """Memory that another value gets is not written before the product has read it."""
+    """Memory that is reused for another value is not written before the matmul has read it."""
     constants, arrays = Constants(), stored(64, 64)
     constants["w"], constants["s"] = arrays["weight"], arrays["scales"]
     branch = ir.Projection(ir.BlockWeight("w", "s", "", 64, 64, uniform_format(4, 32)), addend="x")

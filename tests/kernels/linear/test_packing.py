@@ -1,4 +1,4 @@
-"""Packed block matrices: what goes in comes out, and what does not fit is refused."""
+"""Packed block matrices: unpacking gives the same numbers, and arrays that do not fit are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with prefill numerics in bfloat16 tiles: against float64, and the same to the last bit in any company."""
+"""Matmuls with prefill numerics in bfloat16 tiles: against float64. Results do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def step(x: np.ndarray, branch: Affine, decode: int, threads: Threads, options: 
     out = np.full((len(x), matrix.rows + 3), np.nan, np.float32)
     rows, results = Rows.of(np.ascontiguousarray(x, np.float32)), Rows.of(out).columns(0, matrix.rows)
     size = row_tiles_size(matrix.padded_columns, len(x))
-    memory = np.full(size + 64, 0x7F, np.uint8)  # numbers that nobody must see
+    memory = np.full(size + 64, 0x7F, np.uint8)  # numbers that no kernel may use
     tiles = row_tiles_in(memory[-memory.ctypes.data % 64 :][:size], matrix.padded_columns)
     phases = [[row_tiles_call(rows, tiles)], [prefill_call(tiles, branch, results, **options)]]
     if decode:
@@ -127,7 +127,7 @@ def test_against_float64(
     whole = prefill(x, matrix)
     assert error(whole, bfloats(x) @ tile_values(matrix).T) < 1e-6
     assert error(whole, x.astype(np.float64) @ dequantized(matrix).astype(np.float64).T) < ROUNDING
-    for count in (1, 16, 17, 32, 33, 64, 65, 96, 128, 129):  # every number of tiles, alone or in company
+    for count in (1, 16, 17, 32, 33, 64, 65, 96, 128, 129):  # every number of tiles, alone or with other rows
         np.testing.assert_array_equal(prefill(x[-count:], matrix), whole[-count:])
 
 
@@ -247,7 +247,7 @@ def test_gate(
 def test_gate_with_addends(
     block_matrix: Callable[..., BlockMatrix], prefill: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
-    """Each branch's own is added before the activation; rows may lie apart."""
+    """Each branch adds its own rows before the activation. They may be strided."""
     gate, up, x = block_matrix(50, 300), block_matrix(50, 300), normal(70, 300) / 8
     bias, addend, up_addend = normal(50), normal(70, 50) * 9, normal(70, 60) * 9
     g, u = bfloats(x) @ tile_values(gate).T + bias, bfloats(x) @ tile_values(up).T
@@ -263,7 +263,7 @@ def test_gate_with_addends(
 def test_hard_rows(
     block_matrix: Callable[..., BlockMatrix], prefill: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
-    """Zeros, denormals, huge numbers and outliers: every row by its own scale, whatever its neighbours are."""
+    """Zeros, denormals, huge numbers and outliers: every row has its own scale, whatever its neighbours are."""
     matrix, x = block_matrix(40, 96), normal(40, 96)
     clean = prefill(x, matrix)
     hard = x.copy()
@@ -295,7 +295,7 @@ def test_refusals(block_matrix: Callable[..., BlockMatrix], normal: Callable[...
     assert has_prefill(matrix) and not has_prefill(sixteen)
     with pytest.raises(ValueError, match="row tiles have 128 columns"):
         prefill_call(tiles, Affine(narrow), out)
-    with pytest.raises(ValueError, match="no tiles of this machine"):
+    with pytest.raises(ValueError, match="this machine has no tile kernel"):
         prefill_call(tiles, Affine(sixteen), out)
     for wrong in (Affine(matrix, normal(3)), Affine(matrix, addend=Rows.of(normal(4, 3)))):
         with pytest.raises(ValueError, match=r"bias is|addend has 3 columns"):
@@ -307,7 +307,7 @@ def test_refusals(block_matrix: Callable[..., BlockMatrix], normal: Callable[...
 
 
 class Constants(dict[str, np.ndarray]):
-    """Arrays by name; packed weights belong to one of these, whatever is in it."""
+    """Arrays by name. Packed weights are cached per object, whatever its arrays."""
 
     __hash__ = object.__hash__
 
@@ -321,7 +321,7 @@ class Constants(dict[str, np.ndarray]):
 def test_products_of_a_program(
     stored: Callable[..., dict[str, Any]], prefill: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
-    """Products of one value share its tiles; few and many rows are multiplied each in their way."""
+    """Matmuls of one value share its tiles. Decode and prefill rows are multiplied with separate numerics."""
     constants, weights, widths, x = Constants(), PackedWeights(Threads(1)), {"x": 64, "a": 40, "b": 70}, normal(50, 64)
     types = {name: ir.RowsType((1, -1, width), width) for name, width in widths.items()}
     lowering = Lowering({StepField.TOKENS: 64, StepField.LOGITS_ROWS: 4}, types, constants, weights)

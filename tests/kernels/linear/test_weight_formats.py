@@ -1,4 +1,4 @@
-"""Products and look-ups of weights of every form against float64; the same to the last bit in any company."""
+"""Matmuls and look-ups of weights of every format against float64. Results do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRAWN = (pytest.mark.slow, pytest.mark.drawn(8))
 TWO_BITS = np.array([-31, -13, 1, 17], np.float32)
 THREE_BITS = np.array([-63, -40, -23, -10, 1, 13, 28, 47], np.float32)
 
-# Name -> form, grid (None = integers); those that every run has, then those that are drawn.
+# Name -> format, grid (None = integers): first those of every run, then those that are drawn.
 CORE: dict[str, tuple[WeightFormat, Any]] = {
     "2 by 32": (uniform_format(2, 32), None),
     "3 by 64": (uniform_format(3, 64), None),
@@ -76,7 +76,7 @@ def made(name: str, normal: Callable[..., np.ndarray], n: int, k: int) -> Quanti
 
 
 def as_bytes(weight: QuantizedWeight) -> np.ndarray:
-    """The weights as products with rounded activations see them: values of a grid are whole numbers of its unit."""
+    """The weights in matmuls with quantised activations: values of a grid are whole numbers of its unit."""
     grid = grid_of(weight.grid)
     if grid.zero is not None:
         return weight.dequantize().astype(np.float64)
@@ -89,7 +89,7 @@ def as_bytes(weight: QuantizedWeight) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, block_size: int) -> np.ndarray:
-    """x as 8-bit activations stand for it, in float64."""
+    """The values of x as 8-bit activations, in float64."""
     result = np.zeros(x.shape)
     for first in range(0, x.shape[1], block_size):
         block = x[:, first : first + block_size]
@@ -114,7 +114,7 @@ def test_tables_hold_what_was_packed(name: str, n: int, k: int, normal: Callable
 
 @pytest.mark.parametrize("name", NAMES)
 def test_products_against_float64(name: str, normal: Callable[..., np.ndarray], multiply: Multiply) -> None:
-    """Any number of rows are each what they are alone, with a bias and rows of addends, to the last bit."""
+    """Each of any number of rows has the same bits as alone, with a bias and rows of addends."""
     weight = made(name, normal, 70, 700)
     matrix, x = pack_weight(weight), normal(23, 700)
     x[:, ::31] *= 20
@@ -145,7 +145,7 @@ def test_gates(name: str, normal: Callable[..., np.ndarray], multiply: Multiply)
 
 
 def test_bytes_that_a_weight_takes(normal: Callable[..., np.ndarray]) -> None:
-    """What products read is at most 6 % more than what is stored, multipliers of fewer bits as bytes."""
+    """Packed weights are at most 6 % larger than stored ones, with multipliers of fewer bits counted as bytes."""
     for name in CORE:
         weight = made(name, normal, 64, 2048)
         packed: BlockMatrix = pack_weight(weight)
@@ -173,11 +173,19 @@ def test_threads_pack_the_same(normal: Callable[..., np.ndarray], threads: Threa
 @pytest.mark.parametrize(
     ("form", "grid", "message"),
     [
-        (WeightFormat(4, 32, 256, 6, False, 6), GRIDS["iq4"], "no kernel adds offsets"),
+        (WeightFormat(4, 32, 256, 6, False, 6), GRIDS["iq4"], "kernels add offsets to uniform grids only"),
         (uniform_format(6, 32), np.arange(64, dtype=np.float32) ** 2, "at most 16"),
-        (WeightFormat(4, 32, 256, 6, True), uniform_grid(4, centred=False), "a grid from 0 on"),
-        (WeightFormat(4, 32, ROW, 6, True), uniform_grid(4, centred=False), "a grid from 0 on"),
-        (WeightFormat(4, 32, 256, 6, False, 6), uniform_grid(4), "from 0 on with offsets"),
+        (
+            WeightFormat(4, 32, 256, 6, True),
+            uniform_grid(4, centred=False),
+            "a grid that starts at 0: matmuls need",
+        ),
+        (
+            WeightFormat(4, 32, ROW, 6, True),
+            uniform_grid(4, centred=False),
+            "a grid that starts at 0: matmuls need",
+        ),
+        (WeightFormat(4, 32, 256, 6, False, 6), uniform_grid(4), "matmuls need a grid that starts at 0 with offsets"),
     ],
 )
 def test_refused(form: WeightFormat, grid: Any, message: str, normal: Callable[..., np.ndarray]) -> None:
@@ -200,5 +208,5 @@ def test_offsets_without_a_scale_are_refused(normal: Callable[..., np.ndarray]) 
 
 @other_instructions
 def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
-    """This file again, with the kernels of another instruction set (where the machine has it)."""
+    """Run this file again with the kernels of another instruction set (if the machine has it)."""
     with_instructions(name, __file__)

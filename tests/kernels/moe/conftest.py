@@ -1,4 +1,4 @@
-"""Fixtures of the experts: weights as models store them, and a mixture run by one, two and three threads."""
+"""Fixtures of the experts: weights in the model's format, and a mixture run by one, two and three threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARED = 1e6
 
 @dataclass(frozen=True)
 class Layer:
-    """Experts as a model stores them, and what they stand for in float64 [experts, rows, columns]."""
+    """Experts in the model's format, and their values in float64 [experts, rows, columns]."""
 
     constants: dict[str, Any]
     values: np.ndarray
@@ -70,7 +70,7 @@ def run() -> Callable[..., np.ndarray]:
             capacity = len(x) if capacity is None else capacity
             size = mixture_size(mixture, capacity)
             memory = huge_array((size + 64,), np.uint8)
-            memory[:] = 255  # NaN, and numbers that nothing may use
+            memory[:] = 255  # NaN, and other values that no kernel may use
             out = np.full((len(x), mixture.second.matrices.rows), np.nan, np.float32)
             phases = mixture_phases(
                 mixture, Rows.of(x), Rows.of(scores), Rows.of(out), memory.ctypes.data, capacity=capacity, held=memory

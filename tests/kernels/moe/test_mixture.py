@@ -1,4 +1,4 @@
-"""Mixtures of experts against float64, for every kind of weight; the same to the last bit in any company."""
+"""Mixtures of experts against float64, for every kind of weight. Results do not depend on other tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MakeLayer = Callable[..., Any]
 
 
 def rounded(x: np.ndarray, block_size: int) -> np.ndarray:
-    """A row as 8-bit activations stand for it, in float64."""
+    """The values of a row as 8-bit activations, in float64."""
     result = np.zeros(x.shape)
     for first in range(0, len(x), block_size):
         block = x[first : first + block_size]
@@ -38,7 +38,7 @@ def rounded(x: np.ndarray, block_size: int) -> np.ndarray:
 def definition(
     x: np.ndarray, scores: np.ndarray, first: Any, second: Any, mixture: Mixture, block_size: int = 0
 ) -> np.ndarray:
-    """The mixture by the reference; block_size: of rounded activations, 0 = none are."""
+    """The mixture by the reference. `block_size` is that of quantised activations; 0 = not quantised."""
     layers = {"first": first, "second": second}
     projections = [
         Projection(DenseWeight(name, layer.values.shape[1], layer.values.shape[2], True, len(layer.values)))
@@ -65,7 +65,7 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
 
 
 def mixture_of(first: Any, second: Any, per_token: int, **options: Any) -> Mixture:
-    """Gated where the activation is."""
+    """The first layer is gated if the activation is SWIGLU."""
     options = {"normalized": True, "activation": "swiglu", **options}
     wide = pack_experts(**first.constants, gated=options["activation"] == "swiglu")
     return Mixture(
@@ -144,7 +144,7 @@ def test_parameters_of_swiglu_with_rounded_activations(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_dense(run: Run, normal: Callable[..., np.ndarray], dtype: Any) -> None:
-    """Sizes that fill no step, op or tile."""
+    """Sizes that are no multiple of a step, an item or a tile."""
     stored = [(normal(EXPERTS, 2 * 37, 51) / 4).astype(dtype), (normal(EXPERTS, 51, 37) / 4).astype(dtype)]
     first, second = (
         SimpleNamespace(values=array.astype(np.float64), bias=normal(*array.shape[:2])) for array in stored
@@ -165,7 +165,7 @@ def test_dense(run: Run, normal: Callable[..., np.ndarray], dtype: Any) -> None:
 def test_a_token_does_not_depend_on_its_company(
     layer: MakeLayer, run: Run, normal: Callable[..., np.ndarray], exact: bool
 ) -> None:
-    """1 to 45 tokens in memory for 45, hard ones among them; some experts get all tokens, some none."""
+    """1 to 45 tokens in memory for 45, difficult ones included. Some experts get all tokens, some none."""
     first, second = layer(EXPERTS, 2 * WIDTH, HIDDEN, bias=True), layer(EXPERTS, HIDDEN, WIDTH, bias=True)
     mixture = mixture_of(first, second, 2, exact=exact)
     x, scores = normal(45, HIDDEN), normal(45, EXPERTS)
@@ -217,7 +217,7 @@ def test_refusals(layer: MakeLayer, run: Run, normal: Callable[..., np.ndarray])
     with pytest.raises(ValueError, match=r"bias is float32 \[6, 32\], expected float32 \[6, 64\]"):
         ExpertLayer(gated, normal(EXPERTS, 32))
     dense = pack_dense_experts(normal(EXPERTS, 32, 32))
-    with pytest.raises(ValueError, match="expected exact"):
+    with pytest.raises(ValueError, match="set exact"):
         Mixture(ExpertLayer(gated), ExpertLayer(dense), 2, normalized=True)
     mixture = Mixture(ExpertLayer(gated), ExpertLayer(plain), 2, normalized=True)
     with pytest.raises(ValueError, match=r"scores is \[TOKENS, 5\], expected \[TOKENS, 6\]"):
@@ -228,5 +228,5 @@ def test_refusals(layer: MakeLayer, run: Run, normal: Callable[..., np.ndarray])
 
 @other_instructions
 def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
-    """This file again, with the kernels of another instruction set (where the machine has it)."""
+    """Run this file again with the kernels of another instruction set (if the machine has it)."""
     with_instructions(name, __file__)

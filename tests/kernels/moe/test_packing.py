@@ -1,4 +1,4 @@
-"""Weights of experts: every expert's are those that the dense functions pack, at a constant stride."""
+"""Weights of experts: each expert is packed like a single matrix, at a constant stride."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_blocks(layer: Callable[..., Any], gated: bool, bits: int, points: str) 
 
 
 def test_one_layout_for_all(layer: Callable[..., Any]) -> None:
-    """A number of one expert that float16 does not hold, or zero points of one: all experts' ops have room."""
+    """If one expert has zero points, or scales that need float32, the records of all experts have them."""
     stored = layer(3, 32, 64, scale_type=np.float32)
     constants = stored.constants
     constants["scales"][:] = 0.5
@@ -75,7 +75,7 @@ def test_dense(normal: Callable[..., np.ndarray], dtype: Any, gated: bool) -> No
 
 def test_refusals(layer: Callable[..., Any]) -> None:
     constants = layer(3, 33, 64).constants
-    with pytest.raises(FormatError, match="an even number of them"):
+    with pytest.raises(FormatError, match=r"with rows \(an even number\)"):
         pack_experts(**constants, gated=True)
     with pytest.raises(FormatError, match=r"scales is \[2, 33, 2\], expected \[3 experts"):
         pack_experts(**{**constants, "scales": constants["scales"][:2]})

@@ -1,4 +1,4 @@
-"""Routing: the rule of the reference, with hard scores, and the order of tokens by experts."""
+"""Routing: the rule of the reference with difficult scores, and the sort of tokens by expert."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def routed(scores: np.ndarray, per_token: int, normalized: bool) -> tuple[np.nda
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("per_token", [1, 2, 7, 23, 24])
 def test_route(rng: np.random.Generator, normalized: bool, per_token: int) -> None:
-    """Ties, infinities and NaNs included: a NaN comes last, and makes NaN of the weights whose softmax it is in."""
+    """Includes ties, infinities and NaNs. A NaN comes last, and makes the weights NaN if the softmax includes it."""
     scores = rng.integers(-3, 4, (200, 24)).astype(np.float32)
     scores[50:] += rng.standard_normal((150, 24)).astype(np.float32) * 10
     hard = rng.random((200, 24)) < 0.05
@@ -70,7 +70,7 @@ def test_order(rng: np.random.Generator, tokens: int) -> None:
     np.testing.assert_array_equal(slots[: len(used), 0], [(chosen == expert).sum() for expert in used])
     np.testing.assert_array_equal(slots[: len(used), 2], np.cumsum([0, *slots[: len(used), 0]])[:-1])
     assert (slots[len(used) :] == -1).all()
-    # Stable: of one expert, tokens in order.
+    # The sort is stable: tokens of an expert stay in order.
     expected = np.argsort(chosen.reshape(-1), kind="stable")
     np.testing.assert_array_equal(sources, expected // k)
     np.testing.assert_array_equal(positions.reshape(-1)[expected], np.arange(tokens * k))

@@ -1,4 +1,4 @@
-"""Programs that are run many times: bound anew at each run, by several callers at once; memory that goes with them."""
+"""Programs that are run many times: bound at each run, by several callers at once, and freed with their memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_numbers(arguments: NumbersArguments, context: int, begin: int, end: in
 
 
 def numbers(count: int) -> Program:
-    """Into an array from its second number on."""
+    """Writes into an array from its second number on."""
     arguments = NumbersArguments(out=Binding("out") + 8, added=Binding("added"))
     return program_of([[Call(write_numbers, arguments, Items(factor=count), scratch=64)]])
 

@@ -1,4 +1,4 @@
-"""Programs that are kept: found again by their key, forgotten when there are too many, run with other addresses."""
+"""Cached programs: found by their key, dropped if there are too many, and run with other addresses."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_one_program_for_all_addresses(monkeypatch, threads):
 
 
 def test_arrays_that_are_not_in_one_piece_are_not_bound():
-    """An operator would read what lies between their elements."""
+    """An operator would read the memory between their elements."""
     table = np.arange(256, dtype=np.uint8)
     arguments = ByteTableArguments(x=Binding("x"), table=table, out=Binding("out"), count=3)
     program = NodeProgram([[Call(look_up_bytes, arguments)]], 1.0)
-    with pytest.raises(ValueError, match=r"x: strides \(2,\) of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"x has strides \(2,\) for shape \(3,\)"):
         program.run(None, x=np.zeros(6, np.uint8)[::2], out=np.zeros(3, np.uint8))

@@ -93,7 +93,7 @@ def threads(request: pytest.FixtureRequest) -> Threads:
 
 @pytest.fixture
 def new_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of its threads has started."""
+    """A pool of which no thread has started."""
     monkeypatch.setattr(thread_pool, "_POOL", thread_pool._Pool(spins=10))
 
 
@@ -107,7 +107,7 @@ def work(items: int) -> Call:
 
 
 def minutes() -> Program:
-    """What nobody waits for."""
+    """A program that takes minutes, which no test waits for."""
     return in_order(*[work(100_000)] * 1000)
 
 
@@ -177,7 +177,7 @@ def test_what_only_long_prompts_need_is_made_ready_when_one_comes(monkeypatch: p
 
 
 def test_programs_without_calls(threads: Threads) -> None:
-    """No thread is left behind in one when the next program begins."""
+    """No thread is still in such a program when the next program starts."""
     visits, program = np.zeros(20, np.int64), program_of([])
     for _ in range(50):
         threads.run(program, nanoseconds=SHARED)
@@ -188,7 +188,7 @@ def test_programs_without_calls(threads: Threads) -> None:
 def test_a_refusal_is_raised_and_ends_the_work(threads: Threads) -> None:
     visits = np.zeros(8, np.int64)
     refuse = Call(refuse_item, RefuseArguments(item=3), Items(factor=5))
-    with pytest.raises(StepError, match=f"for a reason of its own .code {REFUSED}"):
+    with pytest.raises(StepError, match=f"unknown reason .code {REFUSED}"):
         threads.run(in_order(refuse, visit(visits)), nanoseconds=SHARED)
     assert not visits.any()
     threads.run(in_order(visit(visits)), nanoseconds=SHARED)
@@ -211,7 +211,7 @@ def test_cancelling_from_another_thread(threads: Threads) -> None:
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals")
 @pytest.mark.parametrize("context", [ContextTable(), None], ids=["with a context", "without"])
 def test_an_interrupt_ends_a_long_run(threads: Threads, context: ContextTable | None) -> None:
-    """Ctrl-C while machine code runs: raised soon, and the next run is whole again."""
+    """Ctrl-C while machine code runs is raised soon, and the next run is complete."""
     visits, program = np.zeros(9, np.int64), minutes()
     threads.run(in_order(work(3)), context, nanoseconds=SHARED)  # all is compiled before the interrupt
     threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
@@ -228,7 +228,7 @@ def test_an_interrupt_ends_a_long_run(threads: Threads, context: ContextTable | 
 
 
 def run_at_once(jobs: Sequence[tuple[Threads, Program]], times: int) -> None:
-    """Each job on a Python thread of its own."""
+    """Run each job on a separate Python thread."""
 
     def run(threads: Threads, program: Program) -> None:
         for _ in range(times):
@@ -282,7 +282,7 @@ def test_the_pool_grows_when_more_threads_are_wanted() -> None:
 
 
 def status_of(thread: threading.Thread) -> tuple[str, int]:
-    """What it does now ("S": it sleeps), and how often it has gone to sleep."""
+    """The thread's state ("S" = sleeping), and the number of times that it has gone to sleep."""
     lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
     return status["State"].split()[0], int(status["voluntary_ctxt_switches"])
@@ -306,7 +306,7 @@ def test_a_thread_that_does_not_take_part_is_not_woken() -> None:
 
 @pytest.mark.skipif(not KNOWS_CORE, reason="the system does not tell on what core a thread runs")
 def test_a_thread_sleeps_at_once_when_another_one_needs_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it would spin elsewhere."""
+    """This does not depend on how long it spins on other cores."""
     import resource  # not on Windows
 
     cores = os.sched_getaffinity(0)
@@ -314,7 +314,7 @@ def test_a_thread_sleeps_at_once_when_another_one_needs_its_core(monkeypatch: py
     os.sched_setaffinity(0, {min(cores)})  # of this thread, and of those that it starts
     try:
         program = in_order(*[work(4)] * 50)
-        Threads(2).run(program, nanoseconds=SHARED)  # now each knows where the other one is
+        Threads(2).run(program, nanoseconds=SHARED)  # each thread now has the other one's core
         before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         Threads(2).run(program, nanoseconds=SHARED)
         sleeps = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
@@ -348,7 +348,7 @@ def test_an_interrupt_anywhere_leaves_a_pool_that_works(
 
 @pytest.mark.usefixtures("new_pool")
 def test_threads_that_cannot_be_started_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not waited for."""
+    """The run fails without waiting for them."""
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -381,7 +381,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.usefixtures("new_pool")
 @pytest.mark.parametrize("ran_before", [False, True])
 def test_a_forked_child_starts_threads_of_its_own(threads: Threads, ran_before: bool) -> None:
-    """Of any number; its own children as well; and the parent goes on."""
+    """Any number of threads, and in its own children too. The parent continues."""
     visits = np.zeros(20, np.int64)
     program = in_order(visit(visits))
     LIBRARY.prepare([thread_pool.driver.run_program, thread_pool.driver.serve])
@@ -421,7 +421,7 @@ def test_a_fork_waits_for_the_run_in_progress() -> None:
 @needs_fork
 @pytest.mark.usefixtures("new_pool")
 def test_a_fork_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal handler may: the parent's run goes on; the child's ends with an error, and its next one is done."""
+    """A signal handler may fork. The parent's run continues. The child's fails, and its next run succeeds."""
     visits, children = np.zeros(20, np.int64), []
     program, grow = in_order(visit(visits)), thread_pool._Workspace._grow
 
@@ -449,12 +449,12 @@ def test_a_fork_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("new_pool")
 def test_a_run_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal handler that computes is told; the run that it interrupted is whole."""
+    """A signal handler that starts a run gets an error, and the run that it interrupted completes."""
     visits, grow = np.zeros(20, np.int64), thread_pool._Workspace._grow
     program = in_order(visit(visits))
 
     def computing(self: Any, *sizes: int) -> None:
-        with pytest.raises(ThreadsRefused, match="interrupted a run"):
+        with pytest.raises(ThreadsRefused, match="a signal handler tried to start a run"):
             Threads(2).run(program, nanoseconds=SHARED)
         grow(self, *sizes)
 
@@ -481,9 +481,9 @@ def test_no_process_outlives_its_end() -> None:
 
 @pytest.mark.slow
 def test_without_futexes(tmp_path: Path) -> None:
-    """Systems without a futex: waiting threads sleep for moments instead. A cache of its own keeps that code apart.
+    """On systems without a futex, waiting threads take short sleeps. A separate cache holds that code.
 
-    In one process (-n 0): others would not know of the change.
+    The tests run in one process (-n 0), because others would not have the change.
     """
     skipped = "not without_futexes and not is_not_woken"
     program = (

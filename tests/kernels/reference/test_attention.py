@@ -154,7 +154,7 @@ def test_rotary_embedding(onnxruntime_node: Run, normal: Normal, interleaved: in
 
 
 def test_rotary_embedding_refuses_a_dimension_that_the_caches_do_not_have(normal: Normal) -> None:
-    with pytest.raises(ValueError, match="rotary_embedding_dim is 6, the caches rotate 8 numbers"):
+    with pytest.raises(ValueError, match="rotary_embedding_dim is 6, but the caches rotate 8 numbers"):
         rotary_embedding(normal(1, 1, 16), np.zeros(1, int), normal(3, 4), normal(3, 4), rotary_embedding_dim=6)
 
 

@@ -85,7 +85,7 @@ def test_log_normalizers(rng: np.random.Generator) -> None:
 
 def test_refusals() -> None:
     sampler, logits = ReferenceSampler(100), np.zeros((2, 100), np.float32)
-    with pytest.raises(ValueError, match="rows reach from 0 to 2"):
+    with pytest.raises(ValueError, match="rows range from 0 to 2"):
         sampler.log_normalizers(logits, np.array([0, 2]), 0)
     with pytest.raises(ValueError, match="top is 101"):
         sampler.log_normalizers(logits, np.array([0]), 101)

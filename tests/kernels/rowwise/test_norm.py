@@ -156,7 +156,7 @@ def test_bad_arguments() -> None:
     narrow = Rows.of(np.zeros((2, 7), np.float32))
     with pytest.raises(ValueError, match=r"weight is float32 \[8\], expected contiguous float32 \[7\]"):
         norm_call(narrow, weight, 1e-5, narrow)
-    with pytest.raises(ValueError, match=r"x is \[TOKENS, 8\], which has no 3 equal groups"):
+    with pytest.raises(ValueError, match=r"x is \[TOKENS, 8\], which cannot be divided into 3 equal groups"):
         norm_call(x, weight, 1e-5, x, groups=3)
     with pytest.raises(ValueError, match=r"bias is float32 \[4\], expected contiguous float32 \[8\]"):
         norm_call(x, weight, 1e-5, x, bias=weight[:4])
@@ -164,7 +164,7 @@ def test_bad_arguments() -> None:
         norm_call(x, weight, 1e-5, x, skip=narrow)
     with pytest.raises(ValueError, match=r"input_bias is float32 \[4\]"):
         norm_call(x, weight, 1e-5, x, input_bias=weight[:4])
-    with pytest.raises(ValueError, match="out and total are None"):
+    with pytest.raises(ValueError, match="out and total are both None"):
         norm_call(x, weight, 1e-5, None)
     with pytest.raises(ValueError, match="out and total are the same rows"):
         norm_call(x, weight, 1e-5, x, total=x)

@@ -1,4 +1,4 @@
-"""A model that is only a function, so that runs of batches are tested without waiting for one."""
+"""A fake model that is only a function, so that tests of batch runs are fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genai.llm.mapping import Answer, MapFigures
 
 
 class FakeLLM:
-    """Answers each prompt with itself, backwards; of ten lines ahead, the last one is done first."""
+    """Replies to each prompt with the prompt reversed. Of ten lines in the window, the last one finishes first."""
 
     model = SimpleNamespace(folder=Path("/models/fake"), identity=lambda: SimpleNamespace(model="fake"))
     tokenizer = SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")

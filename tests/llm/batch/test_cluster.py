@@ -1,4 +1,4 @@
-"""Batches on a cluster of two workers on this machine, one of which is killed."""
+"""Batches on a cluster of two workers on this machine. One of them is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> N
     from genai.llm.batch.cluster import Cluster
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingPackageError, match="Ray") as caught:
+    with pytest.raises(MissingPackageError, match="need ray") as caught:
         Cluster(bundled_folder)
     assert "[ray]" in caught.value.fix
 
@@ -30,7 +30,7 @@ def test_no_cluster(bundled_folder: Path) -> None:
     pytest.importorskip("ray")
     from genai.llm.batch.cluster import Cluster
 
-    with pytest.raises(StateError, match="no cluster at 127"):
+    with pytest.raises(StateError, match="no Ray cluster at 127"):
         Cluster(bundled_folder, "127.0.0.1:1")
 
 

@@ -1,4 +1,4 @@
-"""The output: whole lines, each once, whatever happens to the process, the disk or the file."""
+"""The output: whole lines, each exactly once, after any failure of the process, the disk or the file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_was_written_is_found_again(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_damaged_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where it begins as others do; lines are read in pieces of any size."""
+    """A damaged line does not count as an answer, even if its start is valid. Lines are read in pieces of any size."""
     path = tmp_path / "out"
     path.write_bytes(line(1) + line(2)[:-9] + b"\n" + line(3))
     with pytest.raises(InputError, match="line 2 is damaged") as caught:
@@ -84,7 +84,7 @@ def test_an_unfinished_line_is_cut_wherever_it_ends(
 
 
 def test_a_tail_of_zeros_is_cut(tmp_path: Path) -> None:
-    """What a file system may leave where the machine lost its power."""
+    """A file system may leave zeros at the end of a file after a power failure."""
     path = tmp_path / "out"
     path.write_bytes(line(1) + bytes(5000))
     with opened(path) as journal:
@@ -109,7 +109,7 @@ def test_beginnings(tmp_path: Path) -> None:
     with opened(path, "new") as journal:  # there is nothing to lose
         journal.write(line(1, failed=True))
         journal.write(line(2))
-    with pytest.raises(InputError, match="exists already") as caught:
+    with pytest.raises(InputError, match="already exists") as caught:
         opened(path, "new")
     assert "--resume" in caught.value.fix and "--force" in caught.value.fix
     with opened(path, "retry") as journal:
@@ -125,11 +125,11 @@ def test_other_files_are_not_touched(tmp_path: Path, kept: str) -> None:
     path = tmp_path / "out"
     path.write_text(kept)
     for begin in ("resume", "retry"):
-        with pytest.raises(InputError, match="is no output of a batch") as caught:
+        with pytest.raises(InputError, match="is not the output of a batch") as caught:
             opened(path, begin)
         assert caught.value.why and caught.value.fix and path.read_text() == kept
     path.write_bytes(line(1) + b"note\n" + line(2))
-    with pytest.raises(InputError, match="line 2 is not one"):
+    with pytest.raises(InputError, match="line 2 is not a response"):
         opened(path)
 
 

@@ -21,7 +21,7 @@ from genai.llm.batch.requests import PromptFormat, PromptTemplate
 
 
 def fields(lines: Lines) -> list[Any]:
-    """Number and fields of each line, or the error."""
+    """Return the number and the fields of each line, or its error."""
     found: list[Any] = []
     for line in lines:
         try:
@@ -47,7 +47,7 @@ def test_lines_that_are_wrong_leave_the_others(tmp_path: Path, monkeypatch: pyte
     file.write_bytes(b'{"prompt": "a"}\nnot json\n[1]\n\xff\xfe\n' + long.encode() + b'\n{"prompt": "b"}')
     found = fields(open_lines(file))
     assert [found[0][1], found[5][1]] == [{"prompt": "a"}, {"prompt": "b"}] and len(found) == 6
-    for (number, error), word in zip(found[1:5], ("JSON", "list", "UTF-8", "more than"), strict=True):
+    for (number, error), word in zip(found[1:5], ("JSON", "list", "UTF-8", "longer than"), strict=True):
         assert isinstance(error, InputError) and word in str(error) and f"line {number}" in str(error)
         assert error.why and error.fix
     assert sum(line.size for line in open_lines(file)) == file.stat().st_size
@@ -64,7 +64,7 @@ def test_a_line_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_file, "_LONGEST_SKIPPED", 2**20)
     with Path("/dev/zero").open("rb") as endless:
         lines = input_file.bounded_lines(endless)
-        with pytest.raises(InputError, match=r"line 1 goes on for more than 1 MiB") as caught:
+        with pytest.raises(InputError, match=r"line 1 is longer than 1 MiB") as caught:
             next(lines)
     assert caught.value.why and caught.value.fix
 
@@ -189,7 +189,7 @@ def test_cells_of_parquet_that_cannot_be_read_are_errors_of_the_lines_that_need_
 def test_a_row_of_parquet_has_no_more_than_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "MOST_LINE_BYTES", 2**10)
     (_, first), (_, second) = fields(parquet_rows(tmp_path / "t.parquet", {"text": ["x" * 2000, "x"]}))
-    assert isinstance(first, InputError) and "row 1 has more than" in str(first) and second == {"text": "x"}
+    assert isinstance(first, InputError) and "row 1 is longer than" in str(first) and second == {"text": "x"}
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

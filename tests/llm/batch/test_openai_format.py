@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's API, and its lines of answers."""
+"""Request bodies and response lines in the format of OpenAI's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines become requests: templates, simple lines, cells."""
+"""Conversion of lines to requests: templates, simple lines, cells."""
 
 from __future__ import annotations
 

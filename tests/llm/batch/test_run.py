@@ -1,4 +1,4 @@
-"""Runs of batches, killed and begun again."""
+"""Batch runs that are killed and resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAKE = Path(__file__).with_name("conftest.py")
 
 
 def write_input(path: Path, count: int, *, wrong: int = 0) -> None:
-    """Lines with ids 0 to count - 1; each `wrong`th one is no JSON."""
+    """Write lines with ids 0 to count - 1; every `wrong`th line is not JSON."""
     with path.open("w") as file:
         for number in range(count):
             if wrong and number % wrong == wrong - 1:
@@ -93,7 +93,7 @@ def test_a_complete_output_is_put_in_order(tmp_path: Path, fake: Any) -> None:
 
 
 def test_errors_are_tried_again(tmp_path: Path, fake: Any) -> None:
-    """Also where the lines were corrected meanwhile: only those that stay must be what they were."""
+    """The failed lines of the input may have been corrected; only the other answered lines must be unchanged."""
     write_input(tmp_path / "in.jsonl", 40, wrong=4)
     first = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out")
     assert first.figures.done == 40 and sum(first.errors.values()) == 10
@@ -133,7 +133,7 @@ def test_another_input_or_other_options_are_refused(tmp_path: Path, fake: Any) -
 
 
 def test_outputs_of_earlier_versions_are_resumed(tmp_path: Path, fake: Any) -> None:
-    """The settings in a line's id are those that versions wrote which called the format `Asking`."""
+    """Older versions, in which the format was called `Asking`, wrote the same settings into a line's id."""
     write_input(tmp_path / "in.jsonl", 1)
     run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", max_tokens=5)
     asking = "Asking(template=None, as_chat=False, adapter=None)"
@@ -199,7 +199,7 @@ def run_fake(source: Path, output: Path, begin: str = "resume", limit: int = 0) 
 
 
 def test_killed_at_any_moment_each_id_comes_once(tmp_path: Path) -> None:
-    """SIGKILL while a process writes, cut in the middle of a line or not, also while it drops errors."""
+    """SIGKILL while a process writes, in the middle of a line or not, also while it drops failed lines."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out"
     write_input(source, 20_000, wrong=50)
     order = random.Random(5)
@@ -291,7 +291,7 @@ def test_the_bundled_model(llm: genai.LLM, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_lines_killed_many_times(tmp_path: Path, draw: Draw) -> None:
-    """Fifty times, or a quarter of that, at moments that the commit draws."""
+    """Killed fifty times, or a quarter of that, at moments that are drawn by the commit."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out"
     with source.open("w") as file:
         for number in range(10_000):

@@ -1,6 +1,7 @@
-"""What onnxruntime's own Python tests prove, said anew: each case runs here and, as the oracle, in onnxruntime.
+"""onnxruntime's own Python tests, rewritten: each case runs here and, as the oracle, in onnxruntime.
 
-A case has the name of its test there; docs/onnxruntime-tests.md lists all of them, also those that are refused.
+Each case has the name of the test that it rewrites. docs/reference/onnxruntime-tests.md lists all of them, including
+those that are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Grammars of calls where the markers are special tokens: they take what the parsers read, and nothing else."""
+"""Grammars of calls with special-token markers: they accept the texts that the parsers read, and nothing else."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_grammars_take_is_what_parsers_read(name: str, tokenizer: genai.Tok
 
 
 def test_markers_are_no_part_of_an_answer(tokenizer: genai.Tokenizer) -> None:
-    """A schema's texts hold no special tokens, even where they are written alike."""
+    """Texts in a schema contain no special tokens, even if they look the same."""
     guidance = Guidance(lambda: token_bytes(tokenizer), tokenizer.vocab_size, [tokenizer.to_token_id("<pad>")])
     matcher = guidance.matcher(Grammar("regex", ".*"))
     with pytest.raises(GrammarError):

@@ -1,4 +1,4 @@
-"""Each format on replies as its models write them, and on spoiled ones."""
+"""Each format on replies as its models write them, and on malformed ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from genai.text.parsing import PARSERS, End, Event, Reasoning, ReplySplitter, Text, ToolCall, split_reply
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "text.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "text.md").read_text(encoding="utf-8")
 
 ARGUMENTS = {"code": 'if (a) { "b" } ]}</tool_call>', "city": "Zürich 🏔️", "deep": [{"x": [1, None, True]}]}
 JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -97,18 +97,18 @@ CLEAN: list[tuple[str, str, str, str, list[tuple[str, Any, str | None]]]] = [
 def test_every_format_has_a_clean_reply_and_is_documented(name: str) -> None:
     assert name in {parser for parser, *_ in CLEAN}, f"tests/text/parsing/test_formats.py: CLEAN has no {name!r}"
     table = PAGE.split("\n## Reply parsers\n")[1]
-    assert f"\n| `{name}` |" in table, f"docs/text.md: no row {name!r} under Reply parsers"
+    assert f"\n| `{name}` |" in table, f"docs/reference/text.md: no row {name!r} under Reply parsers"
 
 
 # parser, reply, the flagged part, part of the reason
 SPOILED = [
-    ("hermes", "<tool_call>{bad}</tool_call>", "out of place"),
+    ("hermes", "<tool_call>{bad}</tool_call>", "is unexpected"),
     ("hermes", "\n<tool_call>not json</tool_call>", "expected, not 'n'"),
     ("hermes", "<tool_call></tool_call>", "expected, not '<'"),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "out of place"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "is unexpected"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "open}}</tool_call>', "ended inside"),
     ("hermes", "<tool_call>", "ended inside"),
-    ("hermes", '<tool_call>{"name": "f", "arguments": [1}</tool_call>', "out of place"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": [1}</tool_call>', "is unexpected"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {},,}</tool_call>', "malformed"),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', "not NoneType"),
     ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "not list"),

@@ -1,4 +1,4 @@
-"""Cuts make no difference, nothing is lost, and no part of a marker is shown."""
+"""The cuts between pieces make no difference, no text is lost, and no part of a marker is shown."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_detect(template: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PARSERS if name != "none"])
 def test_no_format_is_taken_for_another(name: str) -> None:
-    """A template with all markers of a format is not the business of one that `PARSERS` asks before."""
+    """A template with all markers of a format must not match another parser that comes earlier in `PARSERS`."""
     markers = "\n".join(PARSERS[name].markers)
     before = list(PARSERS)[: list(PARSERS).index(name)]
     taking = [other for other in before if PARSERS[other].fits(markers)]

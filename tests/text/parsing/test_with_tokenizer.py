@@ -1,4 +1,4 @@
-"""Markers that are special tokens reach the parser: the stream keeps them while it leaves out other special tokens."""
+"""Special tokens that are markers reach the parser: the stream keeps them and omits other special tokens."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_parser_is_chosen_by_the_chat_template(tokenizer: genai.Tokenizer, t
 
 
 def test_long_replies_in_one_piece_are_split_alike() -> None:
-    """A long piece is read in parts inside; where these are cut makes no difference."""
+    """A long piece is processed in parts; their boundaries make no difference."""
     reply = ("x" * 1357 + REPLIES["hermes"]) * 20
     splitter = ReplySplitter("hermes")
     events = [event for character in reply for event in splitter.feed(character)] + splitter.finish()
