@@ -108,9 +108,7 @@ def _run(arguments: list[str] | None) -> int:
         say(f"error: the output cannot be written\n  why: {lost.reason}\n  fix: redirect stdout to a writable file")
         return 1
     except MemoryError:
-        say(
-            "error: out of memory\n  why: the model and its cache do not fit in free memory\n  fix: use a smaller model"
-        )
+        say("error: out of memory\n  why: the model and its cache exceed the free memory\n  fix: use a smaller model")
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1

@@ -26,7 +26,7 @@ def batch(
     input: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help="JSONL, CSV, TSV, Parquet or text file (one prompt per line); - reads stdin."
+            metavar="INPUT", help="JSONL, CSV, TSV, Parquet or text file (one prompt per line), or - for stdin."
         ),
     ],
     model: opt.ModelArgument = None,
@@ -35,14 +35,15 @@ def batch(
     format: Annotated[
         str | None,
         typer.Option(
-            "--format", help="jsonl, text, csv, tsv or parquet [default: from INPUT's extension; jsonl for -]."
+            "--format",
+            help="Input format: jsonl, text, csv, tsv or parquet [default: INPUT's extension; jsonl for stdin].",
         ),
     ] = None,
     template: Annotated[
-        str | None, typer.Option("--template", help='Prompt built from each line, such as "Summarise: {text}".')
+        str | None, typer.Option("--template", help='Template for a prompt per line, such as "Summarise: {text}".')
     ] = None,
     as_chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Wrap each prompt in a user message, unless its line has a body.")
+        bool, typer.Option("--chat/--raw", help="Wrap each prompt in a user message, except in lines that have a body.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an existing OUTPUT.")] = False,
     retry: Annotated[
@@ -62,7 +63,7 @@ def batch(
     ray: Annotated[
         str | None,
         typer.Option(
-            "--ray", help="Distribute over a Ray cluster: HOST:PORT, auto (discover) or local (this machine)."
+            "--ray", help="Distribute the lines over a Ray cluster: HOST:PORT, auto (discover) or local (this machine)."
         ),
     ] = None,
     workers: Annotated[
@@ -75,7 +76,7 @@ def batch(
     """Process each line of a file exactly once, even after a crash. To continue an interrupted run, add --resume.
 
     A line is a request in OpenAI's batch format, or contains a prompt or messages and optional sampling parameters.
-    With --template, a line contains the data for the template. If a line fails, its output line gives the reason.
+    With --template, a line contains the data for the template. If a line fails, its output line contains the reason.
     """
     from genai.llm.batch.journal import check_output
     from genai.llm.batch.lines import open_lines
@@ -100,7 +101,9 @@ def batch(
                 )  # fmt: skip
             except KeyboardInterrupt:
                 line.close()
-                flags.voice.say(f"{output} contains the replies so far; to continue, add --resume")
+                flags.voice.say(
+                    f"{output} contains the replies so far; to continue, run the command again with --resume"
+                )
                 raise
     if html is not None:
         write_page(report, html)
@@ -116,7 +119,7 @@ def _engine(
     if ray is None:
         if workers is not None:
             raise OptionError(
-                "--ray-workers without --ray",
+                "--ray-workers cannot be used without --ray",
                 "--ray-workers sets the number of engines in a Ray cluster",
                 "add --ray, or remove --ray-workers",
             )
@@ -125,9 +128,9 @@ def _engine(
 
     if flags.lora:
         raise OptionError(
-            "--lora with --ray",
-            "engines in a cluster cannot load adapters",
-            "remove --ray, or merge the adapter with `genai lora merge`",
+            "--lora cannot be used with --ray",
+            "the engines of a Ray cluster cannot load adapters",
+            "remove --ray, or merge the adapter into the model with `genai lora merge`",
         )
     folder = flags.folder_of(model)
     engine = {**flags.options, "context_size": flags.ctx_size, "quiet": True, "max_sequences": max_sequences}
@@ -139,7 +142,9 @@ def _beginning(*, resume: bool, retry: bool, force: bool) -> str:
     names = [name for name, given in (("resume", resume), ("retry-errors", retry), ("force", force)) if given]
     if force and len(names) > 1:
         raise OptionError(
-            f"--force and --{names[0]}", "the first overwrites OUTPUT, the second continues it", "remove one of them"
+            f"--force cannot be used with --{names[0]}",
+            "one overwrites OUTPUT, the other continues it",
+            "remove one of the two options",
         )
     return "force" if force else "retry" if retry else "resume" if resume else "new"
 
@@ -148,7 +153,7 @@ class _Line:
     """The live progress bar."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._line = ProgressLine("Answering", after=SHOWN_AFTER)
+        self._line = ProgressLine("Processing", after=SHOWN_AFTER)
         self._quiet = quiet
         self._recent: list[tuple[float, int, int]] = []
 
@@ -186,12 +191,12 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     figures, say = report.figures, flags.voice.say
     seconds = max(figures.seconds, 1e-9)
     if report.cut:
-        say(f"{report.output}: its last line was incomplete and was processed again")
+        say(f"{report.output}: the last line was incomplete and was processed again")
     if report.reordered:
-        say(f"{report.output}: its lines were out of order and were sorted at the end")
+        say(f"{report.output}: the lines were out of order and were sorted at the end")
     if report.other_models:
         others = ", ".join(sorted(report.other_models)[:3])
-        say(f"lines that name another model ({others}) were processed with {report.model}")
+        say(f"lines with another model name ({others}) were processed with {report.model}")
     kept = f" · {report.kept:,} already done" if report.kept else ""
     say(
         f"{report.output}: {figures.done:,} lines{kept} · {figures.failed:,} failed · {figures.seconds:,.1f} s · "
@@ -200,6 +205,8 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     )
     if figures.failed:
         most = ", ".join(f"{count:,} {kind}" for kind, count in report.errors.most_common(3))
-        say(f"failed: {most}; each output line gives the reason; to retry the failed lines, add --retry-errors")
+        say(f"failed: {most}; the output contains the reasons; to retry, run the command again with --retry-errors")
     if report.kept_failed:
-        say(f"{report.kept_failed:,} lines failed in an earlier run; to retry them, add --retry-errors")
+        say(
+            f"{report.kept_failed:,} lines failed in an earlier run; to retry them, run the command with --retry-errors"
+        )

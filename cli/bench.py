@@ -23,7 +23,9 @@ from .terminal import PlotFile, emit, emit_figures, show_chart
 if TYPE_CHECKING:
     from genai.models.model import Model
 
-app = App(help="Measure speed: medians of several runs, and percentages of the machine's peak.", no_args_is_help=True)
+app = App(
+    help="Measure speed. Reports medians of several runs, and percentages of the machine's peak.", no_args_is_help=True
+)
 Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Number of runs; the median is reported.")]
 _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
@@ -31,8 +33,10 @@ _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _ROWS_OF_FORMATS = (1, 4, 16)
 # The minimum width of a column of floats, because later rows may contain longer values, such as 0.01234.
 _NUMBER_WIDTH = 7
-Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the KV cache when timing starts.")]
-NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens to generate per run.")]
+Context = Annotated[
+    int, typer.Option("-c", "--context", min=1, help="Number of tokens in the KV cache when timing starts.")
+]
+NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Number of tokens to generate per run.")]
 FormatsFlag = Annotated[bool, typer.Option("--formats", help="Measure every weight format on random matrices.")]
 PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length in tokens.")]
 
@@ -72,7 +76,7 @@ def prefill(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure prefill speed in tokens per second. Also reports the share of the machine's peak that matmuls reach."""
+    """Measure prefill speed in tokens per second. Also reports matmul speed as a percentage of the machine's peak."""
     from genai.bench.speed import bench_prefill
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -86,7 +90,7 @@ def context(
     model: opt.ModelArgument = None,
     lengths: Annotated[list[int] | None, _several("-c", "--context", "Context length")] = None,
     beside: Annotated[
-        str | None, typer.Option(help="Also measure a KV cache of this type in alternating runs: fp16, fp32 or int8.")
+        str | None, typer.Option(help="Second KV cache type to measure in alternating runs: fp16, fp32 or int8.")
     ] = None,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
@@ -95,7 +99,7 @@ def context(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure prefill and decode speed by context length. Defaults: 128, 512, 2048, 8192, up to the model's limit."""
+    """Measure prefill and decode speed by context length. Default: 128, 512, 2048, 8192, up to the model's limit."""
     from genai.bench.speed import sweep_context
 
     with ExitStack() as stack:
@@ -123,7 +127,7 @@ def batch(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure decode speed by number of sequences decoded together. Defaults: 1, 2, 4, 8 and 16."""
+    """Measure decode speed by number of sequences decoded together. Default numbers: 1, 2, 4, 8 and 16."""
     from genai.bench.speed import sweep_batch
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -145,7 +149,7 @@ def threads(
     plot: PlotFile = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure decode and prefill speed by number of threads. Defaults: 1, 2, 4 and so on, up to all physical cores."""
+    """Measure decode and prefill speed by number of threads. Default: 1, 2, 4 and so on, up to all physical cores."""
     from genai.bench.speed import sweep_threads
     from genai.common.cores import default_threads
 
@@ -188,7 +192,7 @@ def kernels(
     model: opt.ModelArgument = None,
     rows: Annotated[list[int] | None, _several("-m", "--rows", "Number of tokens per matmul")] = None,
     context: Annotated[
-        int, typer.Option("-c", "--context", min=1, help="Cached tokens that attention reads, up to the model's limit.")
+        int, typer.Option("-c", "--context", min=1, help="Number of cached tokens that attention reads.")
     ] = 8192,
     formats: FormatsFlag = False,
     repeat: Repeat = 5,
@@ -209,13 +213,15 @@ def kernels(
 
         if model is not None:
             raise OptionError(
-                f"--formats with the model {str(model)!r}",
+                f"--formats cannot be used with the model {str(model)!r}",
                 "--formats measures random matrices in every format, not a model's weights",
-                "remove one of the two",
+                "remove --formats, or leave out MODEL",
             )
         if device not in (None, "cpu"):
             raise OptionError(
-                f"--formats with --device {device}", "--formats measures CPU kernels", "remove one of them"
+                f"--formats cannot be used with --device {device}",
+                "--formats measures only CPU kernels",
+                "remove one of the two",
             )
         with ProgressLine("Measuring") as line:
             exact = accuracy == "fp32"
@@ -244,21 +250,21 @@ def throughput(
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Mean reply length in tokens.")] = 64,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", help="Requests per second [default: 0.7 of the rate that the first run reaches]."),
+        typer.Option("--rate", help="Requests per second [default: 70 % of the rate that the first run reaches]."),
     ] = None,
     long_prompt: Annotated[
         int | None,
-        typer.Option(min=32, help="Length of the long prompt in tokens [default: 2048, or half the context]."),
+        typer.Option(min=32, help="Length of the long prompt in tokens [default: 2048, at most half the context]."),
     ] = None,
     sequences: Annotated[int, typer.Option("--sequences", min=1, help="Maximum number of concurrent requests.")] = 32,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure throughput and latency. Runs: all requests at once, random arrivals, and a reply during a long prefill.
+    """Measure throughput and latency. Three runs: all requests at once, random arrivals, a reply during a long prefill.
 
-    Reports tokens per second, and percentiles of the seconds to the first token (ttft) and of the milliseconds between
-    two tokens (itl).
+    Reports tokens per second, and percentiles of the time to first token (ttft, in seconds) and of the inter-token
+    latency (itl, in milliseconds).
     """
     from genai.bench.throughput import bench_throughput
 
@@ -314,7 +320,7 @@ def speculation(
     model: opt.ModelArgument = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("-f", "--file", help="Measure the model's own reply to the prompt in this file; may be repeated."),
+        typer.Option("-f", "--file", help="Measure the reply to the prompt in this file; may be given several times."),
     ] = None,
     draft: opt.Draft = None,
     lookup_file: opt.LookupFile = None,
@@ -325,7 +331,7 @@ def speculation(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure the gain or loss from speculative decoding. Generates the same replies with and without it, alternately.
+    """Measure the gain or loss from speculative decoding. Generates the same replies with and without speculation.
 
     Without --file, the replies are fixed texts: an edited program, a summary, and prose and digits without
     repetitions.
@@ -352,7 +358,7 @@ def session(
     compare: Annotated[bool, typer.Option("--compare", help="Also measure onnxruntime, in alternating runs.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure the time to load any ONNX model and to run it on random inputs, in milliseconds."""
+    """Measure the time in milliseconds to load any ONNX model and to run it on random inputs."""
     from genai.bench.session import bench_session
 
     _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)

@@ -30,7 +30,7 @@ def build(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Weight precision: int4, int8, fp16, fp32 or kept [default: int4; kept if already quantised]."
+            help="Weight precision: int4, int8, fp16, fp32 or kept (unchanged) [default: int4; kept if quantised]."
         ),
     ] = None,
     block_size: Annotated[int, typer.Option(help="Number of weights per scale: 16, 32, 64, 128 or 256.")] = 32,
@@ -62,7 +62,7 @@ def build(
     with interruptible():
         folder = execute(plan, output)
     for name in plan.weights.replaced:
-        say(f"genai: {name} contained NaN or infinite values, which are now 0 (--force)")
+        say(f"genai: {name} contained NaN or infinite values, which --force replaced with 0")
     for remark in [*plan.prequantized, *plan.rounded]:
         say(f"genai: {remark}")
     written = sum(file.stat().st_size for file in folder.iterdir())
@@ -90,7 +90,7 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
     for plan in plans:
         for remark in [*plan.prequantized, *plan.rounded]:
             say(f"genai: {remark}")
-        say(f"genai: stored in {folder}; later runs load the model from there; to free the space, delete the folder")
+        say(f"genai: stored in {folder}, from where later runs load the model; to free the space, delete the folder")
     return folder
 
 
@@ -122,7 +122,7 @@ def interruptible(message: str = "genai: interrupted, nothing was built") -> Ite
 
 def waiting(folder: Path) -> None:
     """Report that another process is building into the same cache folder."""
-    say(f"genai: waiting for another build in {folder} (Ctrl-C to cancel)")
+    say(f"genai: waiting for another process that is building in {folder} (Ctrl-C to cancel)")
 
 
 def ask(question: str) -> bool:

@@ -30,7 +30,9 @@ def doctor(
     ] = False,
     compile_all: Annotated[
         bool,
-        typer.Option("--compile", help="Compile all kernels for this machine now, so that later runs do not wait."),
+        typer.Option(
+            "--compile", help="Compile all kernels for this machine now, so that later runs do not compile any."
+        ),
     ] = False,
 ) -> None:
     """Check this machine: processor, kernels, memory, GPU, caches, versions. Exits with 1 if models cannot run."""
@@ -87,7 +89,7 @@ def clean(*, as_json: bool) -> int:
     for path, reason in errors.items():
         emit(printable(f"kept {path}: {reason}"), "\n")
     if not removed and not errors:
-        emit("nothing to remove: no kernels compiled with other versions, and no unused GPU kernels", "\n")
+        emit("nothing to remove: there are no kernels compiled with other versions, and no unused GPU kernels", "\n")
     return 1 if errors else 0
 
 

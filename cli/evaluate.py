@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from genai.models.model import Model
 
 Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Prepend BOS [default: as the tokenizer does].")]
-TextFile = Annotated[str, typer.Option("-f", "--file", help="UTF-8 text file; - reads stdin.")]
+TextFile = Annotated[str, typer.Option("-f", "--file", help="UTF-8 text file, or - for stdin.")]
 WindowOption = Annotated[
-    int | None, typer.Option("-w", "--window", help="Tokens per window [default: the context, at most 2048].")
+    int | None, typer.Option("-w", "--window", help="Tokens per window [default: the context size, at most 2048].")
 ]
 StrideOption = Annotated[int | None, typer.Option(help="Tokens between window starts [default: half a window].")]
 OtherArgument = Annotated[Path | None, typer.Argument(help="Folder of the other model [default: BASE].")]
@@ -70,7 +70,8 @@ class PairFlags(opt.ModelFlags):
 def tasks(
     model: opt.ModelArgument = None,
     file: Annotated[
-        Path | None, typer.Option("-f", "--file", help="JSONL file of questions [default: the bundled model's].")
+        Path | None,
+        typer.Option("-f", "--file", help="JSONL file of questions [default: the bundled model's questions]."),
     ] = None,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Number of questions processed together.")] = 16,
     show_wrong: Annotated[int, typer.Option(help="Number of wrong replies to print per task.", min=0)] = 0,
@@ -88,7 +89,7 @@ def tasks(
     questions = read_questions(file or bundled_tasks())
     if html is not None:
         write_page(html, "")  # reports an unwritable path before the long evaluation
-    with flags.load(model) as loaded, ProgressLine("Asking") as line:
+    with flags.load(model) as loaded, ProgressLine("Evaluating") as line:
         outcomes = evaluate(loaded, questions, batch_size=batch, progress=line.show)
         model_name = loaded.folder.name
     table = summary(outcomes)
@@ -126,7 +127,7 @@ def ppl(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure the perplexity of a text in sliding windows, and bits per byte (independent of the tokenizer)."""
+    """Measure the perplexity of a text in sliding windows, and its bits per byte (independent of the tokenizer)."""
     opt.shift_of(ctx_shift, ctx_keep)
     text = _read(file)
     from genai.evaluate import perplexity
@@ -148,7 +149,7 @@ def kld(
     flags: PairFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure the KL divergence of OTHER from BASE at every token of a text. OTHER may be BASE with other options."""
+    """Measure the KL divergence of OTHER from BASE at every token of a text. OTHER can be BASE with other options."""
     text = _read(file)
     from genai.common.plots import Chart
     from genai.evaluate import kl_divergence
@@ -171,7 +172,7 @@ def _read(file: str) -> str:
     text = read_stdin() if file == "-" else read_text_file(Path(file))
     if not text:
         origin = "standard input" if file == "-" else file
-        raise InputError(f"{origin} is empty", "there is no text to score", "provide text that is not empty")
+        raise InputError(f"{origin} is empty", "there is no text to score", "pass a file that contains text")
     return text
 
 
@@ -186,10 +187,8 @@ def _perplexity_rows(result: Perplexity) -> list[tuple[str, str]]:
 
 
 def _shifted(result: Perplexity) -> str:
-    beginning = f"the first {result.ctx_shift} are always kept"
-    return (
-        f"one pass with a context of {result.window} tokens; {result.stride} are dropped when it is full, {beginning}"
-    )
+    beginning = f"but never the first {result.ctx_shift}"
+    return f"one pass, context {result.window} tokens; when it is full, {result.stride} tokens are dropped, {beginning}"
 
 
 def _divergence_rows(result: Divergence) -> list[tuple[str, str]]:

@@ -31,12 +31,12 @@ def diff(
     other: OtherArgument = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Compare BASE with onnxruntime or reference (NumPy) on the same graph."),
+        typer.Option(help="Compare BASE with another engine on the same graph: onnxruntime or reference (NumPy)."),
     ] = None,
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Prompt to process; - reads stdin.")] = (
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Prompt to process, or - for stdin.")] = (
         _DEFAULT_PROMPT
     ),
-    tolerance: Annotated[float, typer.Option(help="Relative RMS error above which values differ.")] = 0.05,
+    tolerance: Annotated[float, typer.Option(help="Relative RMS error above which values count as different.")] = 0.05,
     isolate: Annotated[
         bool,
         typer.Option("--isolate", help="Feed each operator the other side's inputs, so that errors do not accumulate."),
@@ -65,7 +65,7 @@ def diff(
         first = base, replace(first[1], device=against, accuracy="fp32", threads=None)
     if against != "onnxruntime" and first == second:
         raise OptionError(
-            "BASE has no side to compare with",
+            "BASE would be compared with itself",
             "both sides are the same model with the same options",
             "add OTHER, --other-accuracy, --other-kv-type or --against",
         )
@@ -88,13 +88,13 @@ def _check(against: str | None, of_other: list[object]) -> None:
     """Raise OptionError if `against` is unknown, or if the other side is specified twice."""
     if against not in (None, "onnxruntime", "reference"):
         raise OptionError(
-            f"--against {against!r}", "allowed: onnxruntime, reference", "use one of these, or name OTHER"
+            f"--against is {against!r}", "allowed: onnxruntime, reference", "use one of these values, or pass OTHER"
         )
     if against is not None and any(item is not None for item in of_other):
         raise OptionError(
             "--against contradicts OTHER, --other-accuracy and --other-kv-type",
             f"with --against, one side is BASE and the other is {against} on the same graph",
-            "remove --against, or remove the others",
+            "remove --against, or remove OTHER, --other-accuracy and --other-kv-type",
         )
 
 
@@ -155,7 +155,7 @@ def _verdict(result: ModelDiff) -> str:
     before = max((v.relative_rms for v in result.values[: result.first]), default=0.0)
     return (
         f"first difference: {where}, {value.op_type} {value.name!r}: relative RMS error {value.relative_rms:.2e} > "
-        f"{result.tolerance:g} ({how}; at most {before:.1e} before it)"
+        f"{result.tolerance:g} ({how}; at most {before:.1e} in the preceding values)"
     )
 
 

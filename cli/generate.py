@@ -46,7 +46,7 @@ def generate(
     prompts: Annotated[
         list[str] | None,
         typer.Option(
-            "-p", "--prompt", help="Text to continue; may be given several times; - reads stdin [default: -]."
+            "-p", "--prompt", help="Text to continue, or - for stdin; may be given several times [default: -]."
         ),
     ] = None,
     files: Annotated[
@@ -54,10 +54,10 @@ def generate(
         typer.Option("-f", "--file", help="Use the whole file as one prompt; may be given several times."),
     ] = None,
     as_chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Wrap each prompt (plus piped input) in a user message.")
+        bool, typer.Option("--chat/--raw", help="Wrap each prompt, preceded by piped input, in a user message.")
     ] = False,
     samples: Annotated[
-        int, typer.Option("--samples", help="Completions per prompt; with --beams, number of beams to return.", min=1)
+        int, typer.Option("--samples", help="Completions per prompt; with --beams, beams to return.", min=1)
     ] = 1,
     beams: Annotated[
         int | None, typer.Option("--beams", help="Use beam search with this number of beams.", min=2)
@@ -83,7 +83,7 @@ def generate(
     flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Continue texts and print the completions. A single prompt is streamed; several prompts run as one batch."""
+    """Continue texts and print the completions. A single completion is streamed. Several prompts run as one batch."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     options |= {"timeout": timeout} if timeout is not None else {}
     options |= {"ctx_shift": flags.shift} if flags.shift else {}
@@ -118,7 +118,7 @@ def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_j
     options: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     if options and not as_json:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise OptionError(f"{names} without --json", "plain text cannot show log-probabilities", "add --json")
+        raise OptionError(f"{names} cannot be used without --json", "plain text has no log-probabilities", "add --json")
     return options | ({"n": samples} if samples > 1 else {})
 
 
@@ -127,12 +127,18 @@ def _beam_options(beams: int | None, length_penalty: float | None, early_stoppin
     flags = {"--length-penalty": length_penalty, "--early-stopping": early_stopping}
     for name, value in flags.items():
         if beams is None and value is not None:
-            raise OptionError(f"{name} without --beams", "the option applies only to beam search", "add --beams 4")
+            raise OptionError(
+                f"{name} cannot be used without --beams",
+                "this option applies only to beam search",
+                "add --beams, such as --beams 4",
+            )
     options: dict[str, Any] = {} if length_penalty is None else {"length_penalty": length_penalty}
     if early_stopping is not None:
         known = {"true": True, "false": False, "never": "never"}
         if early_stopping not in known:
-            raise OptionError(f"--early-stopping {early_stopping}", "allowed: true, false, never", "choose one of them")
+            raise OptionError(
+                f"--early-stopping is {early_stopping}", "allowed: true, false, never", "use one of these values"
+            )
         options["early_stopping"] = known[early_stopping]
     return options
 
@@ -144,7 +150,7 @@ def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat:
     """
     sources = list(prompts or ()) or ([] if files else ["-"])
     if sources.count("-") > 1:
-        raise InputError("-p - is given twice", "stdin can be read only once", "remove one of them")
+        raise InputError("-p - is given more than once", "stdin can be read only once", "keep only one -p -")
     texts = [read_stdin() if prompt == "-" else prompt for prompt in sources]
     texts += [_text_of(file, voice) for file in files or ()]
     return with_stdin(texts) if as_chat and "-" not in sources else texts
@@ -156,8 +162,8 @@ def _text_of(file: Path, voice: Voice) -> str:
     lines = sum(bool(line.strip()) for line in text.splitlines())
     if lines >= _LIKE_A_LIST or (lines > 1 and file.suffix.lower() in _LISTS):
         voice.say(
-            f"{file}: its {lines:,} lines form one prompt; "
-            f"`genai batch {file} -o OUTPUT` processes each line separately"
+            f"{file}: all {lines:,} lines form one prompt; to process each line separately, "
+            f"use `genai batch {file} -o OUTPUT`"
         )
     return text
 

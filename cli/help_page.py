@@ -66,7 +66,7 @@ def write_options(command: Any, ctx: Any, formatter: Any, *, everything: bool = 
             groups[getattr(parameter, "rich_help_panel", None) or ""].append(rows[parameter])
         for name, group in groups.items():
             _write_section(formatter, f"{name} options" if name else "Options", group)
-        more = "Every option can also be set by a variable, such as GENAI_THREADS=2. The command line takes precedence."
+        more = "Environment variables such as GENAI_THREADS=2 also set options. The command line takes precedence."
     formatter.write_paragraph()
     formatter.write_text(more)
 
@@ -93,21 +93,21 @@ def usage_error(error: Any) -> OptionError:
     message = error.format_message().rstrip(".")
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "genai"
-    hint = f"`{path} -h` lists the options"
+    hint = f"`{path} -h` shows the options"
     wrong = getattr(error, "option_name", "")
     if type(error).__name__ == "NoSuchOption" and ctx is not None:
         known = [name for one in ctx.command.params for name in (*one.opts, *one.secondary_opts) if name[:2] == "--"]
         near = list(_resembling(wrong, known))
         fix = f"did you mean {' or '.join(near)}? {hint}" if near else hint
-        return OptionError(f"{path} has no option {wrong}", "the command has no option with this name", fix)
+        return OptionError(f"{path} has no option {wrong}", "the command accepts only the options in its help", fix)
     extra = re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)$", message)
     if extra and ctx is not None and any("--prompt" in one.opts for one in ctx.command.params):
         first = next((str(value) for name, value in ctx.params.items() if name == "model" and value), "")
         text = f"{first} {extra[1]}".strip()
         return OptionError(
             f"{path}: unexpected text after MODEL: {extra[1]}",
-            "the command accepts only one model folder",
-            f'use -p to ask a question: `{path} -p "{text}"`',
+            "the command accepts only one argument, MODEL",
+            f'pass the text with -p: `{path} -p "{text}"`',
         )
     parameter = getattr(error, "param", None)
     if parameter is not None and ctx is not None and is_from_variable(ctx, parameter):

@@ -19,7 +19,7 @@ def info(
     model: opt.ModelArgument = None,
     ctx_size: Annotated[
         int | None,
-        typer.Option("-c", "--ctx-size", help="Context in tokens that must fit [default: the model's limit]."),
+        typer.Option("-c", "--ctx-size", help="Context size to check, in tokens [default: the model's limit]."),
     ] = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
@@ -28,7 +28,7 @@ def info(
 ) -> None:
     """Describe a model without loading it: architecture, size, cache per token, and whether it fits in memory.
 
-    With --device, checks that device's memory. For an .onnx file, prints inputs, outputs, operators and sizes.
+    With --device, checks the memory of that device. For an .onnx file, prints inputs, outputs, operators and sizes.
     """
     from genai.doctor.model_info import describe, describe_onnx
     from genai.errors import OptionError
@@ -41,7 +41,9 @@ def info(
         for name, value in (flags | {"--device": device not in (None, "cpu")}).items():
             if value:
                 raise OptionError(
-                    f"{name} with {model.name}", "the option does not apply to an .onnx file", "remove the option"
+                    f"{name} cannot be used with {model.name}",
+                    "this option does not apply to an .onnx file",
+                    "remove the option",
                 )
         facts = describe_onnx(model)
         rows = ((name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items())
@@ -92,14 +94,16 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     of = "" if memory["device"] == "cpu" else f" on the device {memory['device']}"
     yield "memory", f"{terms} = {size(memory['needed_bytes'])}; {size(memory['available_bytes'])} free{of}"
     if memory["mapped_weight_bytes"]:
-        table = f"{size(memory['mapped_weight_bytes'])} of embeddings stays in the file; rows are cached when read"
+        table = (
+            f"{size(memory['mapped_weight_bytes'])} of embeddings stays in the file; each row is cached when it is read"
+        )
         yield "mapped", table
     yield "margin", f"{size(memory['margin_bytes'])} is reserved"
     yield "verdict", memory["verdict"]
     if memory["default_context"] is not None:
         yield (
             "default context",
-            f"{memory['default_context']:,} tokens, so that the cache takes at most half of the remaining memory",
+            f"{memory['default_context']:,} tokens, so that the cache uses at most half of the remaining memory",
         )
 
 
@@ -143,7 +147,7 @@ def _template(facts: dict[str, Any]) -> str:
         return "none: this may be a base model, or the template is missing"
     abilities = [name for name, key in (("reasoning", "reasoning"), ("tool calls", "tool_calls")) if facts[key]]
     return (
-        f"yes; {' and '.join(abilities)} as {facts['reply_format']}"
+        f"yes; {' and '.join(abilities)} in the {facts['reply_format']} format"
         if abilities
         else "yes; no reasoning, no tool calls"
     )

@@ -68,7 +68,7 @@ def _brief(row: dict[str, Any]) -> str:
 
 @app.command()
 def info(adapter: AdapterArgument, as_json: opt.AsJson = False) -> None:
-    """Describe an adapter: ranks, target modules, scales, size, and the base model that it names."""
+    """Describe an adapter: ranks, target modules, scales, size and base model."""
     from genai.lora.describe import describe
     from genai.lora.read import read_adapter
 
@@ -84,7 +84,7 @@ def _shown(value: object) -> str:
 @app.command()
 @opt.flag_groups
 def check(adapter: AdapterArgument, model: opt.ModelArgument = None, *, flags: opt.ModelFlags) -> None:
-    """Check that an adapter fits a model, and print its size. If the adapter does not fit, the error says why."""
+    """Check that an adapter fits a model. If the adapter does not fit, the error gives the reason."""
     from genai.common.memory_limits import format_bytes
     from genai.lora.store import Adapters
 
@@ -92,7 +92,7 @@ def check(adapter: AdapterArgument, model: opt.ModelArgument = None, *, flags: o
         adapters.load(adapter, "adapter")
         facts, targets = adapters.info("adapter"), loaded.lora_targets()
         size = format_bytes(facts["bytes"])
-        emit(f"fits: {facts['modules']} of {len(targets.parts)} projections of {loaded.folder.name}, {size}", "\n")
+        emit(f"fits {loaded.folder.name}: changes {facts['modules']} of {len(targets.parts)} projections, {size}", "\n")
 
 
 @app.command()
@@ -102,7 +102,7 @@ def convert(
     dtype: Annotated[str, typer.Option(help="Data type: float32 or float16.")] = "float32",
     model: Annotated[
         Path | None,
-        typer.Option("--model", help="Base model, which sets the input names and is recorded in a PEFT folder."),
+        typer.Option("--model", help="Base model that defines the input names and is recorded in a PEFT folder."),
     ] = None,
 ) -> None:
     """Convert an adapter to an .onnx_adapter file or a PEFT folder."""
@@ -114,7 +114,7 @@ def convert(
     from genai.models.config import Config
 
     if dtype not in _DTYPES:
-        raise OptionError(f"--dtype {dtype}", f"allowed: {', '.join(_DTYPES)}", "choose one of these")
+        raise OptionError(f"--dtype is {dtype}", f"allowed: {', '.join(_DTYPES)}", "use one of these types")
     read = read_adapter(adapter)
     if model is not None:
         decoder = Config(model).model.decoder
@@ -166,5 +166,5 @@ def _finite(weight: float, adapter: Path) -> AdapterParameters:
     from genai.lora.read import read_adapter
 
     if not isfinite(weight):
-        raise OptionError(f"--weight {weight}", "a finite number is expected", "pass a number such as --weight 0.5")
+        raise OptionError(f"--weight is {weight}", "a finite number is expected", "pass a number, such as --weight 0.5")
     return read_adapter(adapter)

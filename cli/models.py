@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 Reference = Annotated[
     str, typer.Argument(help="org/name, org/name@revision, org/name:Q4_K_M, a URL, or a name from `genai list`.")
 ]
-Name = Annotated[str, typer.Argument(help="Name from `genai list`; the org may be omitted if it is unambiguous.")]
+Name = Annotated[str, typer.Argument(help="Name from `genai list`; the org may be omitted if the name is unambiguous.")]
 
 
 def pull(
     reference: Reference,
     precision: opt.Precision = None,
 ) -> None:
-    """Download a model from Hugging Face, or a file from a URL, into the cache. Prints its path.
+    """Download a model from Hugging Face, or a file from a URL, into the cache, and print the path.
 
-    Downloads the files of only one format: the format after the colon, or else the best format for this machine.
+    If a repository has several formats, downloads only one: the format after the colon, or the best for this machine.
     """
     from genai.convert.resolve import BuildHooks, find_or_pull, resolve_model, source_path
 
@@ -49,7 +49,7 @@ def pull(
 
 
 def list_models(as_json: opt.AsJson = False) -> None:
-    """List the cached models: name, kind, size, precision, date. Unfinished downloads come last."""
+    """List the cached models: name, kind, size, precision, date. Unfinished downloads are listed last."""
     from genai.hub.store import models, unfinished
 
     pulled, rest = [facts_of(model) for model in models()], [_unfinished(folder) for folder in unfinished()]
@@ -57,7 +57,10 @@ def list_models(as_json: opt.AsJson = False) -> None:
         emit(json.dumps({"models": pulled, "unfinished": rest}, indent=2), "\n")
         return
     if not pulled and not rest:
-        say("genai: no models yet; `genai pull org/name` downloads one; without a name, commands use the bundled model")
+        say(
+            "genai: the cache is empty; to download a model, run `genai pull org/name`; "
+            "if MODEL is omitted, commands use the bundled model"
+        )
         return
     emit_figures(
         [
@@ -82,7 +85,7 @@ def rm(
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ModelFolderError(
-                f"{name}: not removed",
+                f"{name}: the model was not removed",
                 "removal needs confirmation, and stdin is not a terminal",
                 f"add --yes: `genai rm {quote(name)} --yes`",
             )
@@ -122,9 +125,9 @@ def show(name: Name, as_json: opt.AsJson = False) -> None:
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "name", facts["name"]
     yield "kind", f"{facts['kind']}, {facts['precision']}, {size(facts['bytes'])} including builds"
-    yield "place", facts["place"]
+    yield "path", facts["place"]
     yield "source", f"{facts['source']}{', revision ' + facts['revision'] if facts['revision'] else ''}"
-    yield "licence", facts["license"] or "not stated on its page"
+    yield "licence", facts["license"] or "not given on the model's page"
     yield "pulled", facts["pulled"]
     yield "files pulled", ", ".join(f"{path} {size(count)}" for path, count in facts["files"].items())
     yield "built", ", ".join(facts["built"]) or "nothing yet"

@@ -33,26 +33,32 @@ Build = Annotated[
     bool,
     model_option(
         "--build/--no-build",
-        help="If MODEL is a Hugging Face checkpoint or a GGUF file, build a model from it and cache it.",
+        help="If MODEL is a Hugging Face checkpoint or a GGUF file, build a model and cache it.",
     ),
 ]
 Precision = Annotated[
     str | None, model_option(help="Weight precision when building MODEL: int4, int8, fp16 or fp32 [default: int4].")
 ]
-Yes = Annotated[bool, model_option("--yes", help="Download MODEL without asking.")]
+Yes = Annotated[bool, model_option("--yes", help="Download MODEL without confirmation.")]
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
-Accuracy = Annotated[str, model_option(help="Activation precision in matmuls: auto (the model's), fp32 or int8.")]
+Accuracy = Annotated[
+    str, model_option(help="Activation precision in matmuls: auto (the model's setting), fp32 or int8.")
+]
 _DEVICE_HELP = (
     "Device: cpu, cuda or cuda:1 (a GPU), auto, or reference (NumPy, slow) "
-    "[default: from MODEL's genai_config.json, else cpu]."
+    "[default: from MODEL's genai_config.json, otherwise cpu]."
 )
 Device = Annotated[str | None, model_option(help=_DEVICE_HELP)]
 _KV_HELP = "KV cache type: auto, fp16, fp32, int8 or int4; on a GPU also bf16 or fp8."
 KvType = Annotated[str, model_option("--kv-type", help=_KV_HELP)]
-KvForce = Annotated[bool, model_option("--kv-force", help="Use an int4 KV cache even if accuracy suffers.")]
+KvForce = Annotated[
+    bool, model_option("--kv-force", help="Use an int4 KV cache even if it makes the model less accurate.")
+]
 CtxSize = Annotated[
     int | None,
-    model_option("-c", "--ctx-size", help="Context size in tokens [default: as many as fit in half of free memory]."),
+    model_option(
+        "-c", "--ctx-size", help="Context size in tokens [default: as many as fit in half of the free memory]."
+    ),
 ]
 Lora = Annotated[
     list[str] | None,
@@ -71,10 +77,13 @@ Draft = Annotated[
 Speculate = Annotated[
     str | None,
     model_option(
-        "--speculate", help="Speculative decoding by prompt lookup: lookup, off, or auto (if possible) [default: off]."
+        "--speculate",
+        help="Speculative decoding: lookup (prompt lookup), auto (lookup if possible), off [default: off].",
     ),
 ]
-LookupFile = Annotated[Path | None, model_option("--lookup-file", help="Text file that prompt lookup also searches.")]
+LookupFile = Annotated[
+    Path | None, model_option("--lookup-file", help="Additional text file for prompt lookup to search.")
+]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Print the exact prompt and its token ids to stderr.")]
 CtxShift = Annotated[
     bool,
@@ -132,7 +141,9 @@ def folder_of(model: Path | None, *, build: bool = True, precision: str | None =
 
     if model is None and precision is not None:
         raise OptionError(
-            f"--precision {precision} without MODEL", "the bundled model is already built", "name a checkpoint"
+            f"--precision {precision} cannot be used without MODEL",
+            "the bundled model is built",
+            "pass a checkpoint as MODEL",
         )
     return model_folder(model, build=build, precision=precision, yes=yes) if model else bundled_model()
 
@@ -165,13 +176,15 @@ class EngineFlags(ModelFlags):
 
         if self.speculate is not None and self.speculate not in WAYS:
             fix = did_you_mean(self.speculate, WAYS, "omit --speculate")
-            raise OptionError(f"--speculate {self.speculate!r}", f"allowed: {', '.join(WAYS)}", fix)
+            raise OptionError(f"--speculate is {self.speculate!r}", f"allowed: {', '.join(WAYS)}", fix)
         named = [name for name, given in (("--draft", self.draft), ("--lookup-file", self.lookup_file)) if given]
         if not named:
             return self.speculate or "off"
         if self.speculate == "off":
             raise OptionError(
-                f"{named[0]} with --speculate off", "the option applies only to speculation", "remove one of the two"
+                f"{named[0]} cannot be used with --speculate off",
+                "this option applies only to speculation",
+                "remove one of the two",
             )
         draft = folder_of(Path(self.draft), build=self.build) if self.draft else None
         return Speculation(lookup_file=self.lookup_file, draft=draft)
@@ -182,7 +195,9 @@ class EngineFlags(ModelFlags):
         size = self.prefix_cache_size
         if size is not None and not 0 < size < 2**20:
             raise OptionError(
-                f"--prefix-cache-size {size}", "a number of GiB above 0 is expected", "use 4, for example"
+                f"--prefix-cache-size is {size}",
+                "a size in GiB above 0 is expected",
+                "for example, use --prefix-cache-size 4",
             )
         options = {"prefix_cache_dir": self.prefix_cache, "prefix_cache_bytes": size and max(1, int(size * 2**30))}
         return {name: value for name, value in options.items() if value is not None}
@@ -256,7 +271,11 @@ class TextFlags(EngineFlags):
 def shift_of(ctx_shift: bool, ctx_keep: int | None) -> bool | int:
     """Combine --ctx-shift and --ctx-keep into one value."""
     if ctx_keep is not None and not ctx_shift:
-        raise OptionError(f"--ctx-keep {ctx_keep} without --ctx-shift", "no tokens would be dropped", "add --ctx-shift")
+        raise OptionError(
+            f"--ctx-keep {ctx_keep} cannot be used without --ctx-shift",
+            "only --ctx-shift drops tokens",
+            "add --ctx-shift",
+        )
     return ctx_keep or ctx_shift
 
 
@@ -271,12 +290,12 @@ def read_lora(text: str) -> tuple[str, Path, float]:
     source = rest if scale is None else path
     if not name or not source:
         raise OptionError(
-            f"--lora {text!r:.80}",
+            f"--lora is {text!r:.80}",
             "NAME=PATH or NAME=PATH:SCALE is expected",
-            "pass an adapter such as --lora pirate=adapters/pirate:0.8",
+            "for example, use --lora pirate=adapters/pirate:0.8",
         )
     if name == _NO_ADAPTER:
-        raise OptionError(f"--lora {text!r:.80}", f"/lora {name} turns adapters off", "choose another name")
+        raise OptionError(f"--lora is {text!r:.80}", f"/lora {name} disables adapters", "give the adapter another name")
     return name, expanded(source), 1.0 if scale is None else scale
 
 
@@ -392,16 +411,18 @@ def _bias(text: str) -> tuple[int, float]:
     except ValueError:
         pass
     raise OptionError(
-        f"--logit-bias {text!r}", "ID=NUMBER is expected, such as 17=-5 or 17=-inf", "give a token id and a number"
+        f"--logit-bias is {text!r}", "ID=NUMBER is expected, such as 17=-5 or 17=-inf", "pass a token id and a number"
     )
 
 
 FLAGS = (
-    Flag("max_tokens", ("-n", "--max-tokens"), int, "Maximum tokens to generate [default: fill the context]."),
+    Flag(
+        "max_tokens", ("-n", "--max-tokens"), int, "Maximum number of tokens to generate [default: fill the context]."
+    ),
     Flag("temperature", ("--temperature",), float, "Sampling temperature; 0 = greedy [default: the model's]."),
     Flag("top_k", ("--top-k",), int, "Keep the k most likely tokens; 0 = all."),
     Flag("top_p", ("--top-p",), float, "Keep the most likely tokens up to this total probability; 1 = all."),
-    Flag("min_p", ("--min-p",), float, "Minimum probability relative to the most likely token's; 0 = off."),
+    Flag("min_p", ("--min-p",), float, "Minimum probability relative to that of the most likely token; 0 = off."),
     Flag("typical_p", ("--typical-p",), float, "Keep locally typical tokens up to this total probability; 1 = all."),
     Flag("top_n_sigma", ("--top-n-sigma",), float, "Keep logits within n standard deviations of the maximum; 0 = all."),
     Flag("xtc_probability", ("--xtc-probability",), float, "Probability of applying XTC at each token; 0 = never."),
@@ -412,16 +433,36 @@ FLAGS = (
         "Probability above which XTC removes all tokens but one [default: 0.1].",
     ),
     Flag("repetition_penalty", ("--repeat-penalty",), float, "Penalty on tokens that already occurred; 1 = off."),
-    Flag("presence_penalty", ("--presence-penalty",), float, "Subtract this from generated tokens' logits; 0 = off."),
     Flag(
-        "frequency_penalty", ("--frequency-penalty",), float, "Subtract this from logits once per occurrence; 0 = off."
+        "presence_penalty",
+        ("--presence-penalty",),
+        float,
+        "Subtract this number from the logits of generated tokens; 0 = off.",
     ),
-    Flag("penalty_last_n", ("--penalty-last-n",), int, "Number of last tokens that penalties consider [default: all]."),
-    Flag("no_repeat_ngram_size", ("--no-repeat-ngram",), int, "Never repeat an n-gram of this size; 0 = off."),
+    Flag(
+        "frequency_penalty",
+        ("--frequency-penalty",),
+        float,
+        "Subtract this number from a token's logit once per occurrence; 0 = off.",
+    ),
+    Flag(
+        "penalty_last_n",
+        ("--penalty-last-n",),
+        int,
+        "Number of recent tokens that the penalties apply to [default: all].",
+    ),
+    Flag(
+        "no_repeat_ngram_size", ("--no-repeat-ngram",), int, "Never repeat an n-gram of this number of tokens; 0 = off."
+    ),
     Flag("dry_multiplier", ("--dry-multiplier",), float, "Strength of the DRY repetition penalty; 0 = off."),
-    Flag("dry_base", ("--dry-base",), float, "Base of DRY's exponential growth with length [default: 1.75]."),
-    Flag("dry_allowed_length", ("--dry-allowed-length",), int, "Minimum length that DRY penalises [default: 2]."),
-    Flag("dry_last_n", ("--dry-last-n",), int, "Number of last tokens that DRY considers [default: all]."),
+    Flag("dry_base", ("--dry-base",), float, "Base of the exponential growth of DRY's penalty [default: 1.75]."),
+    Flag(
+        "dry_allowed_length",
+        ("--dry-allowed-length",),
+        int,
+        "Minimum number of repeated tokens that DRY penalises [default: 2].",
+    ),
+    Flag("dry_last_n", ("--dry-last-n",), int, "Number of recent tokens that DRY searches [default: all]."),
     Flag("dry_sequence_breakers", ("--dry-breaker",), str, "Text at which DRY ends a repetition.", True, _unescaped),
     Flag("mirostat", ("--mirostat",), int, "2 = Mirostat 2.0 instead of top-k, top-p and similar; 0 = off."),
     Flag("mirostat_tau", ("--mirostat-tau",), float, "Mirostat's target surprise in bits [default: 5]."),
@@ -465,8 +506,8 @@ def find_flag(name: str) -> Flag:
     match = next((flag for flag in FLAGS if option in (flag.option, flag.setting.replace("-", "_"))), None)
     if match is None:
         close = difflib.get_close_matches(name, [flag.setting for flag in FLAGS], 2)
-        fix = f"did you mean {' or '.join(close)}? /set lists them" if close else "/set lists them"
-        raise OptionError(f"/set {name}", "no setting has this name", fix)
+        fix = f"did you mean {' or '.join(close)}? /set lists the settings" if close else "/set lists the settings"
+        raise OptionError(f"/set {name}: unknown setting", "no setting has this name", fix)
     return match
 
 
@@ -486,9 +527,9 @@ def read_setting(name: str, text: str) -> tuple[str, Any]:
     except (ValueError, KeyError):
         expected = "on or off" if flag.kind is bool else f"a value of type {flag.kind.__name__}"
         raise OptionError(
-            f"/set {name} {text}",
+            f"/set {name} {text}: invalid value",
             f"{expected} is expected",
-            f'the setting is unchanged; "/set {name} default" restores the default',
+            f'type another value, or "/set {name} default" to restore the default',
         ) from None
 
 
@@ -500,5 +541,7 @@ def check_apart(named: Sequence[tuple[str, Path | None]]) -> None:
                 continue
             if path.absolute() == another.absolute() or (path.exists() and another.exists() and path.samefile(another)):
                 raise OptionError(
-                    f"{name} {path} is the same file as {other}", "the file would be overwritten", "choose another file"
+                    f"{name} {path} is the same file as {other}",
+                    "the file would be overwritten",
+                    "pass two different files",
                 )

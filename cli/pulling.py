@@ -48,10 +48,10 @@ class PullDialog:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ModelFolderError(
                 f"{plan.name} is not in the cache",
-                f"downloading {size(plan.missing_bytes)} needs confirmation, and there is no terminal to ask on",
-                f"run `genai pull {quote(plan.name)}` first; or, with chat, generate and batch, add --yes",
+                f"downloading {size(plan.missing_bytes)} needs confirmation, but stdin or stderr is not a terminal",
+                f"run `genai pull {quote(plan.name)}` first, or add --yes (chat, generate and batch only)",
             )
-        self._yes = agreed(f"Download {size(plan.missing_bytes)} of {plan.name}?")
+        self._yes = agreed(f"Download {plan.name} ({size(plan.missing_bytes)})?")
         return self._yes
 
 
@@ -68,7 +68,7 @@ def described(plan: PullPlan) -> list[str]:
             f"licence: {listing.license or 'the page names none'} ({listing.page}, {listing.commit[:12]}){gate}"
         )
     elif not choice.files[0].digest:
-        lines.append("no checksum is known for this file; append #sha256=… to the URL to verify the download")
+        lines.append("no checksum is known for this file; to verify the download, append #sha256=… to the URL")
     return lines
 
 
@@ -82,8 +82,8 @@ def memory_needed(plan: PullPlan, precision: str | None) -> str:
 
     share = _SHARES.get(precision or "int4", 1.0) if plan.choice.kind == "checkpoint" else 1.0
     needed, free = int(plan.total_bytes * share), available_memory()
-    verdict = "" if needed < free else "it will not fit in memory: "
-    return f"{verdict}its weights need about {size(needed)} of memory; {size(free)} is free"
+    verdict = "" if needed < free else "the model will not fit in memory: "
+    return f"{verdict}the weights need about {size(needed)} of memory; {size(free)} is free"
 
 
 def size(count: int) -> str:

@@ -24,13 +24,19 @@ def quantize_onnx(
     activation_type: Annotated[str, typer.Option(help="With --calib: QUInt8, QInt8, QUInt16 or QInt16.")] = "QUInt8",
     weight_type: Annotated[str, typer.Option(help="QInt8 or QUInt8; with --calib also QInt4 and QUInt4.")] = "QInt8",
     per_channel: Annotated[bool, typer.Option("--per-channel", help="Use one scale per output channel.")] = False,
-    reduce_range: Annotated[bool, typer.Option("--reduce-range", help="Use 7 bits, for CPUs without VNNI.")] = False,
-    exclude: Annotated[list[str] | None, typer.Option(help="Keep this node in float; may be repeated.")] = None,
-    op_type: Annotated[list[str] | None, typer.Option(help="Quantise only this operator; may be repeated.")] = None,
+    reduce_range: Annotated[
+        bool, typer.Option("--reduce-range", help="Use 7 bits instead of 8, for CPUs without VNNI.")
+    ] = False,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Name of a node to keep in float; may be given several times.")
+    ] = None,
+    op_type: Annotated[
+        list[str] | None, typer.Option(help="Quantise only this operator; may be given several times.")
+    ] = None,
     external_data: Annotated[
         bool, typer.Option("--external-data", help="Write the weights to a separate file next to the model.")
     ] = False,
-    prepare: Annotated[bool, typer.Option(help="Fold constants and batch norms first.")] = True,
+    prepare: Annotated[bool, typer.Option(help="Fold constants and batch norms before quantising.")] = True,
 ) -> None:
     """Quantise an ONNX model: its weights, and its activations dynamically or, with --calib, statically.
 
@@ -89,7 +95,9 @@ def _method(name: str) -> Any:
     known = list(CalibrationMethod.__members__)
     if name not in known:
         raise OptionError(
-            f"--method is {name!r}", f"allowed: {', '.join(known)}", did_you_mean(name, known, "use one of these")
+            f"--method is {name!r}",
+            f"allowed: {', '.join(known)}",
+            did_you_mean(name, known, "use one of these methods"),
         )
     return CalibrationMethod[name]
 
@@ -121,7 +129,7 @@ class NpzReader:
                     feed = {name: arrays[name] for name in arrays}
             except Exception as error:
                 raise InputError(
-                    f"{str(path)!r} contains no inputs",
+                    f"{str(path)!r} cannot be read as an .npz file of inputs",
                     f"{type(error).__name__}: {error}",
                     "write the file with numpy.savez(path, NAME=array, ...)",
                 ) from error

@@ -32,13 +32,15 @@ def run(
     random: Annotated[bool, typer.Option("--random", help="Generate random values for missing inputs.")] = False,
     dims: Annotated[Named, typer.Option("--dim", help="NAME=EXTENT: size of a dimension of random inputs.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to an .npz file.")] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print time per operator; write a Chrome trace.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print the time per operator, and write a Chrome trace.")
+    ] = False,
     compare: Annotated[str | None, typer.Option("--compare", help='Compare the results with "onnxruntime".')] = None,
     level: Annotated[str, typer.Option("--level", help="Graph optimisation: none, basic, extended or all.")] = "all",
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
     seed: Annotated[int, typer.Option(help="Random seed for --random.")] = 0,
 ) -> None:
-    """Run any ONNX model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
+    """Run any ONNX model that is not a chat model: an encoder, a classifier, a vision or audio model, or a pipeline."""
     from genai.devices import compile_seconds
     from genai.session.arrays import PEERS, Peer, differences, save_arrays
     from genai.session.session import Session
@@ -62,7 +64,7 @@ def run(
     if compare is not None:
         emit("largest differences from onnxruntime:", "\n")
         for name, absolute, relative in differences(results, Peer(str(file), threads).run(feed)):
-            emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} of its largest value)")
+            emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} relative to the largest value)")
     if session.profiler is not None:
         totals = session.profiler.totals()
         width = max(map(len, totals), default=0)
@@ -83,7 +85,7 @@ def _config(level: str, threads: int, profile: bool) -> SessionConfig:
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
         known = ", ".join(choice for choice in choices if choice)
-        raise OptionError(f"{flag} {value!r}", f"allowed: {known}", "choose one of these")
+        raise OptionError(f"{flag} is {value!r}", f"allowed: {known}", "use one of these values")
 
 
 def extents(dims: list[str]) -> dict[str, int]:
@@ -94,7 +96,7 @@ def extents(dims: list[str]) -> dict[str, int]:
         extent = whole_number(digits)
         if not name or extent is None:
             raise OptionError(
-                f"--dim {item!r:.200}", "the form NAME=EXTENT is expected", "use --dim batch=4, for example"
+                f"--dim is {item!r:.200}", "the form NAME=EXTENT is expected", "for example, use --dim batch=4"
             )
         sizes[name] = extent
     return sizes
@@ -109,7 +111,9 @@ def _feed(
     check_dims(session.inputs, dims)
     if dims and not random:
         raise OptionError(
-            "--dim without --random", "--dim sets the size of random inputs", "add --random, or remove --dim"
+            "--dim cannot be used without --random",
+            "--dim sets the size of random inputs",
+            "add --random, or remove --dim",
         )
     feed: dict[str, Any] = {}
     for item in inputs:
@@ -118,7 +122,9 @@ def _feed(
             arrays = load_arrays(Path(path))
             if len(arrays) != 1:
                 raise OptionError(
-                    f"--input {item!r}", f"the file contains {len(arrays)} arrays", "pass the .npz file without NAME="
+                    f"--input {item!r} is ambiguous",
+                    f"the file has {len(arrays)} arrays",
+                    "pass the .npz file without NAME=",
                 )
             feed[name] = next(iter(arrays.values()))
         else:
@@ -129,7 +135,7 @@ def _feed(
         rest = f" and {len(missing) - len(shown)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
         chat = f"; to chat with the model that the file belongs to, use `genai chat {file.parent}`"
         fix = "add --input NAME=FILE.npy or --random" + chat * (file.parent / "genai_config.json").is_file()
-        raise OptionError(f"no input for {', '.join(shown)}{rest}", "every input needs a value", fix)
+        raise OptionError(f"no value for input {', '.join(shown)}{rest}", "every input needs a value", fix)
     return {**random_feed(missing, dims, seed), **feed}
 
 

@@ -46,11 +46,11 @@ SHORT_HELP = {
         "output bits block-size format method recipe target-bits calib compare json",
     ),
     "genai quantize-onnx": _short(
-        "genai quantize-onnx model.onnx -o model.int8.onnx --calib inputs",
+        "genai quantize-onnx model.onnx -o model.int8.onnx --calib inputs.npz",
         "output calib format method activation-type weight-type per-channel exclude",
     ),
     "genai doctor": _short("genai doctor"),
-    "genai bench decode": _short("genai bench decode --batch 1 --batch 8"),
+    "genai bench decode": _short("genai bench decode --batch 8"),
     "genai bench prefill": _short("genai bench prefill --tokens 512"),
     "genai bench context": _short("genai bench context --plot context.svg"),
     "genai bench batch": _short("genai bench batch --plot batch.svg"),

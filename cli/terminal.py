@@ -92,7 +92,7 @@ def read_stdin() -> str:
         return bounded_bytes(sys.stdin.buffer, "stdin", InputError).decode("utf-8")
     except OSError as error:
         raise InputError(
-            "stdin cannot be read", str(error), "pipe a text into it, or redirect it from /dev/null"
+            "stdin cannot be read", str(error), "pipe text into the command, or redirect stdin from /dev/null"
         ) from error
     except UnicodeDecodeError as error:
         raise InputError("stdin is not UTF-8 text", str(error), "convert the text to UTF-8 first") from error
@@ -118,7 +118,7 @@ def stdin_has_text() -> bool:
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return False
     if os.name == "posix" and not select.select([number], [], [], _SILENT_SECONDS)[0]:
-        say("(waiting for text from stdin; to skip it, redirect stdin from /dev/null)")
+        say("(waiting for text from stdin; to run without it, redirect stdin from /dev/null)")
     return True
 
 
@@ -163,7 +163,7 @@ def need_chat_template(llm: LLM | Cluster, tools: Sequence[Mapping[str, Any]] | 
         folder = llm.model.folder
         raise ChatTemplateError(
             f"{folder} has no chat template",
-            "the model can continue texts but not separate the messages of a chat; it may be a base model",
+            "without a template, the messages of a chat cannot be formatted; the model may be a base model",
             f"continue a text with `genai generate {folder} -p TEXT`, "
             "or add the model's chat_template.jinja to the folder",
         )

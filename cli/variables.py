@@ -58,7 +58,7 @@ def _name_variable(error: GenaiError, parameter: Any, value: Any) -> None:
     if (message, why) != (error.what, error.why):
         longest = max(parameter.opts, key=len)
         error.what, error.why = message, why
-        error.fix += f"; {variable} is an environment variable; {longest} overrides it"
+        error.fix += f"; {longest} overrides the environment variable {variable}"
 
 
 def _is_called(message: str, name: str) -> bool:

@@ -62,14 +62,18 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     try:
         isa()
     except IsaError as error:
-        raise OptionError("GENAI_CPU_ISA cannot be applied", str(error), "unset it, or choose another") from error
+        raise OptionError(
+            "GENAI_CPU_ISA cannot be applied", str(error), "unset GENAI_CPU_ISA, or set it to another instruction set"
+        ) from error
     return CpuExecutor(threads)
 
 
 def _check_threads(threads: int | None) -> None:
     if threads is not None and threads > MAX_THREADS:
         raise OptionError(
-            f"threads = {threads}", f"at most {MAX_THREADS} can share a step", "leave it out to use the physical cores"
+            f"threads = {threads}",
+            f"a step can use at most {MAX_THREADS} threads",
+            "to use all physical cores, omit threads",
         )
 
 
@@ -83,7 +87,7 @@ def open_asked(device: str, asked_by: str, threads: int | None = None) -> Execut
         return open_executor("cpu", threads)
 
 
-_TAKE_THE_CPU = '--device cpu (device="cpu") uses the CPU'
+_TAKE_THE_CPU = 'to use the CPU, pass --device cpu (device="cpu")'
 
 
 def no_gpu(what: str, error: NoDevice, instead: str = _TAKE_THE_CPU) -> DeviceError:
@@ -95,8 +99,8 @@ def _remedy(why: str, instead: str = _TAKE_THE_CPU) -> str:
     """Return the fix for a GPU that cannot be used."""
     from genai.kernels.cuda.cupy_driver import NOT_INSTALLED
 
-    doctor = f"genai doctor shows the devices; {instead}"
-    install = "pip install cupy-cuda13x (cupy-cuda12x if the driver is older than 580)"
+    doctor = f"to list the devices, run genai doctor; {instead}"
+    install = "run pip install cupy-cuda13x (or cupy-cuda12x, for a driver older than 580)"
     return f"{install}; {doctor}" if why == NOT_INSTALLED else doctor
 
 

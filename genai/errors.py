@@ -193,7 +193,7 @@ class StepInterrupted(GenaiError):
 def kind_of(value: object) -> str:
     """Return the type of a value with an article: the JSON type, such as "an object", or else such as "a set"."""
     known: tuple[tuple[type | tuple[type, ...], str], ...] = (
-        (type(None), "null"), (bool, "a boolean"), (str, "a text"), ((int, float), "a number"),
+        (type(None), "null"), (bool, "a boolean"), (str, "a string"), ((int, float), "a number"),
         ((list, tuple), "a list"), (dict, "an object"),
     )  # fmt: skip
     for kinds, said in known:
@@ -252,5 +252,5 @@ def gpu_failed(where: str, error: Exception) -> DeviceError:
     return DeviceError(
         f"the GPU failed in {where}",
         str(error),
-        "create sessions and values again; genai doctor shows the devices",
+        "create the sessions and values again; to check the GPU, run genai doctor",
     )

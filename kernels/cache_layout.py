@@ -171,12 +171,12 @@ class PagedLayer:
         if self.packed is not None:
             found, wanted = (self.keys.shape[2], self.values.shape[2]), (self.packed.key_bytes, self.packed.value_bytes)
             if found != wanted:
-                raise FormatError(f"pages of keys and values take {found} bytes, expected {wanted} for {self.packed}")
+                raise FormatError(f"pages of keys and values have {found} bytes, expected {wanted} for {self.packed}")
             return
         tokens = self.keys.shape[3], self.values.shape[2]
         if tokens != (PAGE_TOKENS, PAGE_TOKENS):
             raise FormatError(
-                f"pages of keys and values hold {tokens[0]} and {tokens[1]} tokens, expected {PAGE_TOKENS}"
+                f"pages of keys and values have {tokens[0]} and {tokens[1]} tokens, expected {PAGE_TOKENS}"
             )
 
     @property

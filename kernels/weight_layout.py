@@ -88,7 +88,7 @@ class RecordLayout:
     def __post_init__(self) -> None:
         check_block_format(self.bits, self.block_size)
         if self.grid and (self.bits > 4 or self.zero_points):
-            raise FormatError(f"no kernel reads a grid of {self.bits} bits{' with offsets' * self.zero_points}")
+            raise FormatError(f"no kernel supports a grid of {self.bits} bits{' with offsets' * self.zero_points}")
 
     @property
     def name(self) -> str:

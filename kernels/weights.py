@@ -354,7 +354,7 @@ def _check(name: str, array: NDArray[Any], shape: tuple[int, ...], kind: str) ->
 
 def _check_range(name: str, array: NDArray[Any], low: int, high: int) -> None:
     if array.size and (array.min() < low or array.max() > high):
-        raise QuantizationError(f"{name} lie in [{array.min()}, {array.max()}], expected [{low}, {high}]")
+        raise QuantizationError(f"{name} range from {array.min()} to {array.max()}, expected {low} to {high}")
 
 
 def num_blocks(columns: int, block_size: int) -> int:

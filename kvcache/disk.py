@@ -96,9 +96,9 @@ class BlockDirectory:
         except DirectoryError:
             raise
         except FileExistsError as error:
-            raise DirectoryError(f"{error.filename or folder} is a file") from error
+            raise DirectoryError(f"{error.filename or folder} is a file, not a folder") from error
         except NotADirectoryError as error:
-            raise DirectoryError(f"a parent of {error.filename or folder} is a file") from error
+            raise DirectoryError(f"a parent of {error.filename or folder} is a file, not a folder") from error
         except OSError as error:
             raise DirectoryError(f"{error.filename or folder}: {error.strerror or error}") from error
         self._waiting: queue.SimpleQueue[tuple[bytes, bytes, NDArray[np.uint8]] | None] = queue.SimpleQueue()

@@ -117,11 +117,11 @@ class BlockPool:
             CacheFull: fewer than `count` blocks are free.
         """
         if count < 0:
-            raise ValueError(f"count = {count}: the number of blocks must not be negative")
+            raise ValueError(f"count = {count}: the number of blocks cannot be negative")
         self._release_dropped()
         with self._lock:
             if count > (free := len(self._free) + len(self._idle)):
-                raise CacheFull(f"{count} cache blocks needed, {free} of {self.num_blocks} are free")
+                raise CacheFull(f"{count} cache blocks are needed, but only {free} of {self.num_blocks} are free")
             blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
             for block in blocks:
                 self._references[block] = 1
@@ -234,9 +234,9 @@ class BlockPool:
 
     def _check_id(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:
-            raise BlockError(f"block {block} is not in the pool: its blocks are 0 to {self.num_blocks - 1}")
+            raise BlockError(f"block {block} is not in the pool, which has the blocks 0 to {self.num_blocks - 1}")
 
     def _check_held(self, block: int) -> None:
         self._check_id(block)
         if self._references[block] == 0:
-            raise BlockError(f"block {block} has no references: it was released too often, or never allocated")
+            raise BlockError(f"block {block} has no references: the block was released too often, or never allocated")

@@ -170,7 +170,7 @@ class SequenceCache:
             ValueError: `length` is negative or greater than the tables' length.
         """
         if not 0 <= length <= self.length:
-            raise ValueError(f"length = {length}: the tables hold {self.length} tokens")
+            raise ValueError(f"length = {length}: the tables have {self.length} tokens")
         if self.states is not None:
             length = self.states.reachable(length)
         # The blocks that a window returned precede all of its blocks, so the window cannot serve any shorter prefix.
@@ -318,7 +318,7 @@ class SequenceCache:
             BlockError: the cache is not empty.
         """
         if self.length:
-            raise BlockError(f"reuse: the cache already holds {self.length} tokens")
+            raise BlockError(f"the cache already has {self.length} tokens, but reuse needs an empty cache")
         self._keys, self._origin = [], origin
         held: list[dict[int, int]] = [{} for _ in self.tables]
         try:
@@ -449,7 +449,7 @@ class SequenceCache:
             origin, numerics: see `reuse`.
         """
         if len(tokens) < self.length:
-            raise ValueError(f"there are {len(tokens)} tokens for a table of {self.length}")
+            raise ValueError(f"{len(tokens)} tokens were given for tables of {self.length} tokens")
         size, full = self.block_size, self.length // self.block_size
         self._find_keys(full, tokens, origin, numerics)
         for number, table in enumerate(self.tables):

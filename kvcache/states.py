@@ -82,7 +82,7 @@ class StateTable:
     def truncate(self, length: int) -> None:
         """Drop all states after `length` tokens. The state at `length` tokens must be stored, unless `length` is 0."""
         if length != self.reachable(length):
-            raise ValueError(f"length = {length}: no state is stored there, only at the lengths {sorted(self._slots)}")
+            raise ValueError(f"length = {length}: states are stored only at the lengths {sorted(self._slots)}")
         self._release(position for position in [*self._slots] if position > length)
         self._length = length
 

@@ -153,7 +153,7 @@ class BlockTable:
             ValueError: `length` is negative or greater than the table's length.
         """
         if not 0 <= length <= self._length:
-            raise ValueError(f"length = {length}: the table holds {self._length} tokens")
+            raise ValueError(f"length = {length}: the table has {self._length} tokens")
         self._settle_copy(length)
         keep = -(-length // self.block_size)
         # The last block is released first, so that the end of a published prefix is evicted before its start.
@@ -188,7 +188,7 @@ class BlockTable:
         """
         last = first + count
         if first < 0 or count < 1 or last > self._length // self.block_size:
-            raise ValueError(f"blocks {first} to {last - 1} are not full: the table holds {self._length} tokens")
+            raise ValueError(f"blocks {first} to {last - 1} are not full: the table has only {self._length} tokens")
         self._settle_copy(self._length)
         behind = self._blocks[last:]
         shared = [block for block in behind if block != GONE and not self.pool.is_writable(block)]
@@ -231,7 +231,7 @@ class BlockTable:
             BlockError: the table is not empty.
         """
         if self._blocks:
-            raise BlockError(f"the table already holds {self._length} tokens")
+            raise BlockError(f"the table already has {self._length} tokens")
         self._blocks = list(blocks)
         self._length, self._num_gone = len(blocks) * self.block_size, sum(block == GONE for block in blocks)
         self._version = next(_VERSIONS)

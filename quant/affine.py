@@ -139,7 +139,7 @@ def quantize_affine(
         wide = rows[part].astype(np.float32)
         if not np.all(np.isfinite(wide)):
             index = np.argwhere(~np.isfinite(wide))[0] + [first, *[0] * (wide.ndim - 1)]
-            raise QuantizationError(f"the value at {index.tolist()} is {rows[tuple(index)]}")
+            raise QuantizationError(f"the value at {index.tolist()} is {rows[tuple(index)]}, expected a finite number")
         wide /= scale[own] if scale.ndim else scale
         np.rint(wide, out=wide)
         wide += point[own] if point.ndim else point
@@ -161,7 +161,7 @@ def along(parameter: NDArray[Any], rank: int, axis: int | None) -> NDArray[Any]:
     if parameter.ndim == 0:
         return parameter
     if axis is None:
-        raise QuantizationError(f"there are {parameter.size} scales, but no channel axis")
+        raise QuantizationError(f"{parameter.size} scales were given without a channel axis")
     return parameter.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 

@@ -110,7 +110,7 @@ def weight_of(blocks: NDArray[Any]) -> QuantizedWeight:
     """
     kind = type_of(blocks)
     if kind is None or blocks.ndim != 2 or 0 in blocks.shape:
-        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} is not a matrix of blocks")
+        raise QuantizationError(f"an array of {blocks.dtype} {list(blocks.shape)} is not a matrix of blocks")
     format, rows, columns = kind.format, len(blocks), blocks.shape[1] * kind.columns
     data = np.empty((rows, columns * format.bits // 8), np.uint8)
     factors = _empty_factors(format, rows, columns)
@@ -172,7 +172,7 @@ def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
     """Convert blocks [..., rows, blocks per row] to float32 [..., rows, columns]; same errors as `weight_of`."""
     kind = type_of(blocks)
     if kind is None:
-        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} contains no blocks")
+        raise QuantizationError(f"an array of {blocks.dtype} {list(blocks.shape)} contains no blocks")
     matrix = blocks.reshape(-1, blocks.shape[-1])
     values = np.empty((len(matrix), blocks.shape[-1] * kind.columns), np.float32)
     step = max(1, _CHUNK_WEIGHTS // values.shape[1])
@@ -241,7 +241,7 @@ def plain_blocks(bits: int, columns: int, *, grid: str = "int", second: Second =
         return codes, scales, ones, -floats[..., 4:].copy().view(np.float32), ones
 
     name = f"{bits} bits by {columns}" if grid == "int" else f"{grid} by {columns}"
-    name += {"none": "", "zero point": " with zero points", "least": " with least values"}[second]
+    name += {"none": "", "zero point": " with zero points", "least": " with minimum values"}[second]
     kind = PlainType(name, columns, first + columns * bits // 8, format, values, decode, second)
     register(kind)
     return kind

@@ -73,7 +73,7 @@ class Histogram:
 
     def __init__(self, bins: int = BINS) -> None:
         if bins < 4 or bins % 4:
-            raise QuantizationError(f"a histogram of {bins} bins: the number must be a multiple of 4")
+            raise QuantizationError(f"the histogram has {bins} bins, but the number must be a multiple of 4")
         self.counts = np.zeros(bins, np.int64)
         self.reach = 0.0
         self.extremes = Extremes()

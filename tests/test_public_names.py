@@ -72,8 +72,8 @@ def test_what_is_not_there_says_so(name: str) -> None:
             action()
         assert caught.value.why == REASONS[name]
         assert caught.value.fix in (
-            "see docs/how-to/onnxruntime-genai.md for what is supported",
-            "see docs/reference/session-options.md for what is supported",
+            "for the supported names, see docs/how-to/onnxruntime-genai.md",
+            "for the supported names, see docs/reference/session-options.md",
         )
 
 
@@ -83,10 +83,10 @@ def test_methods_that_are_not_there_name_the_page_of_their_api(bundled_folder: P
         for method in (params.set_speculative_options, model.create_streaming_processor):
             with pytest.raises(NotSupportedYetError) as caught:
                 method()
-            assert caught.value.fix == "see docs/how-to/onnxruntime-genai.md for what is supported"
+            assert caught.value.fix == "for the supported names, see docs/how-to/onnxruntime-genai.md"
     with pytest.raises(NotSupportedYetError) as caught:
         genai.OrtValue.as_sparse_tensor(None)  # type: ignore[arg-type]
-    assert caught.value.fix == "see docs/reference/session-options.md for what is supported"
+    assert caught.value.fix == "for the supported names, see docs/reference/session-options.md"
 
 
 @pytest.mark.parametrize("name", [*REASONS, *AVAILABLE])

@@ -31,24 +31,22 @@ def chat(
     model: opt.ModelArgument = None,
     prompt: Annotated[
         str | None,
-        typer.Option("-p", "--prompt", help="Print the reply to this message and exit; piped input precedes it."),
+        typer.Option("-p", "--prompt", help="Print the reply to this message, preceded by piped input, and exit."),
     ] = None,
     system: Annotated[str | None, typer.Option("-s", "--system", help="System message.")] = None,
     on_overflow: Annotated[
         str,
         typer.Option(
-            help="When the context is full: error, truncate (omit old messages) or shift (also during a reply)."
+            help="When the context is full: error, truncate (omit old messages) or shift (even during a reply)."
         ),
     ] = "error",
     session_name: Annotated[
         str | None,
-        typer.Option(
-            "--session", help="Continue the saved conversation with this name, or start one; save it at exit."
-        ),
+        typer.Option("--session", help="Name of a saved conversation to continue or to start; it is saved at exit."),
     ] = None,
     tools: Annotated[
         Path | None,
-        typer.Option("--tools", help="Python file of functions that the model may call, each after confirmation."),
+        typer.Option("--tools", help="Python file with functions that the model may call after confirmation."),
     ] = None,
     markdown: Annotated[
         bool, opt.output_option("--markdown/--no-markdown", help="Render replies as Markdown.")
@@ -111,9 +109,11 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
     if session.last_reply is not None and (gone := session.last_reply.completion.forgotten_tokens):
         flags.voice.say(f"(the context was full: {gone:,} tokens were dropped)")
     if session.tools and session.last_reply is not None and session.last_reply.tool_calls:
-        flags.voice.say("(not called: calls need confirmation, so chat on a terminal without -p)")
+        flags.voice.say(
+            "(no function was called: calls need confirmation; to confirm them, chat on a terminal without -p)"
+        )
     if session.was_cut:
-        flags.voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut)")
+        flags.voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut off)")
     if flags.stats and session.last_reply is not None:
         say(terminal.footer(session.last_reply.completion, session.llm.context_size, session.options.get("seed")))
 
@@ -151,7 +151,7 @@ def _locked(session_path: Path) -> Iterator[None]:
         if not is_ours:
             raise InputError(
                 f"--session {session_path.stem}: another chat is using this session",
-                "both would overwrite the same file",
+                "both chats would overwrite the same file",
                 "close that chat, or choose another name",
             )
         yield
@@ -167,8 +167,8 @@ def session_file(name: str) -> Path:
     """Return the file of a named conversation. Creates its folder, which only the user can access."""
     if not re.fullmatch(r"\w[\w.-]{0,99}", name):
         raise OptionError(
-            f"--session {name!r:.120}",
-            "a name consists of at most 100 letters, digits, underscores, dots and dashes",
+            f"--session is {name!r:.120}",
+            "a name has at most 100 letters, digits, underscores, dots and dashes, and begins with a letter or digit",
             "choose another name",
         )
     try:

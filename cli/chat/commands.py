@@ -41,10 +41,10 @@ def run_command(loop: Loop, text: str) -> None:
     argument = argument.strip()
     if command.argument and not command.argument.startswith("[") and not argument:
         raise InputError(
-            f"{name} without {command.argument}", "the argument is required", f"type {name} {command.argument}"
+            f"{name} needs {command.argument}", "the argument is required", f"type {name} {command.argument}"
         )
     if argument and not command.argument:
-        raise InputError(f"{name} {argument}", f"{name} takes no argument", f"type {name}")
+        raise InputError(f"{name} {argument}: unexpected argument", f"{name} takes no argument", f"type {name} alone")
     command.run(loop, argument)
 
 
@@ -70,13 +70,15 @@ def _set(loop: Loop, argument: str) -> None:
         return
     if name in _SWITCHES:
         if value not in ("on", "off"):
-            raise OptionError(f"/set {name} {value}", "on or off is expected", f"type /set {name} on")
+            raise OptionError(f"/set {name} {value}: invalid value", "on or off is expected", f"type /set {name} on")
         setattr(loop, _SWITCHES[name], value == "on")
     elif name == "on-overflow":
         from genai.llm.chat import OVERFLOWS
 
         if value not in OVERFLOWS:
-            raise OptionError(f"/set {name} {value}", f"allowed: {', '.join(OVERFLOWS)}", "type one of them")
+            raise OptionError(
+                f"/set {name} {value}: invalid value", f"allowed: {', '.join(OVERFLOWS)}", "use one of these values"
+            )
         loop.session.on_overflow = value
     else:
         option, setting = read_setting(name, value)
@@ -166,7 +168,7 @@ def _lora(loop: Loop, argument: str) -> None:
 
 def _clear(loop: Loop, argument: str) -> None:
     loop.session.clear()
-    loop.voice.say("(forgotten)")
+    loop.voice.say("(conversation cleared)")
 
 
 def _retry(loop: Loop, argument: str) -> None:

@@ -194,7 +194,7 @@ class Loop:
         if session.num_left_out > left_out_before:
             self.voice.say(f"(the context is full: the first {session.num_left_out} messages are omitted)")
         if session.was_cut:
-            self.voice.say(f"(the context of {limit} tokens is full: the reply was cut; /clear starts over)")
+            self.voice.say(f"(the context of {limit} tokens is full: the reply was cut off; /clear starts over)")
         elif session.num_left_out == left_out_before and session.context_used > _NEARLY_FULL * limit:
             used = f"{session.context_used} of {limit} tokens"
             self.voice.say(f"(the context is nearly full: {used}; {_ADVICE[session.on_overflow]})")
@@ -224,7 +224,7 @@ def _interrupts(session: ChatSession) -> Iterator[list[int]]:
 
 
 _ADVICE = {
-    "error": "/clear starts over, --on-overflow truncate omits old messages",
+    "error": "/clear starts over; /set on-overflow truncate omits old messages",
     "truncate": "old messages will be omitted",
     "shift": "old messages will be omitted",
 }

@@ -86,7 +86,7 @@ def read_functions(path: Path) -> ToolFunctions:
     spec = importlib.util.spec_from_file_location(f"genai_tools_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise InputError(
-            f"--tools {path}: not a Python file", "the tools are functions in a Python file", "name a .py file"
+            f"--tools {path}: not a Python file", "the tools are functions in a Python file", "pass a .py file"
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # typing.get_type_hints looks up annotations here
@@ -106,7 +106,9 @@ def read_functions(path: Path) -> ToolFunctions:
     }
     if not named_functions:
         raise InputError(
-            f"--tools {path} defines no function", "tools are public functions", "define a public function"
+            f"--tools {path} defines no public function",
+            "tools are public functions",
+            "define a function without a leading underscore",
         )
     functions = ToolFunctions(named_functions)
     _ = functions.tools
@@ -115,16 +117,20 @@ def read_functions(path: Path) -> ToolFunctions:
 
 def _tool(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InputError(f"function {name} is a generator", "a tool returns one value", "return a list")
+        raise InputError(
+            f"function {name} is a generator", "a tool returns one value", "return a list instead of yielding values"
+        )
     try:
         hints = typing.get_type_hints(function)
     except Exception as error:  # annotations are arbitrary code
         why = f"its annotations cannot be read: {_said(error)}"
-        raise InputError(f"function {name}", why, "define or import the names in its annotations") from error
+        raise InputError(
+            f"function {name} cannot be a tool", why, "define or import the names in its annotations"
+        ) from error
     properties, required = {}, []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise InputError(f"function {name} takes {parameter}", "arguments are passed by name", "name each argument")
+            raise InputError(f"function {name} has {parameter}", "arguments are passed by name", "use named parameters")
         properties[parameter.name] = _schema(hints.get(parameter.name, str), f"{name}({parameter.name})")
         if parameter.default is parameter.empty:
             required.append(parameter.name)

@@ -42,9 +42,9 @@ def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iter
     work = _work(program) if program is not None else []
     if program is None or not work:
         raise UnsupportedModelError(
-            "the matrix products of this model cannot be measured individually",
-            "none of the products is part of an op program",
-            "use `genai bench decode` and `genai bench prefill`",
+            "the matmuls of this model cannot be measured individually",
+            "none of these matmuls is part of an op program",
+            "run `genai bench decode` and `genai bench prefill` instead",
         )
     executor = decoder.executor
     kinds: dict[str, list[_Work]] = {}

@@ -76,12 +76,16 @@ def bench_lora(
         OptionError: a rank is above the maximum for adapters.
     """
     if max(ranks) > MOST_RANK:
-        raise OptionError(f"rank {max(ranks)}", f"adapters have ranks of 1 to {MOST_RANK}", "choose one of these")
+        raise OptionError(
+            f"rank {max(ranks)} is too large",
+            f"the maximum rank of an adapter is {MOST_RANK}",
+            "use ranks in this range",
+        )
     with load(False) as plain, load(True) as placed:
         longest = max(context + tokens + 1, prompt + 1)
         if longest > plain.context_size:
             raise ContextOverflowError(
-                f"a run needs {longest} tokens", f"the context holds {plain.context_size}", "request fewer tokens"
+                f"a run needs {longest} tokens", f"the context size is {plain.context_size}", "request fewer tokens"
             )
         total, done = len(ranks) * (len(batches) + 1) * (repeat + 1), 0
         for rank in ranks:

@@ -67,7 +67,9 @@ def bench_speculation(
         ContextOverflowError: a prompt does not fit.
     """
     if speculation == "off":
-        raise OptionError('speculation = "off"', "there is nothing to measure", 'use "lookup" or a draft model')
+        raise OptionError(
+            'speculation = "off"', "this benchmark needs a source of proposals", 'use "lookup" or a draft model'
+        )
     with LLM(model, max_sequences=batch) as plain, LLM(model, max_sequences=batch, speculation=speculation) as guessing:
         chosen = cases or [Case(name, *texts) for name, texts in built_in_cases().items()]
         total, done = len(chosen) * (repeat + 1), 0
@@ -106,7 +108,9 @@ def _request(llm: LLM, case: Case, tokens: int) -> tuple[list[int], dict[str, An
     prompt = llm.encode(case.prompt)
     if len(prompt) + 2 > llm.context_size:
         raise ContextOverflowError(
-            f"the prompt {case.name!r} has {len(prompt)} tokens", f"the context holds {llm.context_size}", "shorten it"
+            f"the prompt {case.name!r} has {len(prompt)} tokens",
+            f"the context size is {llm.context_size}",
+            "use a shorter prompt, or load the model with a larger context",
         )
     options: dict[str, Any] = {"max_tokens": min(tokens, llm.context_size - len(prompt)), "ignore_eos": True}
     if case.reply is not None:

@@ -159,7 +159,7 @@ def _batch(model: Model, batch: int, length: int) -> StaticBatch:
     """Return a batch for sequences of `length` tokens; min_length prevents an EOS from ending a run early."""
     if length > model.context_size:
         raise ContextOverflowError(
-            f"the run needs {length} tokens", f"the context holds {model.context_size}", "request fewer tokens"
+            f"the run needs {length} tokens", f"the context size is {model.context_size}", "request fewer tokens"
         )
     return greedy_batch(model, batch, min_length=length)
 
@@ -244,7 +244,7 @@ def _run(folder: Path, tokens: int, threads: int, device: str, cold: bool) -> li
         raise GenaiError(
             f"the model in {folder} cannot be loaded in a separate process",
             result.stderr.strip().splitlines()[-1] if result.stderr.strip() else f"exit status {result.returncode}",
-            "run `genai generate` with the model to see the whole error",
+            "to see the whole error, run `genai generate` with this model",
         )
     marks: list[float] = json.loads(result.stdout.splitlines()[-1])
     return marks

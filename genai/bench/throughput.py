@@ -122,13 +122,13 @@ def bench_throughput(
     if requests < 1 or (rate is not None and not 0 < rate < float("inf")):
         raise OptionError(
             f"requests = {requests}, rate = {rate}",
-            "at least 1 request and a finite rate above 0 are needed",
-            "correct the values",
+            "the number of requests must be at least 1, and the rate must be finite and above 0",
+            "change the value that is out of range",
         )
     longest = max(int((prompt + tokens) * (1 + _SPREAD)) + 2, long_prompt + 1, _ALONE_STEPS * 2)
     if longest > model.context_size:
         raise ContextOverflowError(
-            f"a request has {longest} tokens", f"the context holds {model.context_size}", "request fewer tokens"
+            f"a request has {longest} tokens", f"the context size is {model.context_size}", "request fewer tokens"
         )
     load = _Load(model, max_sequences, requests, progress)
     rng = np.random.default_rng(seed)

@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except RuntimeError as error:  # a loop of links, in Python 3.11 and 3.12; later versions fail at the open
         raise OSError(ELOOP, os.strerror(ELOOP), str(path)) from error
     if path.exists() and not path.is_file():
-        raise OSError(EINVAL, "it is a folder, a pipe or a device", str(path))
+        raise OSError(EINVAL, "the path is a folder, a pipe or a device", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         _remove_abandoned(path)

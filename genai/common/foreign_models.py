@@ -11,7 +11,7 @@ from .paths import expanded
 
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/{0,2}")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_BUILD = "`genai build {0} -o FOLDER` converts a checkpoint to a model folder, as `genai chat {0}` does on first use"
+_BUILD = "to convert a checkpoint to a model folder, run `genai build {0} -o FOLDER`, or `genai chat {0}`"
 
 
 def foreign_model_error(path: Path, expected: str) -> ModelFolderError | None:
@@ -22,15 +22,15 @@ def foreign_model_error(path: Path, expected: str) -> ModelFolderError | None:
     if hub is None and re.match(r"https?:/", text):
         return ModelFolderError(
             f"{text:.200} is not {expected}",
-            "it is a URL that has not been pulled yet",
-            f"`genai pull {text.replace(':/', '://', 1) if '://' not in text else text}` downloads the file",
+            "the file at this URL has not been pulled yet",
+            f"to download the file, run `genai pull {text.replace(':/', '://', 1) if '://' not in text else text}`",
         )
     if path.suffix.lower() == ".gguf":
         exists = path.exists()
         return ModelFolderError(
-            f"{text}: a GGUF file is not {expected}" if exists else f"{text}: no such GGUF file",
-            "a GGUF file must be converted first" if exists else f"it is missing, and a GGUF file is not {expected}",
-            ("" if exists else "check the path; ") + _BUILD.format(text).replace(" a checkpoint", " it"),
+            f"{text}: a GGUF file is not {expected}" if exists else f"{text}: the GGUF file does not exist",
+            "a GGUF file must be converted first" if exists else f"a GGUF file must exist, and is not {expected}",
+            ("" if exists else "check the path; ") + _BUILD.format(text).replace(" a checkpoint", " a GGUF file"),
         )
     if path.exists() or path.suffix.lower() == ".onnx":
         return None
@@ -43,15 +43,15 @@ def _hub_name(name: str, problem: str) -> ModelFolderError:
     if download := downloaded(name):
         return ModelFolderError(
             problem,
-            "it has not been pulled, but it is in Hugging Face's cache",
-            f"`genai pull {name}` imports it from there; or pass its folder: `genai chat {download}`, or `genai "
-            f"build {download} -o FOLDER`",
+            "the model has not been pulled, but Hugging Face's cache contains a copy",
+            f"to import the copy, run `genai pull {name}`; to use the copy in place, run `genai chat {download}` or "
+            f"`genai build {download} -o FOLDER`",
         )
     return ModelFolderError(
         problem,
-        "there is no such folder; it looks like a Hugging Face name that has not been pulled yet",
-        f"`genai pull {name}` downloads it, as do `genai chat {name}` (after asking) and genai.LLM(…, pull=True); "
-        f"`genai build {name} -o FOLDER` converts it to an ONNX model",
+        "there is no such folder, and no Hugging Face model of this name has been pulled yet",
+        f"to download the model, run `genai pull {name}` or `genai chat {name}`, or use genai.LLM(…, pull=True); to "
+        f"convert the model to an ONNX model, run `genai build {name} -o FOLDER`",
     )
 
 

@@ -38,7 +38,7 @@ def huge_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     size = prod(shape) * np.dtype(dtype).itemsize
     mapping = None
     if size >= HUGE_PAGE and sys.platform.startswith("linux"):
-        mapping = _mapped(size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, f"get {size} bytes of memory")
+        mapping = _mapped(size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, f"allocate {size} bytes of memory")
     array: NDArray[Any] = _aligned(size, mapping).view(dtype).reshape(shape)
     return array
 
@@ -55,7 +55,7 @@ def mapped_array(size: int) -> NDArray[np.uint8]:
     if size < _MAPPED_ALONE or not sys.platform.startswith("linux"):
         return huge_array((size,), np.uint8)
     huge = size // HUGE_PAGE * HUGE_PAGE
-    flags, purpose = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, f"get {size} bytes of memory"
+    flags, purpose = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, f"allocate {size} bytes of memory"
     mapping = _mapping(size + (HUGE_PAGE if huge else 0), flags, purpose)
     array = _aligned(size, mapping) if huge else np.frombuffer(mapping, np.uint8)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -125,7 +125,7 @@ def start(thread: threading.Thread, stack_bytes: int = 0) -> None:
                 finally:
                     threading.stack_size(before)
         except RuntimeError as error:
-            raise ThreadsRefused(f"{error}: {threading.active_count()} threads run in this process") from error
+            raise ThreadsRefused(f"{error} ({threading.active_count()} threads are running in this process)") from error
 
 
 _stack_lock = threading.Lock()
@@ -173,7 +173,7 @@ class Task(Generic[T]):
         deadline = time.monotonic() + seconds
         while not self.is_over and (left := deadline - time.monotonic()) > 0:
             if os.getpid() != self._process:
-                raise ThreadsRefused("this process was forked while a call ran on a thread, and threads are not forked")
+                raise ThreadsRefused("this process was forked while a thread ran a call, and a fork copies no threads")
             with suppress(Empty):
                 self._bell.get(timeout=min(left, self.SECONDS))
         return self.is_over

@@ -132,7 +132,9 @@ def _guessed_bound() -> MemoryBound:
     physical = _physical_memory()
     percent = _free_percent()
     if not physical:
-        return MemoryBound("a guess: the system reports nothing", UNKNOWN_MEMORY_BYTES, UNKNOWN_MEMORY_BYTES)
+        return MemoryBound(
+            "default, because the system reports no memory size", UNKNOWN_MEMORY_BYTES, UNKNOWN_MEMORY_BYTES
+        )
     if percent is not None:
         return MemoryBound("system", physical, physical * percent // 100)
     return MemoryBound("half of the physical memory", physical, physical // 2)

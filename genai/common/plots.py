@@ -78,16 +78,22 @@ class Chart:
             try:
                 figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
             except OSError as error:
-                raise InputError(f"{path}: cannot be written", str(error), "choose another file") from error
+                raise InputError(f"{path}: the plot cannot be written", str(error), "choose another file") from error
 
 
 def check_file(path: Path) -> None:
     """Raise OptionError if a chart cannot be drawn into a file. Call this before the long computation of the values."""
     if path.suffix not in SUFFIXES:
-        raise OptionError(f"plot file {path}", "plots are SVG or PNG", "use a name that ends in .svg or .png")
+        raise OptionError(
+            f"the plot file {path} has an unsupported extension",
+            "plots are SVG or PNG files",
+            "use a name that ends in .svg or .png",
+        )
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise OptionError(
-            f"plot file {path}", "plots are drawn by matplotlib, which is not installed", "pip install matplotlib"
+            f"the plot file {path} cannot be drawn",
+            "plots need matplotlib, which is not installed",
+            "run pip install matplotlib",
         ) from None

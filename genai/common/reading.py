@@ -23,13 +23,15 @@ def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = 
     """Return a file's bytes; None if it does not exist. Raises `unreadable` if it cannot be read or has no end."""
     try:
         if not (may_be_pipe or path.is_file() or path.is_dir()) and path.exists():
-            raise unreadable(f"{path}: cannot be read", "it is a pipe or a device", "use a regular file")
+            raise unreadable(f"{path}: the file cannot be read", "the path is a pipe or a device", "use a regular file")
         with path.open("rb") as file:
             return bounded_bytes(file, path, unreadable)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise unreadable(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+        raise unreadable(
+            f"{path}: the file cannot be read", str(error), "check the file and its permissions"
+        ) from error
 
 
 def bounded_bytes(file: BinaryIO, name: object, unreadable: type[GenaiError]) -> bytes:
@@ -38,7 +40,11 @@ def bounded_bytes(file: BinaryIO, name: object, unreadable: type[GenaiError]) ->
     # reads.
     data = b"".join(takewhile(bool, (file.read(_PIECE) for _ in range(_MOST_BYTES // _PIECE + 1))))
     if len(data) > _MOST_BYTES:
-        raise unreadable(f"{name}: cannot be read", f"it has more than {_MOST_BYTES >> 20} MiB", "use a smaller text")
+        raise unreadable(
+            f"{name}: the text cannot be read",
+            f"a text can have at most {_MOST_BYTES >> 20} MiB",
+            "use a smaller text",
+        )
     return data
 
 
@@ -55,7 +61,7 @@ def file_text(
     try:
         return None if data is None else data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise malformed(f"{path}: is not UTF-8 text", str(error), "save the file as UTF-8") from error
+        raise malformed(f"{path}: the file is not UTF-8 text", str(error), "save the file as UTF-8") from error
 
 
 def json_object(
@@ -66,26 +72,32 @@ def json_object(
     Raises `malformed` if the text is not JSON, is not an object, or has more than `most_values` values.
     """
     if (count := text.count(",")) > most_values:
-        raise malformed(f"{source}: has {count} commas", f"at most {most_values} are accepted", "use a smaller file")
+        raise malformed(
+            f"{source}: the JSON text has {count} commas", f"at most {most_values} are accepted", "use a smaller file"
+        )
     try:
         # The hook runs Python code for each object. Without it, the C parser would block interrupts for seconds.
         value = json.loads(text, object_hook=lambda found: found)
     except RecursionError as error:
         raise malformed(
-            f"{source}: is nested too deeply",
-            "thousands of lists or objects are nested in each other",
-            "correct it, or get it again",
+            f"{source}: the JSON text is nested too deeply",
+            "the parser accepts only about a thousand nested lists and objects",
+            "reduce the nesting",
         ) from error
     except (ValueError, TypeError) as error:
         if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
             raise malformed(
-                f"{source}: contains a number with too many digits",
-                f"at most {sys.get_int_max_str_digits()} are accepted",
-                "correct it, or get it again",
+                f"{source}: the JSON text contains a number with too many digits",
+                f"at most {sys.get_int_max_str_digits()} digits are accepted",
+                "shorten the number",
             ) from error
-        raise malformed(f"{source}: is not JSON", str(error), "correct it at that position") from error
+        raise malformed(f"{source}: the text is not JSON", str(error), "correct the text at this position") from error
     if not isinstance(value, dict):
-        raise malformed(f"{source}: holds {kind_of(value)}", "an object is expected", 'start with {"name": …')
+        raise malformed(
+            f"{source}: the JSON value is {kind_of(value)}",
+            "a JSON object is expected",
+            'begin the text with {"name": …',
+        )
     return value
 
 
@@ -93,7 +105,7 @@ def read_text_file(path: Path) -> str:
     """Return the text of a UTF-8 file that the user names. Raises InputError if it is missing or cannot be read."""
     text = file_text(path, InputError, InputError, may_be_pipe=True)
     if text is None:
-        raise InputError(f"{path}: cannot be read", "there is no such file", "check the path")
+        raise InputError(f"{path}: the file cannot be read", "the file does not exist", "check the path")
     return text
 
 
@@ -102,6 +114,8 @@ def whole_file(path: Path) -> bytes:
     size = path.stat().st_size
     if size > available_memory():
         raise CacheCapacityError(
-            f"{path} has {format_bytes(size)}", f"{format_bytes(available_memory())} is free", "use a smaller file"
+            f"{path} needs {format_bytes(size)} of memory",
+            f"only {format_bytes(available_memory())} of memory is free",
+            "use a smaller file",
         )
     return path.read_bytes()

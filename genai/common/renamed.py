@@ -80,7 +80,7 @@ def _rename(owner: str, kwargs: dict[str, Any], new_names: dict[str, str]) -> No
     for old in new_names.keys() & kwargs.keys():
         new = new_names[old]
         if new in kwargs:
-            raise TypeError(f"{owner}: {old} is the earlier name of {new}; pass only {new}")
+            raise TypeError(f"{owner}: {old} is the old name of {new}, so pass only {new}")
         # The warning points to the caller of the wrapper that calls this function.
         warnings.warn(f"{owner}({old}=…) is now {owner}({new}=…)", DeprecationWarning, stacklevel=3)
         kwargs[new] = kwargs.pop(old)

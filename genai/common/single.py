@@ -15,5 +15,5 @@ class Single:
         raise StateError(
             f"{type(self).__name__} objects can be neither copied nor pickled",
             "these objects own memory and threads of this process",
-            "create another one where you need it; to other processes, pass the path of the model",
+            "create a new object instead of a copy, and pass the model's path to other processes",
         )

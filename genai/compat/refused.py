@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from ..devices import why_no_gpu
 from ..errors import NotSupportedYetError
 
-_SESSION_PAGE = "see docs/reference/session-options.md for what is supported"
-GENERATING_PAGE = "see docs/how-to/onnxruntime-genai.md for what is supported"
+_SESSION_PAGE = "for the supported names, see docs/reference/session-options.md"
+GENERATING_PAGE = "for the supported names, see docs/how-to/onnxruntime-genai.md"
 """The fix for names of onnxruntime-genai; the names of onnxruntime are documented on another page."""
 _REFUSED = {
     _SESSION_PAGE: {

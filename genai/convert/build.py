@@ -67,7 +67,7 @@ class BuildPlan:
     def rounded(self) -> list[str]:
         """One sentence per type about the weights that the build rounded, with the measured error."""
         return [
-            f"{kind} weights of experts are now 8-bit integers, relative error {math.sqrt(error / total):.2%}"
+            f"{kind} expert weights are quantised to 8-bit integers (relative error {math.sqrt(error / total):.2%})"
             for kind, (error, total) in self.weights.rounded.items()
             if total
         ]
@@ -100,9 +100,9 @@ def plan_build(
     architecture = checkpoint.architecture
     if merge and checkpoint.precision != Checkpoint.precision:
         raise UnsupportedModelError(
-            f"{checkpoint_dir}: adapters cannot be merged into weights that are already quantised",
-            "the sum would have to be quantised a second time",
-            f"load it with the model (--lora NAME={merge[0].source}), or merge it into the float checkpoint",
+            f"{checkpoint_dir}: an adapter cannot be merged into weights that are already quantised",
+            "the merged weights would have to be quantised a second time",
+            f"load the adapter with the model (--lora NAME={merge[0].source}), or merge it into the float checkpoint",
         )
     if merge:  # as in PEFT, the checkpoint's layout decides, not the adapter's fan_in_fan_out
         adapter = replace(merge[0], fan_in_fan_out=architecture.stores_transposed)
@@ -152,7 +152,9 @@ def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
         return {name: checked(name, value) for name, value in sampling.items() if name in SEARCH_OPTIONS}
     except OptionError as error:
         raise ConfigError(
-            f"{GENERATION_CONFIG}: {error.what}", error.why, "correct the file, or remove the key"
+            f"{GENERATION_CONFIG}: {error.what}",
+            error.why,
+            "correct the value in generation_config.json, or remove the key",
         ) from error
 
 
@@ -184,14 +186,16 @@ def execute(plan: BuildPlan, output: Path) -> Path:
 def _require_room(output: Path, needed: int) -> None:
     if not output.parent.is_dir():
         raise ModelFolderError(
-            f"{output.parent} is not a folder", f"{output.name} would be created in it", "create it, or choose another"
+            f"{output.parent} is not a folder",
+            f"{output.name} would be created in this folder",
+            "create the folder, or choose another output folder",
         )
     free = shutil.disk_usage(output.parent).free
     if free < needed:
         raise ModelFolderError(
             f"{output.parent} has {free / 1e9:.2f} GB free, but the model needs {needed / 1e9:.2f} GB",
-            "the build would fail when the disk is full",
-            "free some space, or choose another folder or a smaller precision",
+            "the build would fill the disk and fail",
+            "free some disk space, choose a folder on another disk, or use a smaller precision",
         )
 
 
@@ -248,7 +252,7 @@ def resolve_model_folder(
         raise ModelFolderError(
             f"{source} is a {'GGUF file' if is_file else 'Hugging Face checkpoint'} that has not been built",
             "builds are disabled (--no-build)",
-            f"omit --no-build, or build it first: genai build {source} -o FOLDER",
+            f"omit --no-build, or build the model first: genai build {source} -o FOLDER",
         )
     report: list[Progress] = []
     plan = plan_build(source, options, progress=lambda count: report[0](count))
@@ -263,13 +267,13 @@ def resolve_model_folder(
         raise ModelFolderError(
             f"{source} was not built",
             "the build was declined",
-            f"genai build {source} -o FOLDER builds it elsewhere",
+            f"to build the model in another folder, run genai build {source} -o FOLDER",
         )
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ModelFolderError(
-            f"cannot create {target.parent}", str(error), "set GENAI_CACHE_DIR to a writable folder"
+            f"the folder {target.parent} cannot be created", str(error), "set GENAI_CACHE_DIR to a writable folder"
         ) from error
     with _alone(target.parent, waiting):
         if (target / "genai_config.json").is_file():  # another process has built the model in the meantime

@@ -97,8 +97,10 @@ class MergedCheckpoint(Checkpoint):
     def __init__(self, folder: str | Path, adapter: AdapterParameters, weight: float = 1.0) -> None:
         if is_gguf(Path(folder)):
             raise UnsupportedModelError(
-                f"{folder}: adapters cannot be merged into GGUF files", "the weights are already quantised",
-                f"load it with the model (--lora NAME={adapter.source}), or merge it into the float checkpoint",
+                f"{folder}: an adapter cannot be merged into a GGUF file",
+                "the merged weights would have to be quantised a second time",
+                f"load the adapter with the model (--lora NAME={adapter.source}), or merge the adapter into the float "
+                "checkpoint",
             )  # fmt: skip
         super().__init__(folder)
         spec = self.architecture.describe(self.config)
@@ -121,7 +123,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read a JSON object from a file. Raise ModelFolderError if the file is missing, InputError if it is malformed."""
     fix = f"use a folder downloaded from Hugging Face that contains {name} and *.safetensors"
     return folder_json(
-        folder, name, InputError, lambda path: ModelFolderError(f"{path}: no {name}", "there is no such file", fix),
+        folder, name, InputError,
+        lambda path: ModelFolderError(f"{path}: {name} is missing", "a checkpoint folder must contain this file", fix),
         not_a_checkpoint,
     )  # fmt: skip
 
@@ -134,12 +137,12 @@ def _tensor_files(folder: Path) -> list[Path]:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelFolderError(
-            f"{folder}: the weights are in {pickles[0]}, which is a pickle",
+            f"{folder}: the weights are in {pickles[0]}, which is a pickle file",
             "a pickle can run any code when it is opened, so pickles are not supported",
-            "download the checkpoint as safetensors (most exist in both forms), or convert it with a tool you trust",
+            "download the checkpoint in safetensors format, or convert it with a tool that you trust",
         )
     raise ModelFolderError(
-        f"{folder}: no {SINGLE} and no {INDEX}",
+        f"{folder}: there is neither {SINGLE} nor {INDEX}",
         "weights are read from safetensors files only",
         "download the complete checkpoint",
     )
@@ -152,18 +155,22 @@ def _shards(folder: Path) -> list[Path]:
         or not weight_map
         or not all(isinstance(name, str) for name in weight_map.values())
     ):
-        raise InputError(f"{INDEX} has no weight_map", "it maps each tensor to its file", "download the file again")
+        raise InputError(
+            f"{INDEX} has no weight_map", "weight_map lists the file of each tensor", "download the file again"
+        )
     shards = []
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
             raise InputError(
-                f"{INDEX} names the file {name!r}", "shards must be in the folder of the index", "download it again"
+                f"{INDEX} contains the file name {name!r}",
+                "shards must be in the same folder as the index",
+                "download the index again",
             )
         shards.append(folder / name)
     if missing := [path.name for path in shards if not path.is_file()]:
         raise ModelFolderError(
             f"{folder}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing[:3])}",
-            f"{INDEX} lists them",
-            "finish the download",
+            f"all shards in {INDEX} are required",
+            "download the missing shards",
         )
     return shards

@@ -79,7 +79,9 @@ def require_absent(target: Path) -> None:
     """Raise ModelFolderError if the path of a new model folder already exists."""
     if target.exists() or target.is_symlink():
         raise ModelFolderError(
-            f"{target} already exists", "a model folder is never overwritten", "delete it, or choose another path"
+            f"{target} already exists",
+            "a model folder is never overwritten",
+            "delete the folder, or choose another path",
         )
 
 
@@ -198,9 +200,9 @@ def require_tokenizer(folder: Path) -> None:
     """Raise ModelFolderError if a folder has no readable tokenizer."""
     if not has_tokenizer(folder):
         raise ModelFolderError(
-            f"{folder}: no {TOKENIZER}, and no other tokenizer",
-            "the model cannot tokenise text without a tokenizer",
-            "download the tokenizer's files as well",
+            f"{folder}: {TOKENIZER} is missing, and there is no other tokenizer",
+            "a model folder must contain a tokenizer",
+            "download the tokenizer files to this folder",
         )
 
 
@@ -222,11 +224,11 @@ def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
     beyond = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items() if id_ >= vocab_size}
     if largest := max(beyond.keys() - special, default=0):
         raise InputError(
-            f"the tokenizer has token {largest}, but the model's vocabulary ends at {vocab_size - 1}",
-            "config.json's vocab_size and the tokenizer contradict each other",
+            f"the tokenizer has the token id {largest}, but the model's largest token id is {vocab_size - 1}",
+            "vocab_size in config.json must be greater than every token id of the tokenizer",
             "check that the tokenizer and the weights belong to the same model",
         )
-    return [f"the tokenizer's {beyond[id_]!r} ({id_}) is not in the model's vocabulary" for id_ in sorted(beyond)]
+    return [f"the special token {beyond[id_]!r} ({id_}) is not in the model's vocabulary" for id_ in sorted(beyond)]
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -181,7 +181,7 @@ class DataFile(AbstractContextManager["DataFile"]):
         self._write(name, element, length, chunks)
         written = self._file.tell() - offset
         if written != length:
-            raise ValueError(f"{name} {list(dims)} needs {length} bytes, but its chunks hold {written}")
+            raise ValueError(f"{name} {list(dims)} needs {length} bytes, but its chunks have {written} bytes")
         tensor = onnx.TensorProto(
             name=name, dims=dims, data_type=_DATA_TYPES[element], data_location=onnx.TensorProto.EXTERNAL
         )

@@ -124,7 +124,7 @@ class HFConfig:
         if value is None:
             if default is REQUIRED:
                 problem = f"config.json has no {names[0]}{self._part}"
-                raise ConfigError(problem, "the architecture needs it", "download the checkpoint again")
+                raise ConfigError(problem, "the architecture requires this key", "download the checkpoint again")
             return default
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise self.wrong(names[0], value, " or ".join(kind.__name__ for kind in types))
@@ -132,7 +132,9 @@ class HFConfig:
 
     def wrong(self, name: str, value: Any, expected: str) -> ConfigError:
         """Return the error for an unexpected value."""
-        return ConfigError(f"config.json: {name}{self._part} is {value!r}", f"expected {expected}", "correct the file")
+        return ConfigError(
+            f"config.json: {name}{self._part} is {value!r}", f"expected {expected}", "correct the value in config.json"
+        )
 
 
 def rope_fields(
@@ -155,8 +157,8 @@ def rope_fields(
     if partial is None and share != 1:
         raise UnsupportedModelError(
             f"config.json: partial_rotary_factor is {share}",
-            f"{config.model_type} rotates only whole heads",
-            "check that model_type is that of the weights",
+            f"{config.model_type} models rotate only whole heads",
+            "check that model_type in config.json matches the weights",
         )
     context = config.integer("max_position_embeddings", "n_positions", default=2048)
     scaling = _scaling(config, values, context)
@@ -177,16 +179,18 @@ def rope_values(config: HFConfig, kind: str | None = None) -> HFConfig:
     """Return rope_parameters or rope_scaling, or the part for one kind of layers if the kinds differ."""
     values = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(values, dict):
-        raise ConfigError(f"config.json: rope_parameters is {values!r}", "it must be an object", "correct the file")
+        raise ConfigError(
+            f"config.json: rope_parameters is {values!r}", "the value must be a JSON object", "correct config.json"
+        )
     if kind is not None and any(isinstance(value, dict) for value in values.values()):
         values = values.get(kind) or {}
     if any(isinstance(value, dict) for value in values.values()):
         raise UnsupportedModelError(
             f"config.json has separate rope_parameters for {', '.join(map(repr, values))}",
             "all layers of this architecture use the same rotation",
-            "check that model_type is that of the weights",
+            "check that model_type in config.json matches the weights",
         )
-    return HFConfig(values, part="the rope scaling")
+    return HFConfig(values, part="the RoPE scaling")
 
 
 def _scaling(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.RopeScaling | None:
@@ -195,9 +199,9 @@ def _scaling(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.R
         return None
     if not isinstance(kind, str) or kind not in _READERS:
         raise ConfigError(
-            f"config.json: unknown rope scaling {kind!r}",
-            f"the supported kinds are default, {', '.join(sorted(_READERS))}",
-            "use another checkpoint; ignoring the scaling would give wrong results for long texts",
+            f"config.json: the RoPE scaling type {kind!r} is not supported",
+            f"the supported types are default, {', '.join(sorted(_READERS))}",
+            "use a checkpoint with a supported type",
         )
     return _READERS[kind](config, values, context)
 

@@ -67,7 +67,8 @@ class ExportOptions:
         if self.precision == "kept" and (self.block_size != 32 or not self.symmetric):
             raise OptionError(
                 "block_size and zero points cannot be combined with precision 'kept'",
-                "blocks keep their format from the file", "omit both, or choose another precision",
+                "weights with this precision keep the blocks of the source file",
+                "omit both options, or choose another precision",
             )  # fmt: skip
         if self.accuracy_level not in range(5):
             raise _error("accuracy_level", self.accuracy_level, range(5))
@@ -93,5 +94,7 @@ class ExportOptions:
 
 def _error(name: str, value: object, known: tuple[object, ...] | range) -> OptionError:
     return OptionError(
-        f"{name} is {value!r}", f"the values are {', '.join(map(repr, known))}", f"use a supported value for {name}"
+        f"{name} is {value!r}",
+        f"the supported values are {', '.join(map(repr, known))}",
+        f"use a supported value for {name}",
     )

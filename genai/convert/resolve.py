@@ -109,7 +109,9 @@ def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions 
         )  # fmt: skip
     except (InputError, ConfigError, TokenizerError, UnsupportedModelError) as error:
         raise type(error)(
-            error.what, error.why, f"{error.fix}; `genai rm {quote(model.name)}` removes it from the cache"
+            error.what,
+            error.why,
+            f"{error.fix}; to remove the model from the cache, run `genai rm {quote(model.name)}`",
         ) from error
 
 
@@ -123,8 +125,9 @@ def _ask_about_weights(ask: Callable[[PullPlan], bool], plan: PullPlan) -> bool:
 def _built_already(name: str) -> OptionError:
     return OptionError(
         f"a precision cannot be set for {name}",
-        "it is not a checkpoint, so its weights keep their stored format",
-        "omit --precision, or name the repository with its safetensors (if it has both forms, run `genai rm` first)",
+        "only a checkpoint can be stored in another precision",
+        "omit --precision, or use a repository with safetensors weights; if the cached repository has these weights as "
+        "well, run `genai rm` first",
     )
 
 
@@ -173,8 +176,10 @@ def source_path(source: Path | PulledModel, name: str | Path) -> Path:
         known = [model.name for model in models()]
         raise ModelFolderError(
             f"{str(name)!r:.120} is not a model name",
-            "it is not in the cache, is not of the form org/name, and is not a path",
-            did_you_mean(str(name), known, "use the name on the model's page: org/name, or hf:name if it has no org"),
+            "a model must be in the cache, have a name of the form org/name, or be an existing path",
+            did_you_mean(
+                str(name), known, "use the name on the model's page (org/name), or hf:name for a model without org"
+            ),
         )
     return source
 

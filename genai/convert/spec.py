@@ -195,11 +195,13 @@ def _check_sizes(spec: DecoderSpec) -> None:
             raise _error(f"{field.name} is {value}", "sizes and counts must be at least 1")
         limit = {"num_layers": MAX_LAYERS, "context_length": MAX_CONTEXT}.get(field.name, MAX_SIZE)
         if field.type == "int" and value > limit:
-            raise _error(f"{field.name} is {value}", f"the limit is {limit}")
+            raise _error(f"{field.name} is {value}", f"the maximum is {limit}")
     if spec.hidden_activation not in ACTIVATIONS:
-        raise _error(f"hidden_activation is {spec.hidden_activation!r}", f"the values are {', '.join(ACTIVATIONS)}")
+        raise _error(
+            f"hidden_activation is {spec.hidden_activation!r}", f"the supported functions are {', '.join(ACTIVATIONS)}"
+        )
     if spec.rms_norm_eps <= 0:
-        raise _error(f"rms_norm_eps is {spec.rms_norm_eps}", "it must be positive to avoid a division by zero")
+        raise _error(f"rms_norm_eps is {spec.rms_norm_eps}", "the value must be positive to avoid a division by zero")
 
 
 def _check_attention(spec: DecoderSpec) -> None:
@@ -210,7 +212,7 @@ def _check_attention(spec: DecoderSpec) -> None:
             "the number of query heads must be a multiple of the number of key/value heads",
         )
     if spec.sliding_window is not None and not 1 <= spec.sliding_window <= MAX_SIZE:
-        why = f"a window has 1 to {MAX_SIZE} tokens, including the query itself; None means no window"
+        why = f"a window must have 1 to {MAX_SIZE} tokens, including the query (None disables the window)"
         raise _error(f"sliding_window is {spec.sliding_window}", why)
     for name in ("sliding_layers", "rope_layers", "dense_layers"):
         outside = [layer for layer in getattr(spec, name) or () if not 0 <= layer < spec.num_layers]
@@ -219,34 +221,36 @@ def _check_attention(spec: DecoderSpec) -> None:
     if spec.attention_softcap < 0 or spec.logit_softcap < 0:
         raise _error(
             f"attention_softcap is {spec.attention_softcap} and logit_softcap is {spec.logit_softcap}",
-            "a cap must be positive, or 0 for none",
+            "each cap must be positive, or 0 to disable it",
         )
 
 
 def _check_rope(spec: DecoderSpec) -> None:
     if not 0 < spec.partial_rotary_factor <= 1 or spec.rotary_size < 2 or spec.rotary_size % 2:
         raise _error(
-            f"partial_rotary_factor is {spec.partial_rotary_factor} with head_size {spec.head_size}: "
+            f"partial_rotary_factor is {spec.partial_rotary_factor} and head_size is {spec.head_size}, so "
             f"{spec.rotary_size} elements are rotated",
             "the number of rotated elements must be even, at least 2, and at most head_size",
         )
     if not spec.rope_theta > 1 or not (spec.local_rope_theta is None or spec.local_rope_theta > 1):
         raise _error(
-            f"rope_theta is {spec.rope_theta}, local_rope_theta is {spec.local_rope_theta}",
-            "both must be greater than 1",
+            f"rope_theta is {spec.rope_theta} and local_rope_theta is {spec.local_rope_theta}",
+            "both values must be greater than 1",
         )
     for name in ("factor", "original_max_position_embeddings", "attention_factor"):
         value = getattr(spec.rope_scaling, name, None)
         if value is not None and not 0 < value < float("inf"):
-            raise _error(f"{name} of the RoPE scaling is {value}", "it must be a positive number")
+            raise _error(f"{name} of the RoPE scaling is {value}", "the value must be positive and finite")
     scaling = spec.rope_scaling
     if isinstance(scaling, Llama3Scaling) and not scaling.low_freq_factor < scaling.high_freq_factor:
         raise _error(
-            f"low_freq_factor is {scaling.low_freq_factor}, high_freq_factor is {scaling.high_freq_factor}",
+            f"low_freq_factor is {scaling.low_freq_factor} and high_freq_factor is {scaling.high_freq_factor}",
             "low_freq_factor must be less than high_freq_factor",
         )
     if isinstance(scaling, DynamicScaling) and spec.rotary_size < 4:
-        raise _error(f"{spec.rotary_size} elements of a head are rotated", "dynamic scaling needs at least two pairs")
+        raise _error(
+            f"{spec.rotary_size} elements of a head are rotated", "dynamic scaling needs at least 4 rotated elements"
+        )
     if isinstance(scaling, LongRope):
         _check_long_rope(spec, scaling)
 
@@ -256,16 +260,18 @@ def _check_long_rope(spec: DecoderSpec, scaling: LongRope) -> None:
     for name in ("short_factor", "long_factor"):
         count = len(getattr(scaling, name))
         if count != pairs:
-            raise _error(f"{name} has {count} entries", f"a head has {pairs} rotated pairs")
+            raise _error(
+                f"{name} has {count} entries", f"the list must have one entry for each of the {pairs} rotated pairs"
+            )
     if not 1 < scaling.original_max_position_embeddings <= spec.context_length:
         raise _error(
             f"original_max_position_embeddings is {scaling.original_max_position_embeddings}",
-            f"it must be from 2 to context_length, which is {spec.context_length}",
+            f"the value must be from 2 to context_length, which is {spec.context_length}",
         )
     if spec.context_length * pairs > MAX_GRAPH_FLOATS:
         raise _error(
             f"LongRoPE tables have {spec.context_length} positions of {pairs} pairs",
-            f"they are stored in the graph, and the limit for one table is {MAX_GRAPH_FLOATS} numbers",
+            f"a table in the graph can have at most {MAX_GRAPH_FLOATS} numbers",
         )
 
 
@@ -275,23 +281,25 @@ def _check_experts(spec: DecoderSpec) -> None:
         return
     total = spec.num_layers * experts.count
     if total > MAX_EXPERTS:
-        raise _error(f"all layers together have {total} experts", f"the limit is {MAX_EXPERTS}")
+        raise _error(f"all layers together have {total} experts", f"a model can have at most {MAX_EXPERTS} experts")
     if not 1 <= experts.per_token <= experts.count or experts.intermediate_size < 1:
         raise _error(
             f"{experts.per_token} of {experts.count} experts of width {experts.intermediate_size} are used per token",
-            "per_token must be from 1 to the number of experts, and the width at least 1",
+            "per_token must be from 1 to the number of experts, and the width must be at least 1",
         )
     if experts.routing == "sparse_mixer" and experts.per_token != 2:
-        raise _error(f"sparse mixer routing has {experts.per_token} experts per token", "it always selects two")
+        raise _error(
+            f"sparse mixer routing has {experts.per_token} experts per token", "this routing always selects two experts"
+        )
 
 
 def _check_tokens(spec: DecoderSpec) -> None:
     if not spec.eos_token_ids:
-        raise _error("eos_token_ids is empty", "without an end-of-sequence token a reply would never end")
+        raise _error("eos_token_ids is empty", "a reply ends only with an end-of-sequence token")
     named = [("bos_token_id", spec.bos_token_id), *(("eos_token_ids", token) for token in spec.eos_token_ids)]
     for name, token in [*named, ("pad_token_id", spec.pad_token_id)]:
         if token is not None and not 0 <= token < spec.vocab_size:
-            raise _error(f"{name} contains {token}", f"token ids are 0 to {spec.vocab_size - 1}")
+            raise _error(f"{name} contains {token}", f"token ids are integers from 0 to {spec.vocab_size - 1}")
 
 
 def _error(problem: str, why: str) -> InputError:

@@ -84,7 +84,7 @@ class Weights:
             close = get_close_matches(name, known, 3)
             raise InputError(
                 f"the weights have no tensor {name!r}",
-                f"there are {len(known)} tensors" + (f"; the closest names are {', '.join(close)}" if close else ""),
+                f"there are {len(known)} tensors" + (f" (the closest names are {', '.join(close)})" if close else ""),
                 "use Hugging Face tensor names, and check the configuration's biases, norms and tied embeddings",
             ) from error
         # The dtype.kind of bfloat16 and of ml_dtypes' 8-bit floats is not "f", so the name is compared.
@@ -93,13 +93,13 @@ class Weights:
             raise InputError(
                 f"{name} has type {tensor.dtype}",
                 "weights must be floating-point numbers",
-                "use the float checkpoint instead of a quantised one",
+                "use the float checkpoint instead of a quantised checkpoint",
             )
         actual = tensor.shape if kind is None else (*tensor.shape[:-1], tensor.shape[-1] * kind.columns)
         if actual != shape:
             raise InputError(
                 f"{name} has shape {list(actual)}, expected {list(shape)}",
-                "sizes follow from the model's configuration",
+                "the expected shape follows from the model's configuration",
                 "check that the configuration and the weights belong to the same model",
             )
         return tensor
@@ -182,7 +182,7 @@ def not_finite(name: str) -> InputError:
     """Return the error for a tensor with NaN or infinity."""
     return InputError(
         f"{name} contains NaN or infinite values",
-        "they would make all logits wrong",
+        "NaN or infinity in a weight makes all logits wrong",
         "check the training run or the download that produced these weights",
     )
 
@@ -236,9 +236,9 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
             tensor = tensor if source.view is None else source.view(tensor)
         except (ValueError, IndexError) as error:
             raise InputError(
-                f"{source.names[0]} has shape {list(tensor.shape)}, from which {name} cannot be taken",
+                f"{name} cannot be extracted from {source.names[0]} with shape {list(tensor.shape)}",
                 str(error),
-                "check that config.json and the weights are of the same model",
+                "check that config.json and the weights belong to the same model",
             ) from error
         if name not in self._seen:
             self._seen.add(name)
@@ -274,16 +274,17 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         if missing := sorted(needed - set(self._checkpoint)):
             close = get_close_matches(missing[0], list(self._checkpoint), 3)
             raise InputError(
-                f"the checkpoint lacks {len(missing)} tensors that its configuration requires, first {missing[0]!r}",
+                f"the checkpoint lacks {len(missing)} tensors that its configuration requires, such as {missing[0]!r}",
                 f"there are {len(self._checkpoint)} tensors; the closest names are {', '.join(close) or 'none'}",
-                "check that config.json and the weights are of the same model",
+                "check that config.json and the weights belong to the same model",
             )
         unread = sorted(set(self._checkpoint) - needed - {tied_head})
         if unread := [name for name in unread if not _DERIVED.search(name) and not self._adds_nothing(name)]:
             raise InputError(
-                f"the checkpoint has {len(unread)} tensors that its configuration does not use, first {unread[0]!r}",
+                f"the checkpoint has {len(unread)} tensors that its configuration does not use, such as {unread[0]!r}",
                 "ignoring them would change the model's output",
-                "check that config.json and the weights are of the same model; merge adapters, remove extra heads",
+                "check that config.json and the weights belong to the same model, and merge adapters or remove extra "
+                "heads",
             )
 
     def _adds_nothing(self, name: str) -> bool:
@@ -302,9 +303,9 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
             )
         ):
             raise InputError(
-                f"{head} differs from {table}, although config.json ties them",
-                "with tie_word_embeddings both are the same matrix",
-                "set tie_word_embeddings to false in config.json if the head is a separate matrix",
+                f"{head} differs from {table}, although config.json sets tie_word_embeddings",
+                "tied embeddings share one matrix",
+                "if the head is a separate matrix, set tie_word_embeddings to false in config.json",
             )
 
     def _without_gaps(self, name: str, tensor: NDArray[Any]) -> NDArray[Any]:

@@ -172,7 +172,7 @@ def expert_integers(
         kind = type_of(matrix)
         found = None if kind is None else _whole_numbers(_weight(name, matrix), kind, block_size)
         if found is not None and kind is not None:
-            export.weights.note_prequantized(f"{kind.name}, as integers of {_BITS} bits", _QMOE_READERS, 1)
+            export.weights.note_prequantized(f"{kind.name}, as {_BITS}-bit integers", _QMOE_READERS, 1)
             yield found
             continue
         values = matrix.astype(np.float32) if kind is None else dequantize(matrix)

@@ -49,7 +49,7 @@ def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | No
     try:
         kernels = cache_root(environment) / "kernels"
     except RuntimeError:
-        return KernelCaches(None, "there is no home folder", 0, 0, {})
+        return KernelCaches(None, "the home folder is unknown", 0, 0, {})
     folder = kernels / (key or kernel_key())
     files = list(_files(folder))
     others = [path for path in sorted(kernels.glob("*")) if path.name != folder.name and _is_of_a_version(path)]
@@ -93,7 +93,7 @@ def _reason_unusable(folder: Path) -> str:
         if not existing.is_dir():
             return f"{existing} is not a folder"
         if not os.access(existing, os.W_OK | os.X_OK):
-            return f"{existing} cannot be written"
+            return f"{existing} is not writable"
     except OSError as error:
         return f"{error.filename or folder}: {error.strerror}"
     return ""

@@ -142,7 +142,7 @@ def check_processor(machine: Machine) -> Finding:
     text = f"{cpu.name} ({cpu.architecture}), {cpu.physical_cores} cores{hardware}; {_threads(cpu.threads)}"
     limits = []
     if cpu.allowed_cores < cpu.logical_cores:
-        limits.append(f"affinity allows {cpu.allowed_cores} of {cpu.logical_cores} logical cores")
+        limits.append(f"the CPU affinity allows {cpu.allowed_cores} of {cpu.logical_cores} logical cores")
     if cpu.quota is not None and cpu.quota < cpu.physical_cores:
         limits.append(f"the control group allows the CPU time of {cpu.quota:g} cores")
     if limits:
@@ -154,7 +154,7 @@ def check_features(machine: Machine) -> Finding:
     """Report the instruction sets, and whether the operating system grants AMX tiles."""
     cpu = read_processor(machine.root)
     facts: dict[str, Any] = {"features": list(cpu.features), "missing": list(cpu.missing_features)}
-    text = ", ".join(cpu.features) or "no known ones"
+    text = ", ".join(cpu.features) or "no known instruction sets"
     if any(name.startswith("AMX") for name in cpu.features):
         granted = facts["amx_tiles_granted"] = request_tiles()
         text += f"; AMX tiles {'granted' if granted else 'refused by the system'}"
@@ -179,16 +179,20 @@ def check_kernels(machine: Machine) -> Finding:
 
 def _kernel_finding(path: KernelPath) -> Finding:
     facts = asdict(path)
-    halves = "by instructions" if path.half_instructions else "by integer arithmetic (portable path)"
+    halves = (
+        "conversion instructions" if path.half_instructions else "conversion with integer arithmetic (portable path)"
+    )
     origin = "set by NUMBA_CPU_NAME" if "NUMBA_CPU_NAME" in path.overrides else "LLVM's name for this processor"
     text = f"{path.registers} for {path.processor} ({origin}): {path.lanes}; float16 {halves}"
     if path.overrides:
         text += f"; set: {', '.join(f'{name}={value}' for name, value in path.overrides.items())}"
     if not path.compiled:
-        return Finding("kernels", Mark.PROBLEM, f"{text}; Numba's compiler is off", "unset NUMBA_DISABLE_JIT", facts)
+        return Finding(
+            "kernels", Mark.PROBLEM, f"{text}; Numba's compiler is disabled", "unset NUMBA_DISABLE_JIT", facts
+        )
     if path.vector_bits < path.host_vector_bits:
-        text += f"; the processor itself has registers of {path.host_vector_bits} bits"
-        fix = f"unset {' and '.join(path.overrides)}" if path.overrides else "see Numba's .numba_config.yaml"
+        text += f"; the processor has registers of {path.host_vector_bits} bits"
+        fix = f"unset {' and '.join(path.overrides)}" if path.overrides else "check Numba's .numba_config.yaml"
         return Finding("kernels", Mark.NOTE, text, fix, facts)
     return Finding("kernels", Mark.OK, text, facts=facts)
 
@@ -229,10 +233,10 @@ def check_bandwidth(machine: Machine) -> Finding:
     facts = {**asdict(bandwidth), "last_level_cache": cpu.last_level_cache}
     if bandwidth.slowest < bandwidth.fastest / 2:
         text += f"; passes varied from {bandwidth.slowest / 1e9:.1f} to {bandwidth.fastest / 1e9:.1f} GB/s: other "
-        text += "programs are running"
+        text += "programs may be running"
     if cpu.last_level_cache >= size // 2:
         text += (
-            f"; the cache of {format_bytes(cpu.last_level_cache)} may hold part of the {format_bytes(size)} read, "
+            f"; the {format_bytes(cpu.last_level_cache)} cache may contain part of the {format_bytes(size)} of data, "
             "so the memory may be slower"
         )
     return Finding("bandwidth", Mark.OK, text, facts=facts)
@@ -262,11 +266,11 @@ def check_gpu(machine: Machine) -> Finding:
     facts, named = asdict(gpus), f"{', '.join(gpus.names)} (driver {gpus.driver})" if gpus.names else "none"
     if not gpus.cupy:
         text = f"{named}: {'; '.join([*gpus.hints, 'cupy is not installed'])}; models run on the CPU"
-        fix = "pip install cupy-cuda13x (or cupy-cuda12x, for a driver older than 580), then --device cuda"
+        fix = "pip install cupy-cuda13x (or cupy-cuda12x, for a driver older than 580), and then use --device cuda"
         return Finding("gpu", Mark.NOTE, text, fix, facts) if gpus.names else Finding("gpu", Mark.OK, text, facts=facts)
     if how := _end_of_importing_cupy():
         text = f"{named}: importing cupy fails with {how}; models run on the CPU without cupy"
-        return Finding("gpu", Mark.NOTE, text, "uninstall cupy with pip, or reinstall it", facts)
+        return Finding("gpu", Mark.NOTE, text, "uninstall or reinstall cupy with pip", facts)
     from genai.kernels.cuda.driver import NoDevice
 
     from ..devices import first_gpu  # needs Numba
@@ -278,7 +282,7 @@ def check_gpu(machine: Machine) -> Finding:
         return Finding("gpu", Mark.NOTE if gpus.names else Mark.OK, text, facts=facts)
     if not gpus.names:  # for example in a container
         named = "an NVIDIA GPU"
-    return Finding("gpu", Mark.OK, f"{named}; models run on it with --device {device}", facts=facts)
+    return Finding("gpu", Mark.OK, f"{named}; to run models on the GPU, pass --device {device}", facts=facts)
 
 
 def check_cache(machine: Machine) -> Finding:
@@ -303,18 +307,18 @@ def check_cache(machine: Machine) -> Finding:
     }
     text = f"{caches.folder or 'no folder'}: {caches.num_files} kernels, {format_bytes(caches.num_bytes)}"
     if caches.reason:
-        fix = "set GENAI_CACHE_DIR to a folder that you own and only you can write; otherwise every start recompiles"
+        fix = "to avoid recompilation at every start, set GENAI_CACHE_DIR to a folder that only you own and can write"
         return Finding("cache", Mark.NOTE, f"{text}; kernels are not stored: {caches.reason}", fix, facts)
     if not caches.num_files:
-        text += " (the first start compiles them)"
+        text += " (kernels are compiled at the first start)"
     if caches.for_gpus:
-        text += f"; for GPUs: {len(caches.for_gpus)} kernels, {format_bytes(gpu_bytes)}"
+        text += f"; {len(caches.for_gpus)} GPU kernels, {format_bytes(gpu_bytes)}"
     if old:
-        text += f", of which {len(old)} have not been used for {UNUSED_DAYS} days, {format_bytes(sum(old))}"
+        text += f", of which {len(old)} ({format_bytes(sum(old))}) have not been used for {UNUSED_DAYS} days"
     if caches.stale:
-        text += f"; {len(caches.stale)} folders of other versions, {format_bytes(stale_bytes)}"
+        text += f"; {len(caches.stale)} folders from other versions, {format_bytes(stale_bytes)}"
     if caches.removable:
-        return Finding("cache", Mark.NOTE, text, "genai doctor --clean-cache removes these", facts)
+        return Finding("cache", Mark.NOTE, text, "to delete these, run genai doctor --clean-cache", facts)
     return Finding("cache", Mark.OK, text, facts=facts)
 
 
@@ -323,8 +327,10 @@ def check_model(machine: Machine) -> Finding:
     missing = [name for name in _MODEL_FILES if not (machine.model_folder / name).is_file()]
     facts = {"folder": str(machine.model_folder), "missing": missing}
     if missing:
-        text = f"{machine.model_folder}: {', '.join(missing)} missing"
-        return Finding("bundled model", Mark.NOTE, text, "reinstall, or name a model folder in each command", facts)
+        text = f"{machine.model_folder}: missing files: {', '.join(missing)}"
+        return Finding(
+            "bundled model", Mark.NOTE, text, "reinstall the toolkit, or pass a model folder to each command", facts
+        )
     return Finding("bundled model", Mark.OK, str(machine.model_folder), facts=facts)
 
 
@@ -339,7 +345,7 @@ def check_terminal(machine: Machine) -> Finding:
     facts = {"encoding": encoding, "locale": locale or None, "is_terminal": is_terminal}
     text = f"{encoding}, locale {locale or 'not set'}, stdout is {kind}"
     if encoding.lower().replace("-", "").replace("_", "") != "utf8":
-        fix = "set LANG=C.UTF-8 or PYTHONUTF8=1, otherwise characters outside this encoding cannot be printed"
+        fix = "to print characters outside this encoding, set LANG=C.UTF-8 or PYTHONUTF8=1"
         return Finding("terminal", Mark.NOTE, text, fix, facts)
     return Finding("terminal", Mark.OK, text, facts=facts)
 

@@ -192,8 +192,8 @@ def _verdict(plan: MemoryPlan, context: int, missing: int, largest: int) -> str:
         return f"fits with {whole}{context} tokens of context"
     if largest:
         wanted = f"{whole or 'the requested '}{context}"
-        return f"fits with --ctx-size {largest}; {wanted} needs {format_bytes(missing)} more"
-    return f"does not fit: {format_bytes(missing)} more memory is needed, or a smaller or more strongly quantised model"
+        return f"fits with --ctx-size {largest}; {wanted} tokens need {format_bytes(missing)} more"
+    return f"does not fit: {format_bytes(missing)} more memory is needed, or a model that is smaller or has fewer bits"
 
 
 def _text_interface(config: Config) -> dict[str, Any]:
@@ -217,7 +217,9 @@ def _file_sizes(folder: Path) -> dict[str, int]:
     try:
         sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     except OSError as error:
-        raise ModelFolderError(f"{folder}: cannot be read", str(error), "check the folder's permissions") from error
+        raise ModelFolderError(
+            f"{folder}: the folder cannot be read", str(error), "check the folder's permissions"
+        ) from error
     return dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -237,9 +237,9 @@ def find_gpus(root: Path = Path("/"), *, find_module: Callable[[str], Any] = fin
     elif not names and not (root / "dev/nvidia0").exists():
         hints.append("the NVIDIA driver shows no GPU to this process")
     if (root / "dev/kfd").exists():
-        hints.append("there is an AMD GPU, but AMD GPUs are not supported")
+        hints.append("the AMD GPU is not supported")
     if (root / "dev/dxg").exists():
-        hints.append("this is WSL: Windows provides the GPU's driver")
+        hints.append("in WSL, Windows provides the GPU driver")
     try:
         cupy = find_module("cupy") is not None
     except (ImportError, ValueError):

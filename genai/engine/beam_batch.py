@@ -84,9 +84,7 @@ class BeamSearch:
         if not candidates and self.policy.finished:
             return self._over()
         if not candidates:
-            raise SamplingError(
-                "no beam has a next token", "every token is masked", "mask fewer tokens: all logits are -inf"
-            )
+            raise SamplingError("no beam has a next token", "all logits are -inf", "mask fewer tokens")
         chosen = list(self.policy.advance(candidates, lambda one: self._output(one, logits)))
         if self.policy.is_done or not chosen:
             return self._over()
@@ -118,7 +116,7 @@ class BeamSearch:
         if np.isnan(normalizers).any():
             raise SamplingError(
                 "the log-probabilities of a beam cannot be computed",
-                "its logits contain NaN or infinity, or they are all -inf",
+                "the logits of the beam contain NaN or infinity, or are all -inf",
                 "check the model, and mask fewer tokens",
             )
         kept = scores[every[:, None], np.maximum(best, 0)].astype(np.float64) - normalizers[:, None]
@@ -239,12 +237,12 @@ def _no_room(decoder: Decoder, sequences: Sequence[DecoderSequence], error: Cach
     own = len({block for sequence in paged for block in sequence.cache.held_blocks})
     others = pool.num_blocks - pool.num_free - own
     longest = max(len(sequence.tokens) for sequence in sequences)
-    fix = "use fewer beams or a smaller max_tokens, or give the model a larger cache (cache_bytes=…)"
+    fix = "use fewer beams or a smaller max_tokens, or load the model with a larger cache (cache_bytes=…)"
     return CacheCapacityError(
-        f"the KV cache has no room for {len(sequences)} beams of {longest} tokens",
-        f"of its {pool.num_blocks} blocks of {decoder.block_size} tokens, these beams hold {own}, "
-        f"other sequences of this model {others}, and {pool.num_free} are free",
-        f"{fix}; or close the other sequences" if others else fix,
+        f"the KV cache is too small for {len(sequences)} beams of {longest} tokens",
+        f"of {pool.num_blocks} blocks with {decoder.block_size} tokens each, these beams use {own}, "
+        f"other sequences of this model use {others}, and {pool.num_free} are free",
+        f"{fix}, or close the other sequences" if others else fix,
     )
 
 

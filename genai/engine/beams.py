@@ -48,7 +48,11 @@ class BeamOptions:
         penalty = self.length_penalty
         is_number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
         if not is_number or not math.isfinite(penalty) or abs(penalty) > 50:
-            raise OptionError(f"length_penalty = {penalty!r:.40}", "allowed: numbers from -50 to 50", "use 1.0")
+            raise OptionError(
+                f"length_penalty = {penalty!r:.40}",
+                "allowed: numbers from -50 to 50",
+                "use a number in this range, such as 1.0",
+            )
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise OptionError(
                 f"early_stopping = {self.early_stopping!r:.40}",
@@ -71,7 +75,7 @@ class BeamOptions:
                 raise OptionError(
                     f"{name} = {value!r:.40} without beams",
                     "the option only affects beam search",
-                    "set num_beams, or remove this option",
+                    "set num_beams above 1, or remove this option",
                 )
         return None
 

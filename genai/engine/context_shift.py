@@ -25,7 +25,9 @@ def key_rotator(
     ropes = {op.layer: op.rope for op in program.ops if isinstance(op, Attention)}
     if (why := _obstacle(program, rope_threshold, ropes.values())) is not None:
         raise UnsupportedModelError(
-            "the context cannot be shifted with this model", why, "remove ctx_shift, or use a larger context"
+            "context shift is not supported for this model",
+            why,
+            "remove ctx_shift, or load the model with a larger context",
         )
 
     def turn(blocks: Sequence[Sequence[int]], distance: int) -> None:
@@ -54,9 +56,9 @@ def _obstacle(program: OpProgram, rope_threshold: int | None, ropes: Collection[
         for part in program.parts
     )
     if reads_positions or not any(ropes):
-        return "the model uses positions in other ways than by rotating keys"
+        return "the model does not use positions only to rotate keys and queries"
     if rope_threshold is not None:
-        return f"a sequence of more than {rope_threshold} tokens uses different rotary tables from a shorter one"
+        return f"sequences of more than {rope_threshold} tokens use different rotary tables from shorter sequences"
     try:
         for rope in filter(None, ropes):
             _turn(program, rope, 1)

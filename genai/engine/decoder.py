@@ -112,9 +112,9 @@ class Decoder(ABC):
             OptionError: too few tokens would remain.
         """
         raise UnsupportedModelError(
-            "the context cannot be shifted with this model",
-            "its graph cannot be flattened, so it runs one sequence at a time with a separate cache",
-            "remove ctx_shift, or export a graph that can be flattened (info.reason names the obstacle)",
+            "context shift is not supported for this model",
+            "the model's graph cannot be flattened, so each sequence has a separate cache",
+            "remove ctx_shift, or export a graph that can be flattened (see info.reason)",
         )
 
     def restore(
@@ -164,7 +164,7 @@ def check_width(logits: Logits, vocab_size: int) -> None:
         raise ConfigError(
             f"the model has {width} logits, but vocab_size in genai_config.json is {vocab_size}",
             "the two numbers must be equal",
-            f"set model.vocab_size to {width}",
+            f"set model.vocab_size in genai_config.json to {width}",
         )
 
 

@@ -166,9 +166,9 @@ class PagedDecoder(Decoder):
             return
         if before is not None:
             raise OptionError(
-                f"prefix cache {folder}",
+                f"prefix cache {folder} cannot be added",
                 "the model already stores blocks in another folder",
-                "use the same folder, or no folder",
+                "use the same folder, or omit the folder",
             )
         try:
             self.pool.backing = BlockDirectory(
@@ -194,8 +194,9 @@ class PagedDecoder(Decoder):
         least = (-(-shift.keep // self.block_size) + 2) * self.block_size
         if shift.size < least:
             raise OptionError(
-                f"ctx_shift keeps {shift.keep} tokens of a context of {shift.size}",
-                f"whole blocks of {self.block_size} tokens are kept and dropped, so at least {least} tokens are needed",
+                f"ctx_shift keeps {shift.keep} tokens of a context of {shift.size} tokens",
+                f"blocks of {self.block_size} tokens are kept or dropped as a whole, so the context must have at least "
+                f"{least} tokens",
                 "keep fewer tokens, or load the model with a larger context",
             )
         with device_errors("preparing to move keys"):
@@ -305,7 +306,7 @@ class PagedDecoder(Decoder):
             except StepCancelled:
                 self.check_open()  # close() also cancels the step
                 raise StepInterrupted(
-                    "the step was cancelled", "all its sequences were cancelled", "submit the request again"
+                    "the step was cancelled", "all sequences of the step were cancelled", "submit the request again"
                 ) from None
             except ThreadsRefused as error:
                 self.check_open()  # a signal handler may have forked this process in the meantime
@@ -324,9 +325,9 @@ class PagedDecoder(Decoder):
         thread = threading.get_ident()
         if thread in self._threads:
             raise StateError(
-                "a signal handler started a step of a model while it interrupted another step of the same model",
+                "a signal handler started a step of a model during another step of the same model",
                 "the handler would wait for the step that it interrupted",
-                "set a flag in the handler and compute elsewhere, or use an LLM, which computes on a separate thread",
+                "set a flag in the handler and compute later, or use an LLM, which computes on a separate thread",
             )
         try:
             self._threads.add(thread)
@@ -392,9 +393,9 @@ class PagedDecoder(Decoder):
         except CacheFull as error:
             groups = f" (each for {self.block_size} tokens of one of {self.num_groups} cache groups)"
             raise CacheCapacityError(
-                f"the KV cache has no room for {count} more tokens",
-                f"{error}{groups if self.num_groups > 1 else ''}; other sequences of this model hold the rest",
-                "close unused generators, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
+                f"the KV cache is too small for {count} more tokens",
+                f"{error}{groups if self.num_groups > 1 else ''}; other sequences of this model use the rest",
+                "close unused generators, shorten the prompt, or load the model with a larger cache (cache_bytes=…)",
             ) from error
 
     def check_open(self) -> None:

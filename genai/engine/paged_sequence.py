@@ -248,7 +248,9 @@ class PagedSequence(DecoderSequence):
         shift, cache, decoder, size = self.shift, self.cache, self.decoder, self.decoder.block_size
         if shift is None:
             raise StateError(
-                "the sequence cannot drop tokens", "it has no context shift", "set `shift` before the context is full"
+                "the sequence cannot drop tokens",
+                "the sequence has no context shift",
+                "set `shift` before the context is full",
             )
         move_keys = decoder.key_rotator()
         self.take_back()
@@ -285,13 +287,13 @@ class PagedSequence(DecoderSequence):
         if self.forgotten:
             raise StateError(
                 "this sequence dropped tokens when its context was full",
-                "the remaining keys and values do not match its tokens",
+                "the remaining keys and values do not match the tokens of the sequence",
                 "save the state before the context is full, or generate without ctx_shift",
             )
         if self.was_switched:
             raise StateError(
                 "the adapters of this sequence were changed after tokens were computed",
-                "the rest of its last block would be computed again with a single set of adapters",
+                "a loaded state computes the tokens of the last block again, with a single set of adapters",
                 "choose the adapters before the first token, or rewind to 0 after the change",
             )
         decoder, states = self.decoder, self.cache.states

@@ -217,8 +217,8 @@ class DecoderSequence(ABC):
         if adapters is not None:
             raise InputError(
                 "adapters cannot be used with this model",
-                "its graph cannot be flattened, so it runs one sequence at a time without LoRA targets",
-                "export the model so that it can be flattened (info.reason names the obstacle)",
+                "the model's graph cannot be flattened, so the model has no LoRA targets",
+                "export the model so that its graph can be flattened (see info.reason)",
             )
 
     def give(self, name: str, value: NDArray[np.generic]) -> None:
@@ -229,7 +229,7 @@ class DecoderSequence(ABC):
         """
         raise InputError(
             f"the graph has no input {name!r} to set",
-            "its inputs are tokens and state, which the engine sets",
+            "the engine sets all inputs of this graph",
             "remove the call",
         )
 

@@ -83,7 +83,7 @@ def state_path(path: Any) -> Path:
     try:
         target = expanded(path)
         if "\0" in str(target):
-            raise ValueError("it contains a NUL character")
+            raise ValueError("the path contains a NUL character")
     except (TypeError, ValueError) as error:
         raise StateFileError(f"{path!r:.200} is not a path", str(error), "pass the path of a file") from None
     return target
@@ -134,7 +134,7 @@ def write_state(path: Path, decoder: Decoder, sequence: DecoderSequence, identit
         raise StateFileError(
             f"{path}: the state cannot be saved",
             str(error),
-            "choose another folder, or free disk space; an existing file is unchanged",
+            "choose another folder, or free disk space (an existing file is unchanged)",
         ) from error
 
 
@@ -170,7 +170,7 @@ def read_state(
     """
     if path.exists() and not path.is_file():
         raise StateFileError(
-            f"{path}: the state cannot be read", "it is a folder, a pipe or a device", "pass the path of a file"
+            f"{path}: the state cannot be read", "the path is a folder, a pipe or a device", "pass the path of a file"
         )
     try:
         with path.open("rb") as file:
@@ -192,7 +192,7 @@ def _read(
         for start in range(0, len(memory), _PIECE):
             piece = memory[start : start + _PIECE]
             if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
-                raise _damaged(path, "it was truncated while it was read")
+                raise _damaged(path, "the file was truncated during the read")
             digest.update(piece)
 
     def take(count: int) -> bytes:
@@ -210,7 +210,7 @@ def _read(
             header["notes"],
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _damaged(path, f"its header has invalid entries: {error}") from error
+        raise _damaged(path, f"the header has invalid entries: {error}") from error
     num_tokens, num_stored = header["tokens"], header["stored"]
     if num_stored % decoder.block_size:
         raise _damaged(path, f"{num_stored} stored tokens are not a multiple of the block size {decoder.block_size}")
@@ -221,36 +221,36 @@ def _read(
     elif header["arrays"] != _as_json(arrays):
         raise StateMismatchError(
             f"{path}: the saved keys and values have a different layout from this model's",
-            f"the file has {str(header['arrays'])[:200]}, and this model has {str(_as_json(arrays))[:200]}",
-            "load the model with the options used when the state was saved, or compute the text again",
+            f"the file has the arrays {str(header['arrays'])[:200]}, but this model has {str(_as_json(arrays))[:200]}",
+            "load the model with the same options as when the state was saved, or compute the text again",
         )
     # Numerics are stored for every token, or for no token if the decoder does not distinguish them.
     num_numerics = num_tokens if decoder.has_numerics else 0
     expected = file.tell() + 4 * num_tokens + num_numerics + sum(array.nbytes for array in arrays) + _DIGEST_BYTES
     if size != expected:
-        raise _damaged(path, f"it has {size} bytes, but its header requires {expected}")
+        raise _damaged(path, f"the file has {size} bytes, but the header requires {expected} bytes")
     mix = adapters(saved)
     if ("" if mix is None else mix.key.hex()) != saved.adapter_key:
         raise StateMismatchError(
             f"{path}: the state was computed with {_adapters_said(saved)}",
-            "the adapters loaded under these names are different",
+            "the loaded adapters are not the same",
             "load the adapters that the state was saved with",
         )
     tokens = np.frombuffer(take(4 * num_tokens), "<i4")
     numerics = take(num_numerics)
     if num_tokens and not 0 <= int(tokens.min()) <= int(tokens.max()) < identity.vocab_size:
-        raise _damaged(path, f"its token ids range from {tokens.min()} to {tokens.max()}")
+        raise _damaged(path, f"the token ids range from {tokens.min()} to {tokens.max()}")
     if numerics.strip(b"\0\1"):
         raise _damaged(path, "the numerics of a token are neither 0 nor 1")
     stored = StoredTokens(tokens.tolist(), numerics, num_stored)
     try:
         sequence = decoder.restore(stored, fill, mix, earlier=is_earlier)
     except CacheCapacityError as error:
-        fix = "give the model a larger cache (cache_bytes=…), or close sequences that use it"
+        fix = "load the model with a larger cache (cache_bytes=…), or close other sequences of the model"
         raise CacheCapacityError(f"{path}: {error.what}", error.why, fix) from error
     if file.read(_DIGEST_BYTES + 1) != digest.digest():
         sequence.close()
-        raise _damaged(path, "its content does not match the digest at its end")
+        raise _damaged(path, "the content does not match the digest at the end of the file")
     return sequence, saved
 
 
@@ -263,22 +263,22 @@ def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, An
     beginning = len(_MAGIC) + _LENGTH.size
     if size < beginning + _DIGEST_BYTES or take(len(_MAGIC)) != _MAGIC:
         raise StateFileError(
-            f"{path}: not a saved state",
-            "it does not start with the signature of a saved state",
+            f"{path}: the file is not a saved state",
+            "the file does not begin with the signature of a saved state",
             "pass a file that was written by save_state",
         )
     (length,) = _LENGTH.unpack(take(_LENGTH.size))
     if length > min(_MOST_HEADER, size - beginning - _DIGEST_BYTES):
-        raise _damaged(path, f"its header length is {length} bytes, but the file has only {size} bytes")
+        raise _damaged(path, f"the header length is {length} bytes, but the file has only {size} bytes")
     try:
         header = json.loads(take(length))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is not JSON: {error}") from error
+        raise _damaged(path, f"the header is not JSON: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format") if isinstance(header, dict) else header
         raise StateMismatchError(
             f"{path}: the state has format {found!r:.40}",
-            f"this version reads format {FORMAT}",
+            f"this version reads only format {FORMAT}",
             "compute the text again and save the state with this version",
         )
     whole = all(type(header.get(name)) is int and 0 <= header[name] < 2**31 for name in ("tokens", "stored"))
@@ -290,7 +290,7 @@ def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, An
         or not (isinstance(adapter.get("key"), str) and isinstance(adapter.get("weights"), dict))
         or header["stored"] > header["tokens"]
     ):
-        raise _damaged(path, "its header does not have the entries of a state")
+        raise _damaged(path, "the header does not have the entries of a state")
     return header
 
 

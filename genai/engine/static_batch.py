@@ -265,7 +265,7 @@ def check_batch_size(decoder: Decoder, count: int) -> None:
     if count > most:
         raise CacheCapacityError(
             f"batch_size = {count}",
-            f"at most {most} sequences fit: each needs {bytes_each} bytes for its logits and options, and one block of "
-            "the KV cache",
-            "use a smaller batch_size, or give the model a larger cache (cache_bytes=…)",
+            f"at most {most} sequences fit, because each needs {bytes_each} bytes for its logits and options, and one "
+            "block of the KV cache",
+            "use a smaller batch_size, or load the model with a larger cache (cache_bytes=…)",
         )

@@ -59,7 +59,7 @@ class UnbatchedSequence(DecoderSequence):
         if name not in wanted:
             names = ", ".join(wanted) or "none"
             raise InputError(
-                f"the graph has no input {name!r} to set", f"inputs that can be set: {names}", "set one of these"
+                f"the graph has no input {name!r} to set", f"inputs that can be set: {names}", "set one of these inputs"
             )
         self.given_history.note(self.num_computed, dict(self.given))
         self.given[name] = np.asarray(value, self.decoder.inputs[name].dtype)
@@ -73,8 +73,8 @@ class UnbatchedSequence(DecoderSequence):
         if given.keys() != defaults.keys() or any(given[name] is not value for name, value in defaults.items()):
             raise StateError(
                 "additional graph inputs were set for this sequence",
-                "a saved state does not include them, and it could not continue without them",
-                "do not use set_model_input or adapters given as inputs, or save only the tokens",
+                "a saved state does not include these inputs, but the sequence cannot continue without them",
+                "omit set_model_input and adapters that replace inputs, or save only the tokens",
             )
         arrays = self.decoder.arrays_for(self.num_computed)
         pieces = [np.ascontiguousarray(self.past[array.name]) for array in arrays]
@@ -178,8 +178,8 @@ class UnbatchedDecoder(Decoder):
         if all_rows and len(logits) != count:
             raise UnsupportedModelError(
                 f"the graph returned {len(logits)} rows of logits for {count} tokens",
-                "it computes only the last row (prune_lm_head), and it could not be flattened",
-                "export the model without prune_lm_head to get every row",
+                "the graph computes only the last row (prune_lm_head), and cannot be flattened",
+                "to get every row, export the model without prune_lm_head",
             )
         sequence.past = {past: results[present] for past, present in self._presents.items()}
         sequence.num_computed = end
@@ -191,7 +191,7 @@ class UnbatchedDecoder(Decoder):
                 raise InputError(
                     f"Missing Input: {name}",
                     "the graph requires this input, and its meaning is unknown",
-                    f"call Generator.set_model_input({name!r}, array) first, or define it in genai_config.json "
+                    f"call Generator.set_model_input({name!r}, array) first, or define the input in genai_config.json "
                     "(model.decoder.inputs)",
                 )
         values = {

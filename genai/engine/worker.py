@@ -61,7 +61,7 @@ class Worker:
         """
         if self._inbox.is_foreign:
             raise StateError(
-                f"this LLM belongs to process {self._inbox.process}, and this is process {os.getpid()}",
+                f"this LLM was created in process {self._inbox.process}, but is used in process {os.getpid()}",
                 "a fork does not copy the thread that generates tokens",
                 "load the model in the child process, or use the start method 'spawn'",
             )
@@ -162,7 +162,9 @@ class _Inbox:
     def put(self, requests: Sequence[EngineRequest]) -> None:
         with self.lock:
             if self.stopped:
-                raise StateError("the model is closed", "close() ended its worker", "load the model again")
+                raise StateError(
+                    "the model is closed", "close() stopped the worker thread of the model", "load the model again"
+                )
             self.requests.extend(requests)
         self.bell.put(None)
 

@@ -170,7 +170,7 @@ def check_same_vocabulary(base: Model, other: Model) -> None:
     """
     sizes = base.config.model.vocab_size, other.config.model.vocab_size
     if sizes[0] != sizes[1]:
-        raise _mismatch(f"{base.folder} computes {sizes[0]} logits per token, {other.folder} computes {sizes[1]}")
+        raise _mismatch(f"{base.folder} computes {sizes[0]} logits per token, but {other.folder} computes {sizes[1]}")
     if base.folder.resolve() == other.folder.resolve():
         return
     if difference := first_difference(base.folder, other.folder):
@@ -180,6 +180,6 @@ def check_same_vocabulary(base: Model, other: Model) -> None:
 def _mismatch(difference: str) -> VocabularyMismatchError:
     return VocabularyMismatchError(
         difference,
-        "probabilities can be compared only token by token, over one vocabulary",
+        "probabilities can be compared only for models with the same vocabulary",
         "compare models with the same tokenizer.json, or compare the models' bits per byte (`genai eval ppl`)",
     )

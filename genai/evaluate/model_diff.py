@@ -147,7 +147,9 @@ def check_tolerance(tolerance: float) -> None:
     """Raise OptionError unless the tolerance is a finite number above 0."""
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < math.inf:
         raise OptionError(
-            f"tolerance = {tolerance!r}", "it must be a relative error above 0", f"use for example {DEFAULT_TOLERANCE}"
+            f"tolerance = {tolerance!r}",
+            "the tolerance must be a relative error above 0",
+            f"use a number such as {DEFAULT_TOLERANCE}",
         )
 
 
@@ -169,7 +171,7 @@ def _compared(
         raise InputError(
             f"no value has the same name in {labels[0]} and {labels[1]}",
             "values are compared by name, so the same exporter must have written both graphs",
-            "compare their outputs with `genai eval kld`",
+            "compare the outputs of the models with `genai eval kld`",
         )
     values = tuple(_value_diff(name, base[name], other[name], num_tokens) for name in shared)
     return ModelDiff(

@@ -161,9 +161,9 @@ def normalizers(logits: Float32, executor: Executor | None = None) -> Float64:
     if np.isnan(result).any():
         row = int(np.flatnonzero(np.isnan(result))[0])
         raise ModelOutputError(
-            f"row {row} of the logits is not a distribution; its maximum is {np.asarray(logits[row]).max()}",
+            f"row {row} of the logits is not a distribution: the maximum is {np.asarray(logits[row]).max()}",
             "the row contains NaN or infinity, or only -inf",
-            "find the operator: `genai eval diff MODEL --against onnxruntime`",
+            "to find the faulty operator, run `genai eval diff MODEL --against onnxruntime`",
         )
     return result
 

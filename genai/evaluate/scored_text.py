@@ -110,12 +110,12 @@ def _encode(model: Model, tokenizer: Tokenizer, text: str, bos: bool | None) -> 
     beginning = _bos_id(tokenizer, bos)
     tokens = tokenizer.encode(text).astype(np.int64)
     if not len(tokens):
-        raise InputError("the text has no tokens", "there is nothing to compute", "pass a text that is not empty")
+        raise InputError("the text has no tokens", "an empty text cannot be scored", "pass a text that is not empty")
     vocab_size = model.config.model.vocab_size
     if int(tokens.max()) >= vocab_size:
         raise InputError(
-            f"the text has token {int(tokens.max())}, but the model's vocabulary ends at {vocab_size - 1}",
-            "the tokenizer has tokens that the model lacks",
+            f"the text has the token id {int(tokens.max())}, but the model's largest token id is {vocab_size - 1}",
+            "the tokenizer and the model must have the same vocabulary",
             "use the tokenizer.json that belongs to the model",
         )
     if beginning is not None and tokens[0] != beginning:
@@ -131,7 +131,7 @@ def _bos_id(tokenizer: Tokenizer, bos: bool | None) -> int | None:
         tokenizer.update_options(add_special_tokens=False)
         bos = known is not None and first == [known]
     if bos and known is None:
-        raise OptionError("bos = True", "the model has no beginning-of-sequence token", "omit the option")
+        raise OptionError("bos = True", "the model has no beginning-of-sequence token", "omit bos")
     return known if bos else None
 
 
@@ -263,10 +263,10 @@ def checked_window(window: int | None, stride: int | None, context_length: int) 
     size = min(context_length, DEFAULT_WINDOW) if window is None else window
     _check_integer("window", size, 2, context_length, f"the model's context_length is {context_length}")
     step = max(1, size // 2) if stride is None else stride
-    _check_integer("stride", step, 1, size - 1, f"windows of {size} tokens must overlap, or tokens are skipped")
+    _check_integer("stride", step, 1, size - 1, f"consecutive windows of {size} tokens must overlap")
     return size, step
 
 
 def _check_integer(name: str, value: int, lowest: int, highest: int, why: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-        raise OptionError(f"{name} = {value!r}", why, f"use {lowest} to {highest}")
+        raise OptionError(f"{name} = {value!r}", why, f"use a value from {lowest} to {highest}")

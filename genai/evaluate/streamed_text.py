@@ -24,10 +24,14 @@ def streamed_text(decoder: Decoder, text: ScoredText, keep: int, stride: int | N
     """
     if stride is not None:
         raise OptionError(
-            f"stride = {stride} with ctx_shift", "a shift always drops half of the other tokens", "omit stride"
+            f"stride = {stride} with ctx_shift",
+            "a context shift always drops half of the tokens that it does not keep",
+            "omit stride",
         )
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
-        raise OptionError(f"ctx_shift = {keep!r:.40}", "it must be the number of tokens to keep", "use for example 32")
+        raise OptionError(
+            f"ctx_shift = {keep!r:.40}", "the value must be the number of tokens to keep", "use a number such as 32"
+        )
     decoder.check_shift(ContextShift(keep, text.window))
     size = decoder.block_size
     first_blocks = -(-keep // size)

@@ -57,7 +57,7 @@ def read_questions(path: Path) -> list[Question]:
     questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not questions:
         raise InputError(
-            f"{path}: contains no questions", "the file has no lines with text", "use a file of JSON lines"
+            f"{path}: the file contains no questions", "all lines are empty", "use a JSON Lines file with questions"
         )
     return questions
 
@@ -75,7 +75,9 @@ def _question(path: Path, number: int, line: str) -> Question:
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
-            f"{path}, line {number}: not a question", f"{type(error).__name__}: {error}", f"write {expected_line}"
+            f"{path}, line {number}: the line is not a question",
+            f"{type(error).__name__}: {error}",
+            f"write {expected_line}",
         ) from error
     if question.match not in MATCHES:
         raise InputError(
@@ -118,8 +120,8 @@ def _answers(model: Model, tokenizer: Tokenizer, questions: Sequence[Question]) 
     if room < 0:
         raise ContextOverflowError(
             f"a question has {longest} tokens",
-            f"the context holds {longest + room}",
-            "shorten it, or load the model with a larger context",
+            f"the context can have at most {longest + room} tokens",
+            "shorten the question, or load the model with a larger context",
         )
     steps = min(max(q.max_tokens for q in questions), room)
     with greedy_batch(model, len(prompts)) as batch:
@@ -182,7 +184,8 @@ def task_page(title: str, table: Mapping[str, Mapping[str, float]], outcomes: Se
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n<table>{heads}\n{rows}\n</table>\n"
-        f"<p>± is half of the 95 % interval (Wilson 1927), which is drawn as a line.</p>\n{details}\n</body></html>\n"
+        f"<p>The number after ± is half of the 95 % confidence interval (Wilson 1927), which is drawn as a line.</p>\n"
+        f"{details}\n</body></html>\n"
     )
 
 
@@ -191,7 +194,7 @@ def write_page(path: Path, page: str) -> None:
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written", str(error), "choose another file") from error
+        raise InputError(f"{path}: the page cannot be written", str(error), "choose another file") from error
 
 
 def _row(name: str, row: Mapping[str, float]) -> str:

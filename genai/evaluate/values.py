@@ -115,9 +115,9 @@ class _Tracer:
         self._kept_bytes += value.nbytes
         if self._kept_bytes > self._memory:
             raise InputError(
-                f"the values inside the model need more than {format_bytes(self._memory)}",
+                f"the values inside the model need more than {format_bytes(self._memory)} of memory",
                 "all values are stored for the comparison",
-                "shorten the prompt: a few tokens show where models diverge",
+                "shorten the prompt to a few tokens, which show where models diverge",
             )
         # Kernels may reuse the memory of their results, so the stored value must be a copy.
         self.values[name] = TracedValue(op_type, np.array(value))
@@ -219,7 +219,7 @@ def onnxruntime_values(
     except Exception as error:  # onnxruntime's exceptions have no common base class
         raise ModelOutputError(
             f"onnxruntime {library.__version__} cannot run {path}: {error}",
-            f"it raised {type(error).__name__}",
+            f"onnxruntime raised {type(error).__name__}",
             "check that this version of onnxruntime supports the model's operators",
         ) from error
     return dict(zip(traced, results, strict=True))
@@ -233,7 +233,7 @@ def import_onnxruntime() -> Any:
     except ImportError as error:
         raise MissingPackageError(
             "onnxruntime cannot be imported",
-            f"{error}; only comparisons with onnxruntime need it, so it is not installed with this toolkit",
+            f"{error} (onnxruntime is an optional dependency for comparisons)",
             "pip install onnxruntime",
         ) from error
     return onnxruntime
@@ -281,9 +281,9 @@ def _feed(value: Any, tokens: NDArray[np.int64], decoder: DecoderConfig, room: i
         head_size = shape[3] if isinstance(shape[3], int) else decoder.head_size
         return np.zeros((1, heads, room, head_size), dtype)
     raise UnsupportedModelError(
-        f"the graph has an input {value.name!r}, {value.type} {shape}",
+        f"the graph has the input {value.name!r}, which is {value.type} {shape}",
         "the meaning of the input is unknown, so no value can be passed for it",
-        "name the input in genai_config.json (model.decoder.inputs), or export the decoder without it",
+        "add the input to model.decoder.inputs in genai_config.json, or export the decoder without this input",
     )
 
 

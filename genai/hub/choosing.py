@@ -98,18 +98,22 @@ def _choose_named(listing: Listing, part: str) -> FileChoice:
     name = listing.reference.name
     if several := [*named, *inside]:
         raise DownloadError(
-            f"{name}: several models match", _name_list(several), f"use a full name: {_command(listing, several[0])}"
+            f"{name}: several models match",
+            _name_list(several),
+            f"use the full name of one: {_command(listing, several[0])}",
         )
     if any(file.path == part for file in listing.files):
         raise DownloadError(
-            f"{name}: one file of a model with several files",
+            f"{name}: the file is only a part of a model",
             "only a GGUF file or a whole repository can be downloaded",
             _command(listing),
         )
     known = [*sorted({_quantisation(name) or name for name in ggufs}), *folders]
-    why = f"it has {_name_list(known)}" if known else "it has no GGUF file and no ONNX folder"
-    near = did_you_mean(part, known, "choose another")
-    raise DownloadError(f"{name}: there is no {part!r}", why, f"{near}, or leave the choice out: {_command(listing)}")
+    why = f"the repository has {_name_list(known)}" if known else "the repository has no GGUF file and no ONNX folder"
+    near = did_you_mean(part, known, "choose another part")
+    raise DownloadError(
+        f"{name}: there is no {part!r}", why, f"{near}, or omit the part after the colon: {_command(listing)}"
+    )
 
 
 def _checkpoint(listing: Listing) -> FileChoice | None:
@@ -200,7 +204,7 @@ def _best_gguf(listing: Listing) -> FileChoice | None:
             return _gguf(ggufs, named[0], f"{named[0]}; others: {others}")
     name = listing.reference.name
     raise DownloadError(
-        f"{name}: several GGUF files", _name_list(list(ggufs)), f"choose one: {_command(listing, min(ggufs))}"
+        f"{name}: there are several GGUF files", _name_list(list(ggufs)), f"choose one: {_command(listing, min(ggufs))}"
     )
 
 
@@ -211,7 +215,7 @@ def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoic
         if numbers != list(range(1, int(split[3]) + 1)):
             raise DownloadError(
                 f"{first}: only {len(numbers)} of its {int(split[3])} parts are in the repository",
-                "a model needs all of them",
+                "the model needs all of its parts",
                 "choose another file: `genai pull ORG/NAME:FILE`",
             )
     return FileChoice(GGUF, first, tuple(files), why)
@@ -245,41 +249,43 @@ def _name_list(names: Sequence[str]) -> str:
 
 def _nothing_to_run(listing: Listing) -> DownloadError:
     """Return the error for a repository that contains no model that can run here."""
-    problem = f"{listing.reference.name}: it has no model that can run here"
+    problem = f"{listing.reference.name}: the repository has no model that can run here"
     paths = [file.path for file in listing.files]
     if folders := _onnx_folders(listing):
         names = _name_list(folders)
         return DownloadError(
             problem,
-            f"its ONNX folders are for other devices ({names})",
-            "`genai pull` the original checkpoint, which its page names",
+            f"its ONNX folders are built for other devices ({names})",
+            "find the original checkpoint on the model's page, and pull it: `genai pull ORG/NAME`",
         )
     if "adapter_config.json" in paths:
         return DownloadError(
             problem,
-            "it is an adapter, not a model",
-            f"`hf download {listing.reference.repo} --local-dir adapter`, then `genai chat BASE --lora adapter` with "
-            "the base model that its page names",
+            "it contains an adapter, not a model",
+            f"run `hf download {listing.reference.repo} --local-dir adapter`, and then "
+            "`genai chat BASE --lora NAME=adapter`, where BASE is the base model given on its page",
         )
     if pickles := list(_matching(_PICKLES, paths)):
         return DownloadError(
             problem,
-            f"its weights are pickles ({_name_list(pickles[:3])}), which can execute any code and are therefore never "
+            f"its weights are pickles ({_name_list(pickles[:3])}), which can execute arbitrary code and are never "
             "opened",
-            "its page may have a pull request, or name a copy, with safetensors: "
+            "look on its page for a pull request that adds safetensors, and pull that revision: "
             f"`genai pull {listing.reference.repo}@refs/pr/NUMBER`",
         )
     if any(path.endswith(".onnx") for path in paths):
         return DownloadError(
             problem,
-            f"it has ONNX graphs but no {GENAI_CONFIG} beside them, which text generation needs",
-            "use the original checkpoint, which its page names; `genai run` runs single graphs",
+            f"text generation needs a {GENAI_CONFIG} beside the ONNX graph, and the repository has none",
+            "find the original checkpoint on the model's page, and pull it; to run a single graph, use `genai run`",
         )
     weights = any(path.endswith(".safetensors") for path in paths)
     why = f"it has safetensors, but no {CONFIG}, {SINGLE} or {INDEX} at its root" if weights else "it has no weights"
     if listing.left_out:
         why += f"; file names that are invalid on some systems are skipped: {_name_list(listing.left_out)[:200]!r}"
-    return DownloadError(problem, why, "its page may name the original model's repository: `genai pull` that one")
+    return DownloadError(
+        problem, why, "find the original model on the repository's page, and pull it: `genai pull ORG/NAME`"
+    )
 
 
 def _command(listing: Listing, part: str = "") -> str:

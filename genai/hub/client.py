@@ -84,8 +84,8 @@ class Client:
                     if time.monotonic() > end:
                         raise DownloadError(
                             f"{url:.200}: the response did not end within {_LONGEST_ANSWER:.0f} seconds",
-                            f"{len(body):,} bytes arrived",
-                            "check the connection (and HF_ENDPOINT, proxies), and run the command again",
+                            f"only {len(body):,} bytes arrived in that time",
+                            "check the connection, HF_ENDPOINT and the proxy settings, and run the command again",
                         )
             return bytes(body)
 
@@ -123,9 +123,9 @@ class Client:
         """
         if offline():
             raise DownloadError(
-                f"{url:.200}: not downloaded",
-                "HF_HUB_OFFLINE disables the network",
-                "unset it and run the command again",
+                f"{url:.200}: the file was not downloaded",
+                "HF_HUB_OFFLINE disables network access",
+                "unset HF_HUB_OFFLINE, and run the command again",
             )
         session, failed = _session()
         address = url
@@ -146,36 +146,42 @@ class Client:
                     yield response
                     return
             raise DownloadError(
-                f"{url:.200}: not downloaded", f"it redirects more than {_MOST_REDIRECTIONS} times", "check the address"
+                f"{url:.200}: the file was not downloaded",
+                f"the address redirects more than {_MOST_REDIRECTIONS} times",
+                "check the address",
             )
         except GenaiError:
             raise
         except failed as error:
             if type(error).__name__ in _HOPELESS:
-                raise DownloadError(f"{url:.200}: not downloaded", str(error), "check the address") from error
+                raise DownloadError(
+                    f"{url:.200}: the file was not downloaded", str(error), "check the address"
+                ) from error
             if _is_unknown_host(error):
                 raise DownloadError(
-                    f"{url:.200}: not downloaded",
+                    f"{url:.200}: the file was not downloaded",
                     f"the host name cannot be resolved ({error})",
-                    "check the connection, the name, HF_ENDPOINT and proxies; or use a model from `genai list`",
+                    "check the connection, the host name, HF_ENDPOINT and proxies; or use a model from `genai list`",
                 ) from error
             raise TransientError(f"{type(error).__name__}: {error}") from error
         except Exception as error:
             if isinstance(error, ValueError) or type(error).__name__ == _NO_ADDRESS:  # an invalid redirection
-                raise DownloadError(f"{url:.200}: not downloaded", str(error), "check the address") from error
+                raise DownloadError(
+                    f"{url:.200}: the file was not downloaded", str(error), "check the address"
+                ) from error
             raise
 
     def _given_up(self, error: TransientError) -> DownloadError:
         if error.wait is not None and error.wait > _LONGEST_WAIT:
             return DownloadError(
-                "the server accepts no more requests for now",
-                f"{error}; it requests a wait of {error.wait:.0f} s",
-                "run the command again after that: downloaded data is kept; a token (HF_TOKEN) raises the limits",
+                "the server accepts no more requests at the moment",
+                f"{error}; the server requests a wait of {error.wait:.0f} s",
+                "run the command again after that time to resume the download; a token in HF_TOKEN raises the limit",
             )
         return DownloadError(
             f"the download failed {len(_WAITS) + 1} times",
             str(error),
-            "check the connection (and HF_ENDPOINT, proxies), and run the command again: downloaded data is kept",
+            "check the connection, HF_ENDPOINT and proxies, and run the command again to resume the download",
         )
 
     def _refused(self, url: str, response: Any, *, with_token: bool) -> Exception:
@@ -185,8 +191,8 @@ class Client:
             return TransientError(f"{status} from {url:.200}", _asked_to_wait(response.headers))
         if code == "RevisionNotFound":
             return DownloadError(
-                f"{url:.200}: no such revision",
-                "the repository has no revision of this name",
+                f"{url:.200}: the revision does not exist",
+                "the repository has no revision with this name",
                 f"choose a branch or tag on its page ({self._page}), or use its default branch: "
                 f"`genai pull {self._page.removeprefix(endpoint()).strip('/')}`",
             )
@@ -194,14 +200,14 @@ class Client:
         if at_hub and (code == "GatedRepo" or (status == 403 and code != "RepoNotFound")):
             return gated(self._page, said, with_token=with_token)
         if at_hub and (status == 401 or code == "RepoNotFound"):
-            why = "there is no such repository, or it is private"
+            why = "the repository does not exist, or it is private"
             fix = f"check the name; for a private model, set HF_TOKEN to a token from {_TOKENS}, or run `hf auth login`"
             if with_token:
-                why = f"there is no such repository, or the token has no access to it{f' ({said})' if said else ''}"
+                why = f"the repository does not exist, or the token has no access to it{f' ({said})' if said else ''}"
                 fix = "check the name and the token (HF_TOKEN, or `hf auth login`)"
-            return AccessError(f"{self._page}: not found", why, fix)
+            return AccessError(f"{self._page}: the repository was not found", why, fix)
         return DownloadError(
-            f"{url:.200}: the server returned {status}", said or "it has no such file", "check the address"
+            f"{url:.200}: the server returned {status}", said or "the server has no such file", "check the address"
         )
 
 
@@ -218,8 +224,8 @@ def _session() -> tuple[Any, type[Exception]]:
         raise DownloadError(
             "no request can be sent",
             str(error),
-            "correct or unset the variable in question: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (for SOCKS also `pip "
-            "install socksio`), SSL_CERT_FILE, or one that begins with HF_",
+            "correct or unset the environment variable that causes the error: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (for "
+            "SOCKS, run `pip install socksio`), SSL_CERT_FILE, or a variable that begins with HF_",
         ) from error
 
 
@@ -230,9 +236,9 @@ def _token_for(url: str) -> str | None:
     token = get_token() if url.startswith(endpoint() + "/") else None
     if token and not (token.isascii() and token.isprintable()):
         raise AccessError(
-            "the token cannot be sent",
-            "it contains characters that no token has",
-            f"copy it again from {_TOKENS} (HF_TOKEN, or `hf auth login`)",
+            "the Hugging Face token cannot be sent",
+            "a token may contain only printable ASCII characters, but this one contains others",
+            f"copy the token again from {_TOKENS}, and set HF_TOKEN to it or run `hf auth login`",
         )
     return token
 
@@ -242,13 +248,13 @@ def gated(page: str, said: str, *, with_token: bool) -> AccessError:
     if with_token:
         return AccessError(
             f"{page}: access is denied to this token",
-            said or "its account has no access, or the token may not read gated repositories",
-            f"accept the licence (or request access) at {page}, signed in as the token's owner, then run this again",
+            said or "the token's account has no access, or the token does not permit reading gated repositories",
+            f"sign in as the token's owner, accept the licence (or request access) at {page}, and try again",
         )
     return AccessError(
         f"{page}: the model is gated",
         said or "its authors require you to sign in and accept their licence",
-        f"accept it at {page}, create a token at {_TOKENS}, set HF_TOKEN to it (or `hf auth login`); then run this",
+        f"accept the licence at {page}, create a token at {_TOKENS}, and run `hf auth login`, or set HF_TOKEN",
     )
 
 

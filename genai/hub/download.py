@@ -80,10 +80,10 @@ def fetch_file(client: Client, listing: Listing, file: RemoteFile, folder: Path,
         part.replace(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why, fix = "the disk is full", "free some space and run the command again: downloaded data is kept"
+            why, fix = "the disk is full", "free some space, and run the command again to resume the download"
         else:
             why, fix = str(error), "check the cache folder (GENAI_CACHE_DIR) and its permissions"
-        raise DownloadError(f"{file.path}: cannot be written to {folder}", why, fix) from error
+        raise DownloadError(f"{file.path}: the file cannot be written to {folder}", why, fix) from error
     return PulledFile(file.path, file.size, checksum)
 
 
@@ -99,7 +99,7 @@ def _download(client: Client, file: RemoteFile, part: Path, progress: Progress) 
     raise DownloadError(
         f"{file.path}: the checksum was wrong twice",
         f"{file.digest} was expected, but {checksum.sha256} was received (SHA-256)",
-        "the data was deleted; try again later, or tell the repository's owner",
+        "the data was deleted; try again later, or inform the repository's owner",
     )
 
 
@@ -126,15 +126,15 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
                 if begin > file.size:
                     output.truncate(0)
                     raise DownloadError(
-                        f"{file.path}: more bytes than the announced {file.size:,} were received",
-                        "the server sends another file",
-                        "the data was deleted; try again later, or tell the repository's owner",
+                        f"{file.path}: the server sent more than the announced {file.size:,} bytes",
+                        "the file on the server differs from the file in the listing",
+                        "the data was deleted; try again later, or inform the repository's owner",
                     )
                 output.write(piece)
                 checksum.update(piece)
                 progress(len(piece))
     if begin < file.size:
-        raise TransientError(f"{file.path} ended after {begin:,} of {file.size:,} bytes")
+        raise TransientError(f"the download of {file.path} ended after {begin:,} of {file.size:,} bytes")
     return checksum
 
 

@@ -81,12 +81,14 @@ def listing_of(reference: Reference, facts: Mapping[str, Any]) -> Listing:
     """Return the listing in a hub's response. Raises DownloadError if the response is invalid."""
     commit, siblings = facts.get("sha"), facts.get("siblings")
     if not (isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit) and isinstance(siblings, list)):
-        raise _unbelievable(reference, "it has no commit, or no list of files")
+        raise _unbelievable(reference, "the response has no commit, or no list of files")
     if len(siblings) > _MOST_FILES:
-        raise _unbelievable(reference, f"it lists {len(siblings):,} files; at most {_MOST_FILES:,} are accepted")
+        raise _unbelievable(
+            reference, f"the response lists {len(siblings):,} files; at most {_MOST_FILES:,} are accepted"
+        )
     paths = [_path(reference, entry) for entry in siblings]
     if len(set(paths)) < len(paths):
-        raise _unbelievable(reference, "it lists a file twice")
+        raise _unbelievable(reference, "the response lists a file twice")
     named = sorted((path, entry) for path, entry in zip(paths, siblings, strict=True))
     files = [_file(reference, commit, path, entry) for path, entry in named if is_safe(path)]
     gated = facts.get("gated") not in (None, False, "False", "false")
@@ -97,7 +99,7 @@ def listing_of(reference: Reference, facts: Mapping[str, Any]) -> Listing:
 def _path(reference: Reference, entry: Any) -> str:
     path = entry.get("rfilename") if isinstance(entry, dict) else None
     if not isinstance(path, str) or _leads_elsewhere(path):
-        raise _unbelievable(reference, f"it lists a file named {path!r:.120}, which could leave the folder")
+        raise _unbelievable(reference, f"the response lists a file named {path!r:.120}, which could leave the folder")
     return path
 
 
@@ -143,7 +145,9 @@ def _of_file(reference: Reference, notice: Notice) -> Listing:
     path = url.split("?", 1)[0].rsplit("/", 1)[-1]
     if not is_safe(path):
         raise DownloadError(
-            f"{url:.200}: not downloaded", f"{path!r:.80} is not a valid file name", "download it with another tool"
+            f"{url:.200}: the file was not downloaded",
+            f"{path!r:.80} is not a valid file name",
+            "download it with another tool, and pass its path",
         )
     client = Client(notice=notice)
 
@@ -159,7 +163,9 @@ def _of_file(reference: Reference, notice: Notice) -> Listing:
     size, version = client.patiently(described)
     if not 0 < size <= _MOST_BYTES:
         raise DownloadError(
-            f"{url:.200}: not downloaded", "the server does not report its size", "download it with another tool"
+            f"{url:.200}: the file was not downloaded",
+            "the server does not report a valid size",
+            "download it with another tool, and pass its path",
         )
     digest = f"sha256:{reference.digest}" if reference.digest else ""
     return Listing(reference, url, "", "", False, (RemoteFile(path, size, digest, url, version),))
@@ -167,7 +173,7 @@ def _of_file(reference: Reference, notice: Notice) -> Listing:
 
 def _unbelievable(reference: Reference, why: str) -> DownloadError:
     return DownloadError(
-        f"{reference.name}: the hub's response about it is invalid",
+        f"{reference.name}: the hub's response about this repository is invalid",
         why,
         "check HF_ENDPOINT and the name of the repository",
     )

@@ -46,7 +46,7 @@ def model_folder_of(reference: str | Path) -> Path:
     raise ModelFolderError(
         f"{pulled.name} is in the cache, but has not been built yet",
         f"a {'GGUF file' if pulled.path.is_file() else 'checkpoint'} must be converted to an ONNX model first",
-        f"`genai chat {quote(pulled.name)}` does so on first use, as does genai.LLM({pulled.name!r})",
+        f"to build it, run `genai chat {quote(pulled.name)}`, or call genai.LLM({pulled.name!r}) in Python",
     )
 
 

@@ -85,10 +85,10 @@ def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice =
         raise _with_nearest(
             reference,
             DownloadError(
-                f"{reference.name}: it is not in the cache",
-                "HF_HUB_OFFLINE disables the network",
-                f"unset it, and run `genai pull {quote(reference.name)}` once"
-                + (f"; or use the download of Hugging Face's library: {download}" if download else ""),
+                f"{reference.name}: the model is not in the cache",
+                "HF_HUB_OFFLINE disables network access",
+                f"unset HF_HUB_OFFLINE, and run `genai pull {quote(reference.name)}` once"
+                + (f"; or pass the folder that Hugging Face's library downloaded: {download}" if download else ""),
             ),
         )
     try:
@@ -126,7 +126,7 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
         raise ModelFolderError(
             f"{plan.name} was not pulled",
             "you declined the download",
-            f"`genai pull {quote(plan.name)}` pulls it without asking",
+            f"to pull the model without confirmation, run `genai pull {quote(plan.name)}`",
         )
     partial = store.partial_folder(plan.name)
     store.remove_leftovers()
@@ -165,16 +165,18 @@ def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
         model.write(partial)
     except OSError as error:
         raise DownloadError(
-            f"cannot write {partial / store.RECORD}", str(error),
-            "free some space, or check the folder's permissions, and run the command again: downloaded data is kept",
+            f"{partial / store.RECORD} cannot be written", str(error),
+            "free some space, or check the folder's permissions, and run the command again to resume the download",
         ) from error  # fmt: skip
     try:
         with InterruptsDeferred():
             partial.rename(final)
     except OSError as error:
         is_folder = final.is_dir() and not final.is_symlink()
-        fix = f"`genai rm {final.name}` removes that folder" if is_folder else f"move {final} away"
-        raise ModelFolderError(f"cannot create {final}", str(error), f"{fix}; downloaded data is kept") from error
+        fix = f"remove that folder with `genai rm {final.name}`" if is_folder else f"move {final} to another folder"
+        raise ModelFolderError(
+            f"{final} cannot be created", str(error), f"{fix}, and run the command again to resume the download"
+        ) from error
     return model
 
 
@@ -193,7 +195,7 @@ def _check(plan: PullPlan, hooks: PullHooks) -> set[str]:
         hooks.check(choice.kind, folder / choice.root)
     except GenaiError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        others = f"`hf download {plan.listing.reference.repo}` downloads it for other programs"
+        others = f"to download it for other programs, run `hf download {plan.listing.reference.repo}`"
         raise type(error)(error.what, error.why, f"{error.fix}; {others}") from error
     return unnamed
 
@@ -209,14 +211,14 @@ def _check_index(choice: FileChoice, folder: Path) -> set[str]:
     if not named:
         raise DownloadError(
             f"{INDEX} has no weight_map",
-            "it maps each tensor to its file",
-            "look on its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
+            "a weight_map is required to find the file of each tensor",
+            "look on the model's page for another revision (`genai pull ORG/NAME@REVISION`) or a copy of the model",
         )
     if missing := sorted(named - present):
         raise DownloadError(
-            f"{INDEX} names {len(missing)} files that are not in the repository: {', '.join(missing[:3])}",
+            f"{INDEX} lists {len(missing)} files that are not in the repository: {', '.join(missing[:3])}",
             "the model is incomplete without them",
-            "look on its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
+            "look on the model's page for another revision (`genai pull ORG/NAME@REVISION`) or a copy of the model",
         )
     return {path for path in present - named if path.endswith(".safetensors")}
 
@@ -228,7 +230,7 @@ def _require_room(plan: PullPlan) -> None:
         raise DownloadError(
             f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB must be downloaded, but only {free / 1e9:.2f} GB is free "
             f"in {parent}",
-            f"{_MARGIN / 1e9:.2f} GB must stay free, because a download that fills the disk fails at its end",
+            f"{_MARGIN / 1e9:.2f} GB must stay free, because the download fails if the disk becomes full",
             "free some space (`genai list` shows cached models), or set GENAI_CACHE_DIR to a folder on another disk",
         )
 
@@ -241,7 +243,7 @@ def _held(partial: Path, hooks: PullHooks) -> Iterator[None]:
             partial.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ModelFolderError(
-                f"cannot create {partial}", str(error), "set GENAI_CACHE_DIR to a writable folder"
+                f"{partial} cannot be created", str(error), "set GENAI_CACHE_DIR to a writable folder"
             ) from error
         with _locked(partial, hooks) as inode:
             if inode == _inode(partial):

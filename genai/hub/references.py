@@ -66,9 +66,9 @@ def endpoint() -> str:
         sound = False
     if not sound:
         raise DownloadError(
-            f"HF_ENDPOINT={address:.200}: not an address",
-            f"it must be a hub's address, such as {HUB}",
-            "correct or unset it",
+            f"HF_ENDPOINT={address:.200}: the value is not an address",
+            f"HF_ENDPOINT must be the address of a hub, such as {HUB}",
+            "correct or unset HF_ENDPOINT",
         )
     return address
 
@@ -116,7 +116,7 @@ def _from_address(text: str) -> Reference:
         raise _malformed(text) from error
     if parts.username or parts.password:
         raise ModelFolderError(
-            f"{parts.scheme}://…@{host}{parts.path:.200}: not downloaded",
+            f"{parts.scheme}://…@{host}{parts.path:.200}: the file was not downloaded",
             "the address contains a password, and the cache records addresses",
             "download the file with another tool, and pass its path",
         )
@@ -127,7 +127,9 @@ def _from_address(text: str) -> Reference:
     digest = parts.fragment.removeprefix("sha256=").lower() if parts.fragment.startswith("sha256=") else ""
     if digest and not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise ModelFolderError(
-            f"{text:.200}: not downloaded", "#sha256= needs 64 hexadecimal digits", "correct the checksum"
+            f"{text:.200}: the checksum is invalid",
+            "#sha256= needs 64 hexadecimal digits",
+            "correct or remove #sha256=…",
         )
     return Reference(url=text.split("#", 1)[0], digest=digest, explicit=True)
 
@@ -149,6 +151,6 @@ def _repository(repo: str, revision: str | None, part: str | None, text: str, *,
 def _malformed(text: str) -> ModelFolderError:
     return ModelFolderError(
         f"{text!r:.120} is not a repository name",
-        "names have the form org/name, org/name@revision or org/name:Q4_K_M, with an optional prefix hf:",
-        "copy the name from the model's page, such as Qwen/Qwen3-0.6B",
+        "names have the form org/name, org/name@revision or org/name:Q4_K_M, each with or without the prefix hf:",
+        "copy the name, such as Qwen/Qwen3-0.6B, from the model's page",
     )

@@ -135,7 +135,9 @@ def find(name: str) -> PulledModel | None:
     matches = [model for model in models() if name.lower() in (model.name.lower(), _without_org(model.name).lower())]
     if len(matches) > 1:
         names = ", ".join(model.name for model in matches)
-        raise ModelFolderError(f"{name}: several models have this name", f"they are {names}", "use the full name")
+        raise ModelFolderError(
+            f"{name}: several models have this name", f"the models are {names}", "use the full name of one model"
+        )
     return matches[0] if matches else None
 
 
@@ -172,8 +174,8 @@ def read_record(folder: Path) -> PulledModel:
     sound = all(isinstance(facts.get(name), str) for name in names) and isinstance(facts.get("files"), list)
     if not sound or not _is_believable(facts) or folder_name(facts["name"]) != folder.name:
         raise ModelFolderError(
-            f"{folder / RECORD}: is damaged",
-            "it does not describe the model in this folder",
+            f"{folder / RECORD}: the record is damaged",
+            "the record does not match the model in this folder",
             f"run `genai rm {folder.name}`, then pull the model again",
         )
     files = tuple(PulledFile(one["path"], one["size"], one["sha256"]) for one in facts["files"])
@@ -199,12 +201,16 @@ def remove(folder: Path) -> None:
     """
     hub = hub_folder()
     if folder.parent not in (hub, hub / PARTIAL) or folder.is_symlink() or not folder.is_dir():
-        raise ModelFolderError(f"{folder}: not removed", "it is not a model's folder in the cache", "see `genai list`")
+        raise ModelFolderError(
+            f"{folder}: the folder was not removed", "it is not a model in the cache", "`genai list` lists the models"
+        )
     built = folder / BUILT if (folder / BUILT).is_dir() else folder
     with locked(folder, wait=False) as free, locked(built, wait=False) as also_free:
         if False in (free, also_free if built != folder else None):
             raise StateError(
-                f"{folder.name} is in use", "another process is pulling or building it", "wait until it has finished"
+                f"{folder.name} is in use",
+                "another process is pulling or building it",
+                "wait until that process has finished",
             )
         hidden = hub / PARTIAL / f"{_REMOVED}{secrets.token_hex(8)}"
         try:
@@ -212,7 +218,9 @@ def remove(folder: Path) -> None:
             folder.rename(hidden)
             shutil.rmtree(hidden, onerror=_unless_gone)
         except OSError as error:
-            raise ModelFolderError(f"{folder}: not removed", str(error), "check its permissions") from error
+            raise ModelFolderError(
+                f"{folder}: the folder was not removed", str(error), "check its permissions"
+            ) from error
 
 
 def _unless_gone(_: object, path: str, caught: Any) -> None:

@@ -29,8 +29,8 @@ def check_beam_params(params: SamplingParams) -> None:
         draws = value not in (0, 1) if name == "temperature" else name not in _OBEYED and value != neutral[name]
         if draws:
             raise OptionError(
-                f"{name} = {value!r:.80} with beams",
-                "a beam search neither samples tokens nor takes them back: it keeps the most likely outputs",
+                f"{name} = {value!r:.80} cannot be used with beams",
+                "a beam search keeps the most likely outputs: it neither samples tokens nor backtracks",
                 f"leave out {name} or num_beams",
             )
 
@@ -169,7 +169,7 @@ def _run(
             if any(not search.policy.finished for search in searches):
                 raise DeadlineError(
                     "the beam search's timeout expired before an output was finished",
-                    "the outputs of a beam search are known only when they end",
+                    "the outputs of a beam search are known only at its end",
                     "raise timeout, or lower num_beams or max_tokens",
                 )
             return

@@ -76,12 +76,14 @@ class ChatSession:
     ) -> None:
         if on_overflow not in OVERFLOWS:
             raise OptionError(
-                f"on_overflow = {on_overflow!r}", f"allowed: {', '.join(OVERFLOWS)}", "pass one of them or leave it out"
+                f"on_overflow = {on_overflow!r}",
+                f"allowed: {', '.join(OVERFLOWS)}",
+                "pass one of these values, or leave it out",
             )
         if ctx_shift and on_overflow == "shift":
             raise OptionError(
-                "ctx_shift contradicts on_overflow = 'shift'", "both continue a reply that fills the context",
-                "leave out one of the two; on_overflow = 'truncate' leaves old messages out of prompts",
+                "ctx_shift contradicts on_overflow = 'shift'", "both options continue a reply that fills the context",
+                "leave out one of the two, or set on_overflow = 'truncate' to leave old messages out of prompts",
             )  # fmt: skip
         self.llm = llm
         self.ctx_shift = ctx_shift
@@ -174,7 +176,7 @@ class ChatSession:
         for _ in self.send(text):
             pass
         if self.last_reply is None:
-            raise StateError("there is no reply yet", "no message was answered", "send a message first")
+            raise StateError("there is no reply yet", "the model has not replied to a message", "send a message first")
         return self.last_reply
 
     def send(self, text: str) -> Iterator[Event]:
@@ -202,7 +204,9 @@ class ChatSession:
             ChatTemplateError: the template does not support tool results. Raised with the first event.
         """
         if not results:
-            raise InputError("there are no results", "there is nothing to reply to", "pass one result per call")
+            raise InputError(
+                "the list of results is empty", "there is nothing to reply to", "pass one result per tool call"
+            )
         for call, text in results:
             name = {"name": call.name} if call.id is None else {"name": call.name, "tool_call_id": call.id}
             self.messages.append({"role": "tool", **name, "content": text})
@@ -328,7 +332,7 @@ class ChatSession:
     def _too_long(self, tokens: str) -> ContextOverflowError:
         if self.on_overflow == "error":
             subject = "the conversation" if len(self.messages) > 1 else "the message"
-            fix = "shorten it, clear the conversation, use a larger context size, or leave out old messages "
+            fix = "shorten the message, clear the conversation, use a larger context size, or leave out old messages "
             fix += "(on_overflow = truncate or shift)"
         else:
             subject = "the part of the conversation that cannot be left out"

@@ -40,7 +40,7 @@ def with_schema(options: Mapping[str, Any], schema: type[SchemaClass] | None) ->
         )
     if conflicting := [name for name in OPTIONS if name in options]:
         raise OptionError(
-            f"{conflicting[0]} contradicts schema", "a reply can follow only one grammar", "leave one of them out"
+            f"{conflicting[0]} contradicts schema", "a reply can follow only one grammar", "leave one of the two out"
         )
     return {**options, "json_schema": schema}
 
@@ -55,7 +55,7 @@ def instance_of(schema: type[Instance], text: str, completion: Completion) -> In
         raise ReplyFormatError(
             f"the reply was cut off after {len(completion.token_ids)} tokens: {text[-80:]!r}",
             f"finish_reason is {completion.finish_reason!r}",
-            "raise max_tokens, or limit texts and lists in the class (max_length)",
+            "raise max_tokens, or set max_length for the strings and lists of the class",
         )
     try:
         instance: Instance = schema.model_validate_json(text)
@@ -63,6 +63,6 @@ def instance_of(schema: type[Instance], text: str, completion: Completion) -> In
         raise ReplyFormatError(
             f"the reply is not a valid {schema.__name__}: {text[:80]!r}",
             " ".join(str(error).split())[:300],
-            "a validator of the class is stricter than its schema: add the rule to the schema, or generate again",
+            "if a validator of the class is stricter than its schema, add its rule to the schema; or generate again",
         ) from error
     return instance

@@ -115,12 +115,14 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     ) -> None:
         if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
             raise OptionError(
-                f"max_sequences = {max_sequences!r}", "a whole number of at least 1 is expected", "leave it out"
+                f"max_sequences = {max_sequences!r}",
+                "a whole number of at least 1 is expected",
+                "leave max_sequences out",
             )
         if prefix_cache_dir is None and prefix_cache_bytes is not None:
             raise OptionError(
-                f"prefix_cache_bytes = {prefix_cache_bytes!r:.40} without prefix_cache_dir",
-                "prefix_cache_bytes limits the size of that folder; cache_bytes limits memory",
+                f"prefix_cache_bytes = {prefix_cache_bytes!r:.40} cannot be used without prefix_cache_dir",
+                "prefix_cache_bytes limits the size of the folder prefix_cache_dir; cache_bytes limits memory",
                 "pass prefix_cache_dir, or leave prefix_cache_bytes out",
             )
         with contextlib.suppress(ChatTemplateError):  # the error is raised again when a conversation is rendered
@@ -324,9 +326,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             [True, False, False]
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave it out")
+            raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave window out")
         if not isinstance(items, Iterable):
-            raise InputError(f"items is {kind_of(items)}", "an iterable of items is expected", "pass one, e.g. a list")
+            raise InputError(
+                f"items is {kind_of(items)}", "an iterable of items is expected", "pass an iterable, such as a list"
+            )
         self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
@@ -798,11 +802,13 @@ def rendering(
     variables = template or {}
     if not isinstance(variables, Mapping) or not all(type(name) is str for name in variables):
         raise InputError(
-            f"template = {template!r:.80}", "a mapping of names to variables is expected", "pass a dictionary"
+            f"template = {template!r:.80}", "a mapping of variable names to values is expected", "pass a dictionary"
         )
     if reserved := sorted({"self", "messages", "tools"} & set(variables)):
         raise InputError(
-            f"template sets {reserved[0]!r}", "that name is reserved", "use the argument, or choose another name"
+            f"template sets {reserved[0]!r}",
+            "this name is reserved",
+            "use the argument of this name, or choose another name",
         )
     return {"messages": messages, "tools": tools or None, "variables": variables}
 
@@ -837,7 +843,7 @@ def _loaded(
         return kind(folder, **options)
     if pull or precision is not None:
         raise OptionError(
-            "pull or precision without a model name",
+            "pull and precision cannot be used without a model name",
             "pull and precision control how a named model is downloaded and built",
             "pass the model's name, or leave out pull and precision",
         )
@@ -845,6 +851,8 @@ def _loaded(
         return kind(bundled_model() if model is None else model, **options)
     if options:
         raise OptionError(
-            f"{', '.join(options)} given with a Model", "the model is already loaded", "pass them to Model(...) instead"
+            f"{', '.join(options)} cannot be used with a Model",
+            "the model is already loaded",
+            "pass these options to Model(...) instead",
         )
     return model

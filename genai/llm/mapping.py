@@ -278,7 +278,9 @@ class Mapper(Generic[Item]):
             return Answer(work.index, work.item, error=error)
         if any(completion.finish_reason == "cancelled" for completion in completions):
             raise StateError(
-                "the model was closed during the map", "running requests were cancelled", "close the model afterwards"
+                "the model was closed during the map",
+                "running requests were cancelled",
+                "close the model after the map",
             )
         split = work.request.split
         replies = tuple(map(split, completions)) if split is not None else ()

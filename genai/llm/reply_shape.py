@@ -49,7 +49,7 @@ class ReplyShape:
             raise OptionError(
                 f"{grammar.option} contradicts tool_choice",
                 "the reply consists of tool calls only",
-                "leave one of them out",
+                "leave one of the two out",
             )
         text = self.writer.of_calls(
             self.call_format, self.tools, most=self.most, is_free=self.is_free, body=grammar is not None
@@ -82,7 +82,7 @@ def reply_shape(
         raise OptionError(
             f"tool_choice = {choice!r:.80}",
             f"the format of tool calls in this model's template is unknown (its reply format is {parser.name!r})",
-            'leave it out, or use "auto"',
+            'leave tool_choice out, or use "auto"',
         )
     thought = call_format.thought if call_format is not None else parser.reasoning
     special = {marker: tokenizer.to_token_id(marker) for marker in parser.markers if tokenizer.is_special(marker)}
@@ -109,8 +109,10 @@ def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) 
     elif isinstance(choice, Mapping) and isinstance(name := _function(choice).get("name"), str):
         names = [str(_function(tool).get("name")) for tool in tools or ()]
         if name not in names:
-            fix = did_you_mean(name, names, "name one of the tools")
-            raise OptionError(f"tool_choice names {name!r:.80}", f"tools: {', '.join(names) or 'none'}"[:200], fix)
+            fix = did_you_mean(name, names, "use the name of one of the tools")
+            raise OptionError(
+                f"tool_choice is the function {name!r:.80}", f"tools: {', '.join(names) or 'none'}"[:200], fix
+            )
         return name
     else:
         raise OptionError(
@@ -119,7 +121,7 @@ def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) 
             "use one of these values",
         )
     if mode == "required" and not tools:
-        raise OptionError("tool_choice = 'required'", "there are no tools", "pass tools, or leave it out")
+        raise OptionError("tool_choice = 'required'", "there are no tools", "pass tools, or leave tool_choice out")
     return mode
 
 

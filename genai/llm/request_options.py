@@ -62,25 +62,31 @@ class RequestOptions:
         priority, timeout = self.priority, self.timeout
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > _MOST_PRIORITY:
             raise OptionError(
-                f"priority = {priority!r:.40}", "a whole number is expected; higher priorities start sooner", "use 0"
+                f"priority = {priority!r:.40}",
+                "a whole number is expected; higher priorities start sooner",
+                "use 0 for the default priority",
             )
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and math.isfinite(timeout) and timeout > 0):
             raise OptionError(
-                f"timeout = {timeout!r:.40}", "a positive number of seconds, or None, is expected", "leave it out"
+                f"timeout = {timeout!r:.40}", "a positive number of seconds, or None, is expected", "leave timeout out"
             )
         if not isinstance(self.keep_state, bool):
-            raise OptionError(f"keep_state = {self.keep_state!r:.40}", "True or False is expected", "leave it out")
+            raise OptionError(
+                f"keep_state = {self.keep_state!r:.40}", "True or False is expected", "leave keep_state out"
+            )
         keeps = self.ctx_shift
         if not isinstance(keeps, int) or (keeps is not False and keeps < 1):
             raise OptionError(
-                f"ctx_shift = {keeps!r:.40}", "True, False or a number of tokens to keep is expected", "leave it out"
+                f"ctx_shift = {keeps!r:.40}",
+                "True, False or a number of tokens to keep is expected",
+                "leave ctx_shift out",
             )
         for name, other in (("keep_state", self.keep_state), ("num_beams", self.beams)):
             if self.ctx_shift is not False and other:
                 raise OptionError(
-                    f"ctx_shift with {name}", "a sequence that drops tokens can be neither kept nor forked",
-                    "leave one of them out",
+                    f"ctx_shift cannot be used with {name}", "a sequence that drops tokens cannot be kept or forked",
+                    "leave one of the two out",
                 )  # fmt: skip
 
     def shift(self, context_size: int) -> ContextShift | None:

@@ -110,15 +110,15 @@ class RequestBuilder:
         choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
         if len(choices) != len(rows):
             raise OptionError(
-                f"{len(choices)} adapters for {len(rows)} prompts",
-                "pass one adapter for all prompts, or one per prompt",
+                f"there are {len(choices)} adapters for {len(rows)} prompts",
+                "one adapter for all prompts, or one per prompt, is expected",
                 "pass as many adapters as prompts",
             )
         params_of_rows: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
         if len(params_of_rows) != len(rows):
             raise OptionError(
-                f"{len(params_of_rows)} params for {len(rows)} prompts",
-                "pass one params for all prompts, or one per prompt",
+                f"there are {len(params_of_rows)} params for {len(rows)} prompts",
+                "one params for all prompts, or one per prompt, is expected",
                 "pass as many params as prompts",
             )
         plans = [self._plan(self.params(row_params, options, request_options), shape) for row_params in params_of_rows]
@@ -241,7 +241,7 @@ class RequestBuilder:
         """Return a prompt's token ids. Raise ContextOverflowError if they leave no space for a reply."""
         if isinstance(prompt, (bytes, Mapping)) or not _is_row(prompt):
             raise InputError(
-                f"a prompt is {kind_of(prompt)}",
+                f"the prompt is {kind_of(prompt)}",
                 "a text or a list of token ids is expected",
                 "pass a str; for messages, use chat",
             )
@@ -266,7 +266,9 @@ class RequestBuilder:
         vocab_size = self._model.decoder.vocab_size  # raises if the model was closed
         if params.top_k > vocab_size:
             raise OptionError(
-                f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
+                f"top_k = {params.top_k}",
+                f"the vocabulary has {vocab_size} tokens",
+                f"use 0 (all tokens) to {vocab_size}",
             )
         breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
         grammar = grammar_of(params)
@@ -323,7 +325,9 @@ def _request_options_of(
         )
     if request_options.beams is not None and request_options.keep_state:
         raise OptionError(
-            "keep_state with num_beams", "a beam search keeps no sequence after its end", "leave one of them out"
+            "keep_state cannot be used with num_beams",
+            "a beam search keeps no sequence after its end",
+            "leave one of the two out",
         )
     return request_options, sampling
 

@@ -61,17 +61,19 @@ class Speculation:
             raise OptionError(
                 f"num_speculative_tokens = {most!r}",
                 f"a whole number from 1 to {MOST_SPECULATIVE_TOKENS} is expected",
-                "leave it out",
+                "leave num_speculative_tokens out",
             )
         for name, kinds in (("lookup_file", str | Path), ("draft", str | Path | Model)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
                 raise OptionError(f"{name} is {kind_of(value)}", "a path is expected", "pass the path")
         if not isinstance(self.lookup, bool):
-            raise OptionError(f"lookup = {self.lookup!r}", "True or False is expected", "leave it out for True")
+            raise OptionError(f"lookup = {self.lookup!r}", "True or False is expected", "leave lookup out for True")
         if not self.lookup and self.lookup_file is None and self.draft is None:
             raise OptionError(
-                "lookup = False without a lookup_file or a draft", "nothing would propose tokens", "pass one of these"
+                "lookup = False needs a lookup_file or a draft",
+                "without prompt lookup, only a lookup_file or a draft can propose tokens",
+                "pass a lookup_file or a draft",
             )
 
 
@@ -162,13 +164,13 @@ def _resolve(model: Model, choice: SpeculationChoice) -> Speculation | None:
         raise OptionError(
             f"speculation = {choice!r:.80}",
             f"a Speculation or one of {', '.join(map(repr, WAYS))} is expected",
-            'leave it out for "off"',
+            'leave speculation out for "off"',
         )
     if not model.decoder.verifies:
         raise UnsupportedModelError(
             f"{model.folder}: proposed tokens cannot be verified with this model",
             "its graph runs as exported, and a token's logits may round differently when several tokens share a step",
-            "leave speculation out, or export a graph that can be flattened (info.reason says what prevents it)",
+            "leave speculation out, or export a graph that can be flattened (info.reason gives the obstacle)",
         )
     return choice
 
@@ -187,7 +189,9 @@ def _read(path: Path, tokenizer: Tokenizer) -> LookupText:
     text = read_text_file(path)
     if len(text) > _MOST_CHARACTERS:
         raise InputError(
-            f"{path}: has {len(text):,} characters", f"the limit is {_MOST_CHARACTERS:,}", "use a part of the file"
+            f"{path}: the file has {len(text):,} characters",
+            f"the limit is {_MOST_CHARACTERS:,} characters",
+            "use a part of the file",
         )
     tokens: list[int] = []
     with task(f"Reading {path.name}", len(text), after=1.0) as reading:

@@ -139,7 +139,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
         for generation in generations:
             if generation.plan.params.prompt_logprobs is not None:
                 raise OptionError(
-                    "prompt_logprobs with a state", "the state's tokens are already computed, without their logits",
+                    "prompt_logprobs cannot be used with a state", "the logits of the state's tokens were not stored",
                     "leave prompt_logprobs out, or pass the whole text as a prompt",
                 )  # fmt: skip
             generation.origin = self._sequence
@@ -151,7 +151,9 @@ class TextState(Single, AbstractContextManager["TextState"]):
                 "there is nothing to resume", "this state was read, not generated", "call generate with a prompt"
             )
         if options.get("num_beams", 1) != 1:
-            raise OptionError("resume with num_beams", "resume continues a single sequence", "use generate")
+            raise OptionError(
+                "resume cannot be used with num_beams", "resume continues a single sequence", "use generate"
+            )
         generations = self._llm._requests.resumed(self._sampler, list(self._sequence.tokens), options)
         generations[0].adapters, generations[0].adapter = self._mix, self.adapter
         return self._from_here(generations)
@@ -227,7 +229,9 @@ def read(llm: LLM, generation: Generation, before: TextState | None, progress: P
     )
     state, generation.retained = retained_state(llm, generation), None
     if state is None:
-        raise InputError("the text was not read", "the model was closed in the meantime", "read the text again")
+        raise InputError(
+            "the text was not read", "the model was closed in the meantime", "load the model, and read the text again"
+        )
     state._sampler = None
     return state
 

@@ -132,7 +132,9 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise StateError(
-            "no event loop is running", "an async stream delivers to an event loop", "use stream, or call it in one"
+            "no event loop is running",
+            "an async stream delivers to an event loop",
+            "use stream, or call this method in an event loop",
         ) from None
 
 

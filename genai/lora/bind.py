@@ -47,7 +47,7 @@ def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0
                 dtype = np.float32
     if not owners:
         raise InputError(
-            f"{adapter.source}: contains no factors of linear layers",
+            f"{adapter.source}: the adapter contains no factors of linear layers",
             "the adapter would have no effect",
             "use another adapter",
         )
@@ -69,12 +69,10 @@ def _module(adapter: AdapterParameters, name: str, targets: LoraTargets) -> Modu
         return module
     parts, known = name.split("."), [str(module) for module in targets.parts]
     if parts[-1] in ("lm_head", "embed_out", "embed_tokens", "wte"):
-        why = (
-            f"{parts[-1]} is not a LoRA target here: logits are computed for selected rows, and embeddings are lookups"
-        )
+        why = f"{parts[-1]} is not a LoRA target: logits are computed for selected rows, and embeddings are lookups"
         known = []
     elif any(EXPERTS.search(part) for part in parts):
-        why = "experts are not LoRA targets here; attention and shared experts are"
+        why = "only attention and shared experts are LoRA targets; routed experts are not"
         known = []
     elif parts[-1] == "query_key_value":
         why = "the adapter has queries, keys and values interleaved by head, but the base has them in separate matrices"
@@ -94,8 +92,8 @@ def _factors(
     a, b = pair.a, pair.b
     if a.shape[1:] != (columns,) or b.shape[:1] != (rows,) or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise InputError(
-            f"{adapter.source}: {name!r} has A {list(a.shape)} and B {list(b.shape)}",
-            f"the base's projection has {columns} inputs and {rows} outputs: A must be [rank, {columns}] and B "
+            f"{adapter.source}: {name!r} has factors A {list(a.shape)} and B {list(b.shape)}",
+            f"the base's projection has {columns} inputs and {rows} outputs, so A must be [rank, {columns}] and B "
             f"[{rows}, rank]",
             "use an adapter that was trained on this base",
         )
@@ -171,11 +169,11 @@ def check_mergeable(
     expected = expected[::-1] if adapter.fan_in_fan_out else expected
     if shape is None:
         raise InputError(
-            f"{adapter.source}: the checkpoint has no {module + '.weight'!r}", "the adapter changes that module",
-            did_you_mean(module + ".weight", names, "merge into the checkpoint that the adapter was trained on"),
+            f"{adapter.source}: the checkpoint has no {module + '.weight'!r}", "the adapter changes this weight",
+            did_you_mean(module + ".weight", names, "merge the adapter into the checkpoint that it was trained on"),
         )  # fmt: skip
     if shape != expected:
         raise InputError(
-            f"{adapter.source}: {module!r} adds {list(expected)} to a weight of shape {list(shape)}",
-            "the shapes must match", "merge into the checkpoint that the adapter was trained on",
+            f"{adapter.source}: {module!r} adds a matrix of shape {list(expected)} to a weight of shape {list(shape)}",
+            "the shapes must match", "merge the adapter into the checkpoint that it was trained on",
         )  # fmt: skip

@@ -44,7 +44,7 @@ def find_adapters(folder: Path) -> list[Path]:
         ModelFolderError: the folder does not exist.
     """
     if not folder.is_dir():
-        why = "it is a file" if folder.exists() else "there is no such folder"
+        why = "the path is a file" if folder.exists() else "there is no such folder"
         raise ModelFolderError(f"{folder}: not a folder", why, "pass the folder that contains the adapters")
     if (folder / CONFIG).is_file():
         return [folder]

@@ -49,12 +49,12 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
         if (value := model.files[0].single(key)) != expected:
             raise InputError(
                 f"{path}: {key} is {value!r:.40}, expected {expected!r}", "this GGUF file contains no LoRA adapter",
-                "pass a whole model as MODEL; create adapters with convert_lora_to_gguf.py",
+                "if the file is a whole model, pass it as MODEL; to create an adapter, use convert_lora_to_gguf.py",
             )  # fmt: skip
     if "adapter.alora.invocation_tokens" in data:
         raise InputError(
-            f"{path}: has adapter.alora.invocation_tokens", "activated LoRA starts in the middle of a prompt",
-            "use an ordinary adapter",
+            f"{path}: the file has adapter.alora.invocation_tokens", "activated LoRA is not supported",
+            "use an adapter without activation tokens",
         )  # fmt: skip
     alpha = data.get("adapter.lora.alpha", 0.0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
@@ -65,7 +65,7 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
         factors.setdefault(module, {})[factor] = _floats(model, name, path)
     pairs = {module: _pair(module, pair_factors, float(alpha), path) for module, pair_factors in factors.items()}
     if not pairs:
-        raise InputError(f"{path}: contains no factors", "an adapter has at least one pair of factors", _AGAIN)
+        raise InputError(f"{path}: the file contains no factors", "an adapter has at least one pair of factors", _AGAIN)
     base = data.get("general.base_model.0.name", "")
     return AdapterParameters(
         path, pairs, "gguf", base=base if isinstance(base, str) else "", permuted=architecture in PERMUTED
@@ -145,7 +145,7 @@ def require_our_order(adapter: AdapterParameters) -> AdapterParameters:
     """Return the adapter. Raise InputError if its rows are in ggml's order, which only a known base can undo."""
     if adapter.permuted and any(name.endswith((".q_proj", ".k_proj")) for name in adapter.pairs):
         raise InputError(
-            f"{adapter.source}: rows of queries and keys are in ggml's order",
-            "reordering them requires the base's number of heads", "set the base with --model",
+            f"{adapter.source}: the rows of queries and keys are in ggml's order",
+            "reordering them requires the base's number of heads", "pass the base model with --model",
         )  # fmt: skip
     return adapter

@@ -104,12 +104,12 @@ def check_values(
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InputError(
-                f"{adapter.source}: {name!r} has values that are not finite", "every token would be NaN",
+                f"{adapter.source}: {name!r} has values that are not finite", "every token would become NaN",
                 "train or download the adapter again",
             )  # fmt: skip
     if adapter.pairs and adapter.values:
         raise InputError(
-            f"{adapter.source}: contains factors of linear layers and {next(iter(adapter.values))!r}",
+            f"{adapter.source}: the adapter contains factors of linear layers and {next(iter(adapter.values))!r}",
             "factors change linear layers, other arrays replace graph inputs, and an adapter can do only one of these",
             "export the factors and the other arrays as two adapters",
         )

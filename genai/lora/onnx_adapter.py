@@ -55,7 +55,9 @@ def read_adapter_file(path: Path) -> AdapterFile:
         # Read a copy, because access to a mapped file that is truncated later would crash the process.
         data = np.fromfile(path, np.uint8) if path.is_file() or path.is_dir() else _missing(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read", str(error), "check the path and its permissions") from error
+        raise InputError(
+            f"{path}: the file cannot be read", str(error), "check the path and its permissions"
+        ) from error
     if len(data) < 8 or bytes(data[4:8]) != IDENTIFIER:
         raise InputError(
             f"{path}: not an adapter file",
@@ -73,7 +75,7 @@ def write_adapter_file(path: Path, file: AdapterFile) -> None:
     try:
         path.write_bytes(_written(file))
     except OSError as error:
-        raise InputError(f"{path}: cannot be written", str(error), "choose another path") from error
+        raise InputError(f"{path}: the file cannot be written", str(error), "choose another path") from error
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -138,21 +140,21 @@ def _read(buffer: _Buffer) -> AdapterFile:
     root = buffer.follow(0)
     adapter, model, version = (buffer.integer(root, number) for number in (_ADAPTER, _MODEL, _FORMAT))
     if version != FORMAT_VERSION:
-        raise _Damaged(f"its format version is {version}, but only version {FORMAT_VERSION} is supported")
+        raise _Damaged(f"the format version is {version}, but only version {FORMAT_VERSION} is supported")
     first, count = buffer.vector(root, _PARAMETERS, 4)
     if count > _MOST_PARAMETERS:
-        raise _Damaged(f"it has {count} parameters, but the limit is {_MOST_PARAMETERS}")
+        raise _Damaged(f"the file has {count} parameters, but the limit is {_MOST_PARAMETERS}")
     arrays: dict[str, NDArray[Any]] = {}
     for index in range(count):
         name, array = _parameter(buffer, buffer.follow(first + 4 * index))
         if name in arrays:
-            raise _Damaged(f"it has two parameters named {name!r}")
+            raise _Damaged(f"the file has two parameters named {name!r}")
         arrays[name] = array
     return AdapterFile(arrays, adapter, model)
 
 
 def _missing(path: Path) -> NDArray[np.uint8]:
-    raise OSError("there is no such file" if not path.exists() else "it is a pipe or a device")
+    raise OSError("there is no such file" if not path.exists() else "the path is a pipe or a device")
 
 
 def _parameter(buffer: _Buffer, table: int) -> tuple[str, NDArray[Any]]:

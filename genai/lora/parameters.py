@@ -99,9 +99,9 @@ def adapter_path(source: str | Path) -> Path:
             return path
         exists = path.exists()
     except (TypeError, ValueError, OSError) as error:
-        raise InputError(f"an adapter's path is {source!r:.80}", str(error)[:200], _GIVE_ONE) from error
+        raise InputError(f"the adapter's path is {source!r:.80}", str(error)[:200], _GIVE_ONE) from error
     if not exists or not (path.suffix == SUFFIX or is_gguf(path)):
-        why = f"its name does not end in {SUFFIX}" if exists else "there is no such folder or file"
+        why = f"the file is neither an {SUFFIX} file nor a GGUF file" if exists else "there is no such folder or file"
         raise ModelFolderError(f"{path}: not an adapter", why, _GIVE_ONE)
     return path
 
@@ -110,7 +110,7 @@ def paired(source: Path, module: str, a: NDArray[Any], b: NDArray[Any], scale: f
     """Create a module's pair from the factors in a file. Raises InputError if their shapes or types are invalid."""
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
         raise InputError(
-            f"{source}: {module!r} has A {list(a.shape)} and B {list(b.shape)}",
+            f"{source}: {module!r} has factors A {list(a.shape)} and B {list(b.shape)}",
             "A must be [rank, inputs] and B [outputs, rank], with the same rank",
             "save the adapter again",
         )
@@ -118,7 +118,7 @@ def paired(source: Path, module: str, a: NDArray[Any], b: NDArray[Any], scale: f
         if not is_float(array):
             raise InputError(
                 f"{source}: a factor of {module!r} is {array.dtype}",
-                "factors must be floats; integers are quantised factors, which are not supported",
+                "factors must be floats; quantised factors are not supported",
                 "save the adapter again in float16, bfloat16 or float32",
             )
     return Pair(a, b, scale)
@@ -166,7 +166,9 @@ def read_onnx_adapter(path: Path) -> AdapterParameters:
         if factor and array.ndim == 2:
             if (module, factor) in halves:
                 raise InputError(
-                    f"{path}: {module!r} has two factors {factor}", "a projection has one pair", "export it again"
+                    f"{path}: {module!r} has two factors {factor}",
+                    "a projection has only one pair of factors",
+                    "export the adapter again",
                 )
             halves[module, factor] = array
         else:
@@ -209,7 +211,11 @@ def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, na
 
 def already_exists(path: Path) -> InputError:
     """Return the error for an adapter's target path when a file or folder already exists there."""
-    return InputError(f"{path} already exists", "adapters are never overwritten", "delete it, or choose another path")
+    return InputError(
+        f"{path} already exists",
+        "adapters are never overwritten",
+        "delete the existing adapter, or choose another path",
+    )
 
 
 def input_names(adapter: AdapterParameters, known_names: Mapping[str, str] | None = None) -> dict[str, str]:

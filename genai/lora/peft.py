@@ -34,8 +34,8 @@ _REFUSED = {
     "lora_bias": "the factor B has a bias",
     "modules_to_save": "whole modules were trained in addition to the factors, and replace modules of the base",
     "trainable_token_indices": "rows of the embedding were trained",
-    "alora_invocation_tokens": "activated LoRA starts in the middle of a prompt",
-    "target_parameters": "parameters of experts were adapted, and these are not LoRA targets here",
+    "alora_invocation_tokens": "activated LoRA, which starts in the middle of a prompt, is not supported",
+    "target_parameters": "parameters of experts were adapted, but experts are not LoRA targets",
     "layer_replication": "layers of the base are repeated",
     "arrow_config": "Arrow mixes adapters depending on their inputs",
     "corda_config": "CorDA changes the base's weights",
@@ -83,12 +83,16 @@ def read_peft(folder: Path) -> AdapterParameters:
         pairs[module] = paired(path, module, a, b, scale)
         if len(a) != rank:
             raise InputError(
-                f"{path}: {module!r} has rank {len(a)}, but {CONFIG} has {rank:g}",
+                f"{path}: {module!r} has rank {len(a)}, but {CONFIG} has rank {rank:g}",
                 "the rank determines the scale, so the two ranks must be equal",
-                f"correct r or rank_pattern in {CONFIG}",
+                f"in {CONFIG}, set r or rank_pattern to the rank of the factors",
             )
     if not pairs:
-        raise InputError(f"{path}: contains no factors", "an adapter has at least one pair", "save the adapter again")
+        raise InputError(
+            f"{path}: the file contains no factors",
+            "an adapter has at least one pair of factors",
+            "save the adapter again",
+        )
     return AdapterParameters(
         folder, pairs, "peft", base=str(config.get("base_model_name_or_path") or ""),
         base_hash=str(config.get(BASE_HASH) or ""), fan_in_fan_out=bool(config.get("fan_in_fan_out")),
@@ -107,7 +111,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if config.get("peft_type", "LORA") != "LORA":
         raise InputError(
             f"{folder}: peft_type is {config['peft_type']!r:.40}",
-            "only LORA is supported: two factors per linear layer",
+            "only LORA, with two factors per linear layer, is supported",
             _MERGE,
         )
     for name, why in _REFUSED.items():
@@ -123,14 +127,16 @@ def _config(folder: Path) -> dict[str, Any]:
     if isinstance(initialisation, str) and initialisation.lower().startswith(_TAKEN_OUT_OF_THE_BASE):
         raise InputError(
             f"{folder}: init_lora_weights is {initialisation!r:.40}",
-            "this initialisation subtracts the initial factors from the base's weights, so only the changed base fits",
-            "save it with PEFT's path_initial_model_for_weight_conversion, or use the changed base and set "
+            "this initialisation changes the base's weights, so the adapter fits only the changed base",
+            "save the adapter with PEFT's path_initial_model_for_weight_conversion, or use the changed base and set "
             f"init_lora_weights to true in {CONFIG}",
         )
     for name in ("use_rslora", "fan_in_fan_out"):
         if not isinstance(config.get(name) or False, bool):
             raise InputError(
-                f"{folder}: {name} is {config[name]!r:.40}", "expected: true or false", "correct the value"
+                f"{folder}: {name} is {config[name]!r:.40}",
+                "true or false is expected",
+                "set the field to true or false in adapter_config.json",
             )
     return config
 
@@ -139,11 +145,13 @@ def _missing(folder: Path) -> ModelFolderError:
     if (folder / PICKLE).is_file():
         return ModelFolderError(
             f"{folder}: the factors are in {PICKLE}, which is a pickle",
-            "loading a pickle can run any code, so pickles are never loaded",
+            "loading a pickle can run arbitrary code, so pickles are never loaded",
             "save the adapter with safe_serialization=True",
         )
     return ModelFolderError(
-        f"{folder}: there is no {WEIGHTS}", "this file contains the factors", "download the complete adapter"
+        f"{folder}: there is no {WEIGHTS}",
+        "this file contains the factors of the adapter",
+        "download the complete adapter",
     )
 
 
@@ -165,7 +173,7 @@ def _factor_of(name: str, path: Path) -> tuple[str, str]:
         "lora_magnitude_vector": _REFUSED["use_dora"],
         "modules_to_save": _REFUSED["modules_to_save"],
     }
-    why = next((why for part, why in reasons.items() if part in name), "its name has neither lora_A nor lora_B")
+    why = next((why for part, why in reasons.items() if part in name), "the name contains neither lora_A nor lora_B")
     raise InputError(f"{path}: tensor {name!r:.200} is not a factor of a linear layer", why, _MERGE)
 
 
@@ -206,13 +214,15 @@ class _Numbers:
         numbers = config.get(patterns) or {}
         if not isinstance(numbers, dict):
             raise InputError(
-                f"{folder}: {patterns} is {numbers!r:.80}", "expected: numbers by pattern", "correct the value"
+                f"{folder}: {patterns} is {numbers!r:.80}",
+                "an object of patterns and numbers is expected",
+                "correct the field in adapter_config.json",
             )
         if len(numbers) * modules > _MOST_TRIALS:
             raise InputError(
                 f"{folder}: {patterns} has {len(numbers)} patterns for {modules} modules",
-                f"the limit is {_MOST_TRIALS:,} pairs of a pattern and a module",
-                "use fewer patterns that match several modules",
+                f"the number of patterns times the number of modules is limited to {_MOST_TRIALS:,}",
+                "use fewer patterns, each of which matches several modules",
             )
         self._default = self._number(default, config.get(default, 8))
         self._numbers = [
@@ -233,16 +243,22 @@ class _Numbers:
             said = error.args[0] if error.args else error
             why = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
             raise InputError(
-                f"{self._path}: {patterns} has {pattern!r:.80}",
-                f"this pattern is not supported ({why}): look-around and back-references could take unlimited time",
-                "list the modules by name",
+                f"{self._path}: the pattern {pattern!r:.80} in {patterns} is not supported",
+                f"{why} (look-around and back-references are not supported, because they could take unlimited time)",
+                "replace the pattern with the names of the modules",
             ) from error
 
     def _number(self, name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST_NUMBER:
-            raise InputError(f"{self._path}: {name} is {value!r:.40}", "expected: a finite number", "correct the value")
+            raise InputError(
+                f"{self._path}: {name} is {value!r:.40}",
+                "a finite number is expected",
+                "correct the number in this file",
+            )
         if value < self._least:
-            raise InputError(f"{self._path}: {name} is {value}", "a rank must be at least 1", "correct the value")
+            raise InputError(
+                f"{self._path}: {name} is {value}", "a rank must be at least 1", "correct the rank in this file"
+            )
         return float(value)
 
 
@@ -256,7 +272,7 @@ def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
     if adapter.values:
         raise InputError(
             f"{adapter.source}: {next(iter(adapter.values))!r} is not a factor of a linear layer",
-            "PEFT folders contain only pairs of factors", "use an .onnx_adapter file",
+            "PEFT folders contain only pairs of factors", "write an .onnx_adapter file instead",
         )  # fmt: skip
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise already_exists(folder)
@@ -280,4 +296,4 @@ def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written", str(error), "choose another folder") from error
+        raise InputError(f"{folder}: the adapter cannot be written", str(error), "choose another folder") from error

@@ -101,7 +101,9 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             )
         if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1):
             raise OptionError(
-                f"max_bytes = {max_bytes!r}", "expected: a whole number of at least 1", "remove it for no limit"
+                f"max_bytes = {max_bytes!r}",
+                "expected: a whole number of at least 1",
+                "leave max_bytes out for no limit",
             )
         self.model, self.max_bytes = model, max_bytes
         self._entries: dict[str, _Entry] = {}
@@ -140,7 +142,9 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         weight = _number(f"scale of adapter {name!r}", scale)
         if name in self._entries:
             raise OptionError(
-                f"Adapter already loaded: {name}", "names are unique", "unload it first, or choose another name"
+                f"Adapter already loaded: {name}",
+                "adapter names must be unique",
+                "unload that adapter first, or choose another name",
             )
         read = self._read(path)
         self._check_base(read)
@@ -149,7 +153,9 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         entry = _Entry(name, Path(path).absolute(), weight, key, 0, None, read.ranks, modules, read.values)
         with self._lock:
             if name in self._entries:
-                raise OptionError(f"Adapter already loaded: {name}", "names are unique", "choose another name")
+                raise OptionError(
+                    f"Adapter already loaded: {name}", "adapter names must be unique", "choose another name"
+                )
             self._fill(entry, factors)
             self._entries[name] = entry
 
@@ -229,7 +235,9 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         choices = {choice: 1.0} if isinstance(choice, str) else choice
         if not isinstance(choices, Mapping):
             raise OptionError(
-                f"adapter = {choice!r:.80}", "expected: a name, or weights by name", 'pass "a" or {"a": 0.7}'
+                f"adapter = {choice!r:.80}",
+                "a name, or a mapping of names to weights, is expected",
+                'for example, pass "a" or {"a": 0.7}',
             )
         if len(choices) > _MOST_ADAPTERS_OF_A_REQUEST:
             raise OptionError(
@@ -268,7 +276,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         if entry is None:
             names = self.names
             listed = [*names[:_MOST_SHOWN], *(["…"] if len(names) > _MOST_SHOWN else [])]
-            fix = did_you_mean(str(name), names, "load it first (--lora NAME=PATH, LLM.load_adapter)")
+            fix = did_you_mean(str(name), names, "load the adapter first (--lora NAME=PATH, or LLM.load_adapter)")
             raise OptionError(
                 f"Adapter not found: {name!s:.80}", f"loaded adapters: {', '.join(listed) or 'none'}", fix
             )
@@ -286,7 +294,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             if _key(read, entry.scale) != entry.key:
                 raise InputError(
                     f"{entry.source}: adapter {entry.name!r} has changed since it was loaded",
-                    "its files were changed after it was evicted from memory (max_bytes)",
+                    "the files changed after the adapter was evicted from memory because of max_bytes",
                     "unload the adapter and load it again",
                 )
             self._fill(entry, self._factors(read, entry.scale), others)
@@ -354,7 +362,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
                 f"{read.source}: the adapter was trained on another base ({read.base or 'unnamed'})",
                 f"the adapter records the base {read.base_hash:.12}…, but the model in {self.model.folder} is "
                 f"{base_identity(self.model.folder):.12}…",
-                f"load the adapter into that base; if it does fit this model, remove {BASE_HASH} from its config",
+                f"load the adapter into that base; if it does fit this model, remove {BASE_HASH} from its config file",
             )
 
 
@@ -384,7 +392,7 @@ def _key(read: AdapterParameters, scale: float) -> bytes:
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name or len(name) > 256:
         raise OptionError(
-            f"an adapter's name is {name!r:.80}", "expected: a string of 1 to 256 characters", "use another name"
+            f"the adapter's name is {name!r:.80}", "expected: a string of 1 to 256 characters", "use another name"
         )
 
 
@@ -407,6 +415,6 @@ def _widest(value: Any) -> Any:
 def _only_generators(entry: _Entry) -> InputError:
     return InputError(
         f"adapter {entry.name!r} replaces graph inputs and is not a LoRA adapter",
-        "requests share steps, but graph inputs apply to a whole step",
+        "a step computes several requests, but graph inputs apply to the whole step",
         "use this adapter with Generator.set_active_adapter",
     )

@@ -38,7 +38,7 @@ def gather_rows(at: NodeRows) -> States:
             return [_last_row(at, data)]
         shape = [*data.known_shape[:axis], *indices.known_shape, *data.known_shape[axis + 1 :]]
         return [State(Kind.ROWS, tuple(shape), data.axis + (indices.rank - 1) * (axis < data.axis))]
-    raise NotFlattenable("tokens are looked up by other tokens")
+    raise NotFlattenable("a lookup in per-token values depends on other tokens")
 
 
 def _unpacked_width(graph: Graph, node: Node, data: State) -> RowDim:

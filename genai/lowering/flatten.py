@@ -114,7 +114,7 @@ def _threshold(graph: Graph, node: Node, names: GraphNames) -> int:
         threshold = graph.constant(condition.inputs[1])
         if threshold is not None and threshold.size == 1 and _is_total_length(graph, condition.inputs[0], names):
             return int(threshold.reshape(-1)[0])
-    raise NotFlattenable(f"If {node.name!r}: its condition is not 'total length > constant'")
+    raise NotFlattenable(f"the condition of If {node.name!r} is not 'total length > constant'")
 
 
 def _is_total_length(graph: Graph, name: str, names: GraphNames) -> bool:
@@ -159,7 +159,7 @@ def _branch_constants(graph: Graph, branch: Graph) -> list[str]:
 def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> AttentionLayer:
     match = _pattern(names.past_key).fullmatch(node.input(3))
     if match is None:
-        raise NotFlattenable(f"attention {node.name!r} has no past key of a known name")
+        raise NotFlattenable(f"the past key of attention {node.name!r} has an unknown name")
     if node.attribute("causal", 1) == 0:
         raise NotFlattenable(f"attention {node.name!r} is not causal")
     if any(node.attribute(name, "NONE") != "NONE" for name in ("k_quant_type", "v_quant_type")):

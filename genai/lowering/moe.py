@@ -20,7 +20,9 @@ def experts(spec: LoweringSpec) -> Lowered | None:
     op = moe_op(spec)
     count, scores = op.first.weight.experts, spec.rows(1)
     if x.width != op.second.weight.rows or (scores is not None and scores.width != count):
-        raise KernelError(f"{spec.op_type}: rows of {x.width} numbers, or their scores, do not fit the experts")
+        raise KernelError(
+            f"{spec.op_type}: the width {x.width} of the input, or the shape of the scores, does not match the experts"
+        )
     return Lowered([op], {op.scores: scores or RowsType((-1, count), count, x.per), op.out: x})
 
 

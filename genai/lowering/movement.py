@@ -31,7 +31,7 @@ def expand_rows(at: NodeRows) -> States:
     state = single_rows_state(at.states[:1])
     target = at.lengths(1)
     if target is None or len(target) > state.rank:
-        raise NotFlattenable("the new shape is not known")
+        raise NotFlattenable("the new shape is unknown")
     shape = list(state.known_shape)
     for index, dim in enumerate(target, start=state.rank - len(target)):
         if index != state.axis and dim != ONE:
@@ -96,7 +96,7 @@ def reshape_rows(at: NodeRows) -> States:
         return [State(state.kind)]
     target = at.lengths(1)
     if target is None:
-        raise NotFlattenable("the new shape is not known")
+        raise NotFlattenable("the new shape is unknown")
     shape = _resolve(state.known_shape, target, bool(at.node.attribute("allowzero", 0)))
     return [_regrouped(state, shape)]
 
@@ -113,7 +113,7 @@ def _resolve(old: RowShape, target: RowShape, allow_zero: bool) -> RowShape:
         or (rest.batch and not total.batch)
         or (rest.tokens and not total.tokens)
     ):
-        raise NotFlattenable(f"cannot divide {total} elements by {rest}")
+        raise NotFlattenable(f"{total} elements cannot be divided by {rest}")
     missing = RowDim(total.factor // rest.factor, total.batch and not rest.batch, total.tokens and not rest.tokens)
     return tuple(missing if dim == RowDim(-1) else dim for dim in copied)
 

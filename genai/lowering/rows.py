@@ -73,7 +73,7 @@ class State:
     @property
     def known_shape(self) -> RowShape:
         if self.shape is None:
-            raise NotFlattenable(f"the shape of a value that is {self.kind.value} is not known")
+            raise NotFlattenable(f"the shape of a value is unknown (the value is {self.kind.value})")
         return self.shape
 
     def axis_index(self, axis: int) -> int:

@@ -64,7 +64,7 @@ def _number(options: Any) -> int:
     if index is None:
         raise ConfigError(
             f"device_id = {device_id!r:.80} of provider cuda in genai_config.json",
-            "the number of a GPU is expected, in decimal digits",
-            'write "device_id": "0" for the first GPU, or leave it out',
+            "the number of a GPU in decimal digits is expected",
+            'write "device_id": "0" for the first GPU, or leave device_id out',
         )
     return index

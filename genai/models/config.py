@@ -111,7 +111,7 @@ class Config:
             raise InputError(
                 f"add_model_data: got ({type(model_filename).__name__}, {type(model_data).__name__})",
                 "a file name and its bytes are expected",
-                'for example add_model_data("model.onnx", Path("model.onnx").read_bytes())',
+                'for example, call add_model_data("model.onnx", Path("model.onnx").read_bytes())',
             )
         self.model_data[model_filename] = bytes(model_data)
 
@@ -123,7 +123,9 @@ class Config:
         """
         if model_filename not in self.model_data:
             names = ", ".join(self.model_data) or "none"
-            raise InputError(f"remove_model_data: no {model_filename!r}", f"added files: {names}", "use one of these")
+            raise InputError(
+                f"remove_model_data: there is no {model_filename!r}", f"added files: {names}", "use one of these names"
+            )
         del self.model_data[model_filename]
 
     @property
@@ -152,23 +154,25 @@ def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key])
         path = f"{where}.{name}" if where else name
         key = keys.get(name)
         if key is None:
-            hint = did_you_mean(name, keys, f"known keys here: {', '.join(sorted(keys))}")
-            raise ConfigError(f"unknown key {path!r} in {CONFIG_NAME}", "it is not part of the format", hint)
+            hint = did_you_mean(name, keys, f"known keys: {', '.join(sorted(keys))}")
+            raise ConfigError(f"unknown key {path!r} in {CONFIG_NAME}", "the key is not part of the format", hint)
         if not (bool in key.types if isinstance(item, bool) else isinstance(item, key.types)):
             allowed = " or ".join(kind.__name__ for kind in key.types)
             raise ConfigError(
                 f"{path} = {item!r:.80} in {CONFIG_NAME}",
-                f"expected {allowed}, not {type(item).__name__}",
+                f"{allowed} is expected, not {type(item).__name__}",
                 f"change {path} to {allowed}",
             )
         if key.types == config_schema.INT and path != _SEED and not -_LIMIT <= item < _LIMIT:
             raise ConfigError(
-                f"{path} = {item} in {CONFIG_NAME}", "ids, sizes and lengths have 32 bits", f"use less than {_LIMIT}"
+                f"{path} = {item} in {CONFIG_NAME}",
+                "ids, sizes and lengths have 32 bits",
+                f"use a value below {_LIMIT}",
             )
         if key.use is Use.LATER and item not in ({}, [], None):
             raise NotSupportedYetError(
                 f"{path} in {CONFIG_NAME} is not supported yet",
-                "it changes the generated tokens, so it cannot be ignored",
+                "this key changes the generated tokens, so it cannot be ignored",
                 "use a model folder without this key",
             )
         if key.use is Use.FOREIGN:
@@ -181,7 +185,7 @@ def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key])
 def _require(block: Mapping[str, Any], where: str, name: str) -> Any:
     if name not in block:
         raise ConfigError(
-            f"{where}.{name} is missing in {CONFIG_NAME}", "the engine needs it", f"add {name} to {where}"
+            f"{where}.{name} is missing in {CONFIG_NAME}", "the engine needs this key", f"add {name} to {where}"
         )
     return block[name]
 
@@ -189,7 +193,11 @@ def _require(block: Mapping[str, Any], where: str, name: str) -> Any:
 def _positive(block: Mapping[str, Any], where: str, name: str) -> int:
     value = int(_require(block, where, name))
     if value < 1:
-        raise ConfigError(f"{where}.{name} = {value} in {CONFIG_NAME}", "it must be at least 1", "correct the value")
+        raise ConfigError(
+            f"{where}.{name} = {value} in {CONFIG_NAME}",
+            "the value must be at least 1",
+            "set the key to a value of at least 1",
+        )
     return value
 
 
@@ -204,7 +212,7 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
             raise ConfigError(
                 f"model.{name} = {value!r} in {CONFIG_NAME}",
                 f"a token id below vocab_size {vocab_size} is expected",
-                "correct the value",
+                "correct the token id or vocab_size",
             )
     # Some builders write negative ids for missing tokens.
     bos, pad = (value if value is not None and value >= 0 else None for value in optional.values())
@@ -227,7 +235,9 @@ def _embedding(block: Mapping[str, Any]) -> str:
 def _inside(where: str, filename: str) -> str:
     if Path(filename).is_absolute() or ".." in Path(filename).parts:
         raise ConfigError(
-            f"{where} = {filename!r}", "the file must be inside the model folder", "use a relative file name"
+            f"{where} = {filename!r}",
+            "the file must be inside the model folder",
+            "use a file name relative to the model folder",
         )
     return filename
 
@@ -271,8 +281,8 @@ def _template(block: Mapping[str, Any], name: str, default: str) -> str:
     if value.count("%d") != 1 or value.count("%") != 1:
         raise ConfigError(
             f"{name} = {value!r} in {CONFIG_NAME}",
-            "it needs exactly one %d, the layer number",
-            f"for example {default!r}",
+            "the name must contain exactly one %d, which stands for the layer number",
+            f"for example, use {default!r}",
         )
     return value
 
@@ -284,7 +294,9 @@ def _check_search(search: Mapping[str, Any]) -> None:
                 checked(name, value)
             except OptionError as error:
                 raise ConfigError(
-                    f"search.{name} = {value!r} in {CONFIG_NAME}", error.why, "correct it there, or remove the key"
+                    f"search.{name} = {value!r} in {CONFIG_NAME}",
+                    error.why,
+                    "correct the value in that file, or remove the key",
                 ) from error
 
 

@@ -20,8 +20,8 @@ def read_decoder_file(config: Config) -> OnnxModel:
         if not config.model.embedding:
             raise UnsupportedModelError(
                 f"{config.model.decoder.filename} takes {names.inputs_embeds!r} instead of token ids",
-                "genai_config.json does not name a graph that computes token embeddings (model.embedding)",
-                "set model.embedding, or export the model with its embedding",
+                "model.embedding in genai_config.json is not set to a graph that computes token embeddings",
+                "set model.embedding to the file of that graph, or export the model with its embedding",
             )
         join_embedding(model, _read_graph(config, config.model.embedding), names)
     return model

@@ -183,7 +183,7 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
             raise ConfigError(
                 f"{config.model.decoder.filename}: no {kind} named {name!r}",
                 f"its {kind}s are {', '.join(sorted(present)) or 'none'}",
-                f"name it in genai_config.json under model.decoder.{kind}s",
+                f"set its name in genai_config.json under model.decoder.{kind}s",
             )
 
 
@@ -196,16 +196,18 @@ def _check_vocabulary(graph: Graph, names: GraphNames, config: Config) -> None:
         raise _disagree(f"the model returns {num_logits} logits", "model.vocab_size", vocab_size, num_logits)
     if vocab_size * _BYTES_PER_LOGIT > available_memory():
         raise CacheCapacityError(
-            f"vocab_size {vocab_size} in genai_config.json",
-            f"sampling from this number of tokens needs {format_bytes(vocab_size * _BYTES_PER_LOGIT)}, and "
+            f"vocab_size is {vocab_size} in genai_config.json",
+            f"sampling from this number of tokens needs {format_bytes(vocab_size * _BYTES_PER_LOGIT)}, but only "
             f"{format_bytes(available_memory())} is free",
-            "correct the value: it must be the width of the logits",
+            "set vocab_size to the number of logits per token",
         )
 
 
 def _disagree(actual: str, key: str, said: int, value: int) -> ConfigError:
     name = key.rsplit(".", 1)[1]
-    return ConfigError(f"{actual}, but genai_config.json has {name} {said}", "both must agree", f"set {key} to {value}")
+    return ConfigError(
+        f"{actual}, but genai_config.json has {name} {said}", "the two values must be equal", f"set {key} to {value}"
+    )
 
 
 def numpy_dtype(value: Value) -> np.dtype[Any]:
@@ -213,7 +215,9 @@ def numpy_dtype(value: Value) -> np.dtype[Any]:
     dtype = getattr(value.type, "dtype", None)
     if dtype is None:
         raise UnsupportedModelError(
-            f"graph input {value.name!r} is not a tensor", "inputs of decoders must be tensors", "export it again"
+            f"graph input {value.name!r} is not a tensor",
+            "inputs of decoders must be tensors",
+            "export the model again",
         )
     result: np.dtype[Any] = np.dtype(dtype.numpy_dtype)
     return result
@@ -277,7 +281,7 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
             raise malformed(
                 f"attention layer {layer.layer} has {layer.kv_heads} key/value heads of size {layer.head_size}, values "
                 f"of size {layer.v_head_size}",
-                f"its matmul ({' or '.join(PRODUCTS)}) has too few output features, or its own attributes are wrong",
+                f"its matmul ({' or '.join(PRODUCTS)}) has too few output features, or the attributes are wrong",
             )
 
 
@@ -305,8 +309,8 @@ def _unpackable(kv_dtype: str, layers: Sequence[AttentionLayer]) -> OptionError:
     if kv_dtype == "int4":
         allowed = f"powers of two from {SCALE_COLUMNS} to {MOST_PACKED_COLUMNS}, because of the Hadamard transform"
     return OptionError(
-        f"kv_dtype = {kv_dtype!r}: the model's heads have {' and '.join(map(str, sizes))} columns",
-        f"heads of this type have {allowed}",
+        f"kv_dtype = {kv_dtype!r}: the model's heads have size {' and '.join(map(str, sizes))}",
+        f"head sizes of this cache type must be {allowed}",
         "use int8 or fp16" if kv_dtype == "int4" else "use fp16",
     )
 
@@ -315,8 +319,8 @@ def _check_own_tensors(kv_dtype: str, reason: str) -> None:
     """Raise OptionError for a packed or narrow cache type: a graph that is not flattened has its own cache tensors."""
     if KV_TYPES[kv_dtype] in (*PACKED_BITS, *FLOAT_BITS):
         raise OptionError(
-            f"kv_dtype = {kv_dtype!r} with a graph that runs sequence by sequence",
-            f"it stores keys and values in tensors of its own type: {reason}",
+            f"kv_dtype = {kv_dtype!r} cannot be used with a graph that runs sequence by sequence",
+            f"the type of the graph's own cache tensors cannot be changed: {reason}",
             "leave kv_dtype out",
         )
 

@@ -61,7 +61,7 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
             f"the embedding graph computes {', '.join(outputs) or 'nothing'} from "
             f"{', '.join(value.name for value in embedding.graph.inputs) or 'nothing'}",
             f"{names.inputs_embeds!r} from {names.input_ids!r} is expected",
-            "set their names in genai_config.json under model.decoder.inputs and model.embedding",
+            "set the names of these tensors in genai_config.json under model.decoder.inputs and model.embedding",
         )
     for kind, first, second in (
         (names.inputs_embeds, outputs[names.inputs_embeds], _typed_input(decoder.graph, names.inputs_embeds)),
@@ -71,7 +71,7 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
         if len(set(types)) > 1:
             raise UnsupportedModelError(
                 f"{kind!r} is {types[0]} in the embedding graph and {types[1]} in the decoder",
-                "both types must be equal",
+                "the two types must be equal",
                 _EXPORT,
             )
     both = set(decoder.opset_imports) & set(embedding.opset_imports)
@@ -81,7 +81,7 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
         names_of_differences = ", ".join([*other, *(name for _, name, _ in shared)])
         raise UnsupportedModelError(
             f"the embedding graph and the decoder have different versions of {names_of_differences}",
-            "the operators of one graph need the same version",
+            "both graphs must use the same versions, because they are merged",
             _EXPORT,
         )
 
@@ -96,7 +96,7 @@ def _empty_input(value: Value) -> OnnxTensor:
     if dtype is None or not shape or all(isinstance(size, int) and size > 0 for size in shape):
         raise UnsupportedModelError(
             f"input {value.name!r} of the embedding graph has no axis that may be empty",
-            "it requires image or audio features, which are not supported",
+            "the input requires image or audio features, which are not supported",
             "use a folder with an embedding graph that also accepts text alone",
         )
     first = next(axis for axis, size in enumerate(shape) if not isinstance(size, int) or size == 0)

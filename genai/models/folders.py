@@ -56,7 +56,7 @@ def folder_errors(folder: str | Path) -> Iterator[None]:
         raise CacheCapacityError(
             f"{folder}: the model needs more memory than is available",
             str(error) or "the system refused the allocation",
-            "free memory, choose a smaller context, or check the sizes in its files",
+            "free memory, choose a smaller context size, or check the sizes in the model's files",
         ) from error
     except Exception as error:
         raise UnsupportedModelError(
@@ -72,7 +72,7 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = f"the system reports: {error.strerror}"
+        why = f"the operating system reports: {error.strerror}"
         fix = 'check the path and its permissions; use -p to ask a question: `genai chat -p "…"`'
         raise ModelFolderError(f"{str(path)!r:.80}: not a model folder", why, fix) from error
 
@@ -129,7 +129,7 @@ def not_a_folder(path: Path) -> ModelFolderError:
         fix = f"did you mean {near}?"
     else:
         fix = (
-            f"pass a folder with {_CONFIG}, a Hugging Face checkpoint, or the name of its page, org/name; leave MODEL "
+            f"pass a folder with {_CONFIG}, a Hugging Face checkpoint, or the name of a model, org/name; leave MODEL "
             'out to use the bundled model; use -p to ask a question: `genai chat -p "…"`'
         )
     why = "there is no such folder" + ("" if "/" in text else ", and `genai list` shows no model with this name")
@@ -146,10 +146,10 @@ def not_a_checkpoint(path: Path) -> ModelFolderError:
     near = None if is_file else _similar(path) or _similar_name(str(path))
     return ModelFolderError(
         f"{path}: not a checkpoint",
-        "it is a file, but not a GGUF file" if is_file else "there is no such folder",
+        "the file is not a GGUF file" if is_file else "there is no such folder",
         f"did you mean {near}?" if near else
-        "pass a folder downloaded from Hugging Face (config.json and *.safetensors), a GGUF file, or the name of its "
-        "page, org/name",
+        "pass a folder downloaded from Hugging Face (config.json and *.safetensors), a GGUF file, or the name of a "
+        "model, org/name",
     )  # fmt: skip
 
 
@@ -165,36 +165,42 @@ def no_config(folder: Path) -> ModelFolderError:
             hint = instead(matches[0])
             return ModelFolderError(problem, f"{why}; about {matches[0].name}: {hint.why}", hint.fix)
     return ModelFolderError(
-        problem, why, "pass a folder from a model builder; `genai build` builds one from a Hugging Face checkpoint"
+        problem,
+        why,
+        "pass a folder from a model builder, or build one from a Hugging Face checkpoint with `genai build`",
     )
 
 
 def _onnx_file(path: Path) -> ModelFolderError:
     problem = f"{path}: an .onnx file is not a model folder"
     if not path.exists():
-        return ModelFolderError(problem, "there is no such file either", "check the path")
+        return ModelFolderError(problem, "there is no such file", "check the path of the model folder")
     if (path.parent / _CONFIG).is_file():
         return ModelFolderError(
-            problem, f"it belongs to the folder with {_CONFIG} and the tokenizer", f"pass {path.parent}"
+            problem, f"the model is the folder of the file, with {_CONFIG} and the tokenizer", f"pass {path.parent}"
         )
     return ModelFolderError(
         problem,
         f"a chat needs {_CONFIG} and a tokenizer next to the graph",
-        f"`genai info {path}` describes the graph, and `genai run {path} --random` runs it",
+        f"to describe the graph, use `genai info {path}`; to run it, use `genai run {path} --random`",
     )
 
 
 def _other_file(path: Path) -> ModelFolderError:
-    problem = f"{path}: a file, not a model folder"
+    problem = f"{path}: a file is not a model folder"
     if path.suffix in _PICKLES:
         return ModelFolderError(
             problem,
-            "it is a pickle, which can run arbitrary code when it is loaded",
+            "the file is a pickle, which can run arbitrary code when it is loaded",
             "download the checkpoint as safetensors",
         )
     beside = (path.parent / _CONFIG).is_file() or (path.parent / "config.json").is_file()
-    fix = f"pass {path.parent}, the folder that contains it" if beside else f"pass the folder that contains {_CONFIG}"
-    return ModelFolderError(problem, "a model is a folder with graph, tokenizer and configuration", fix)
+    fix = (
+        f"pass {path.parent}, the folder that contains the file"
+        if beside
+        else f"pass the folder that contains {_CONFIG}"
+    )
+    return ModelFolderError(problem, "a model is a folder that contains a graph, a tokenizer and a configuration", fix)
 
 
 def _similar(path: Path) -> Path | None:

@@ -48,13 +48,15 @@ def check_kv_quality(config: Config) -> None:
     if quality is not None and quality.allows:
         return
     if quality is None:
-        why = "its effect on this model has not been measured on this machine, and it ruins some models"
+        why = "int4 caches ruin some models, and their effect on this model has not been measured on this machine"
     elif quality.tokens < LEAST_TOKENS:
-        why = f"its effect was measured on only {quality.tokens} tokens, fewer than {LEAST_TOKENS}"
+        why = f"the effect of an int4 cache was measured on {quality.tokens} tokens, fewer than {LEAST_TOKENS}"
     else:
-        why = f"the measured mean KL divergence is {quality.mean:.4f} nats, above {MOST_DIVERGENCE}"
+        why = f"the measured mean KL divergence is {quality.mean:.4f} nats, above the limit of {MOST_DIVERGENCE} nats"
     enough = quality is not None and quality.tokens >= LEAST_TOKENS
-    measure = "" if enough else f"measure it: genai eval kld {config.folder} -f TEXT --other-kv-type int4; or "
+    measure = (
+        "" if enough else f"measure the effect with `genai eval kld {config.folder} -f TEXT --other-kv-type int4`, or "
+    )
     raise OptionError(
         "kv_dtype = 'int4' is refused for this model",
         why,

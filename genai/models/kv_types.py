@@ -56,7 +56,7 @@ def check_here(device: str | None, kv_dtype: str) -> None:
 
 def _no_kernels(kv_dtype: str, how: str, more: str = '; or device="cuda" (--device cuda)') -> OptionError:
     return OptionError(
-        f"kv_dtype = {kv_dtype!r} {how}",
+        f"kv_dtype = {kv_dtype!r} cannot be used {how}",
         f"the CPU supports {', '.join(kv_types_on('cpu'))}",
         f'use "fp16", or "int8", which needs little more memory than fp8{more}',
     )

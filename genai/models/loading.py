@@ -151,7 +151,9 @@ def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: 
     """See Model.keep_prefixes_in. The key includes the kernels' source code, because changes may affect rounding."""
     if not isinstance(decoder, PagedDecoder):
         raise UnsupportedModelError(
-            "the prefix cache cannot be stored in a folder", f"the model has no blocks: {info.reason}", "leave it out"
+            "the prefix cache cannot be stored in a folder",
+            f"the model has no cache blocks: {info.reason}",
+            "leave prefix_cache_dir out",
         )
     sources = source_key(Path(next(iter(kernels.__path__))), ())
     parts = sources, identity.model, identity.numerics, repr(decoder.arrays_for(BLOCK_SIZE))
@@ -193,7 +195,7 @@ def refused_by(executor: Executor) -> Iterator[None]:
         raise DeviceError(
             f"the device {executor.device!r} failed while the model was loaded",
             str(error),
-            'run genai doctor to see the available devices, or use device="cpu"',
+            'run `genai doctor` to see the available devices, or use device="cpu"',
         ) from error
     except MemoryError as error:
         if executor.device in _ON_THE_HOST:
@@ -226,7 +228,7 @@ def _no_lora_targets(info: DecoderInfo) -> UnsupportedModelError:
     return UnsupportedModelError(
         "the model has no target modules for adapters",
         f"its graph runs sequence by sequence, as exported: {info.reason}",
-        "export it so that it can be flattened, or merge the adapter before export",
+        "export the model so that its graph can be flattened, or merge the adapter before the export",
     )
 
 

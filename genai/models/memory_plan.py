@@ -158,11 +158,11 @@ def default_context(plan: MemoryPlan, free_bytes: int) -> int:
     context = plan.context_within(room // 2)
     if context < 1:
         raise CacheCapacityError(
-            f"the model needs {format_bytes(plan.needed(1))}, but {format_bytes(free_bytes)} is free{plan.where}",
-            f"weights {format_bytes(plan.weights)}, workspace {format_bytes(plan.temporary)}, and the smallest cache "
-            f"{format_bytes(plan.cache(1))}{plan.describe_cache(1)}, which may use half of the rest",
-            "free memory, raise the limit, or use a smaller or more strongly quantised model "
-            "(cache_bytes=… loads it without this check)",
+            f"the model needs {format_bytes(plan.needed(1))}, but only {format_bytes(free_bytes)} is free{plan.where}",
+            f"weights need {format_bytes(plan.weights)}, workspace {format_bytes(plan.temporary)}, the smallest cache "
+            f"{format_bytes(plan.cache(1))}{plan.describe_cache(1)}; the cache may use half of the remaining memory",
+            "free memory, or use a smaller or more strongly quantised model "
+            "(with cache_bytes set, a model is loaded without this check)",
         )
     return context
 
@@ -172,8 +172,8 @@ def check_limit(plan: MemoryPlan, context_size: int) -> None:
     if not 1 <= context_size <= plan.context_limit:
         raise OptionError(
             f"context size = {context_size}",
-            f"the model's context_length is {plan.context_limit}",
-            f"use 1 to {plan.context_limit}, or leave it out",
+            f"the context length of the model is {plan.context_limit} tokens",
+            f"use a context size from 1 to {plan.context_limit}, or leave it out",
         )
 
 
@@ -184,10 +184,10 @@ def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
         most = plan.context_within(usable(free_bytes) - plan.fixed)
         raise CacheCapacityError(
             f"a context of {context_size} tokens needs {format_bytes(plan.needed(context_size))}, but "
-            f"{format_bytes(free_bytes)} is free{plan.where}, and a twentieth of that is reserved",
-            f"weights {format_bytes(plan.weights)}, cache {format_bytes(plan.cache(context_size))}"
-            f"{plan.describe_cache(context_size)}, "
-            f"workspace {format_bytes(plan.temporary)}",
+            f"{format_bytes(free_bytes)} is free{plan.where}, of which 5 % is reserved",
+            f"weights need {format_bytes(plan.weights)}, the cache {format_bytes(plan.cache(context_size))}"
+            f"{plan.describe_cache(context_size)}, and "
+            f"the workspace {format_bytes(plan.temporary)}",
             f"use a context size of at most {most}, or free memory"
             if most
             else "use a smaller or more strongly quantised model, or free memory",
@@ -221,8 +221,8 @@ def budget_cache(
     if fits < (context_size or 1):
         raise CacheCapacityError(
             f"the KV cache is limited to {cache_bytes} bytes, but a context of {context_size or 1} tokens needs "
-            f"{plan.cache(context_size or 1)}{plan.describe_cache(context_size or 1)}",
-            f"{fits} tokens fit" if fits else f"not even one block of {plan.block_size} tokens fits",
+            f"{plan.cache(context_size or 1)} bytes{plan.describe_cache(context_size or 1)}",
+            f"{fits} tokens fit" if fits else f"the limit is too small for one block of {plan.block_size} tokens",
             "raise cache_bytes, or choose a smaller context_size",
         )
     return CacheBudget(context_size or fits, cache_bytes)

@@ -186,11 +186,15 @@ class Model(Single, AbstractContextManager["Model"]):
         """
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
             raise OptionError(
-                f"prefix cache of {max_bytes!r:.40} bytes", "a whole number of at least 1 is expected", "leave it out"
+                f"the prefix cache size is {max_bytes!r:.40} bytes",
+                "a whole number of at least 1 is expected",
+                "leave the size out",
             )
         if not isinstance(folder, str | Path) or not str(folder).strip():
             raise OptionError(
-                f"a prefix cache in {folder!r:.40}", "the path of a folder is expected", "pass a path, or leave it out"
+                f"the prefix cache folder is {folder!r:.40}",
+                "the path of a folder is expected",
+                "pass a path, or leave the folder out",
             )
         identity = self.identity()
         keep_prefixes(self.decoder, self.info, expanded(folder), max_bytes, identity)

@@ -45,18 +45,18 @@ def check_model_options(
     if device == "cpu":
         check_kv_type(kv_dtype, device)
     if not isinstance(lora, bool):
-        raise OptionError(f"lora = {lora!r}", "True or False is expected", "leave it out for False")
+        raise OptionError(f"lora = {lora!r}", "True or False is expected", "pass True or False")
     if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):
         raise OptionError(
-            f"kv_dtype_force = {kv_dtype_force!r} with kv_dtype = {kv_dtype!r}",
-            f"True or False is expected, and only {MEASURED!r} is refused because of its accuracy",
-            f"leave it out, or set kv_dtype to {MEASURED!r}",
+            f"kv_dtype_force = {kv_dtype_force!r} cannot be used with kv_dtype = {kv_dtype!r}",
+            f"kv_dtype_force is True or False, and True is allowed only with kv_dtype = {MEASURED!r}",
+            f"leave kv_dtype_force out, or set kv_dtype to {MEASURED!r}",
         )
     refused = {"accuracy": accuracy == "int8" and accuracy, "threads": numbers.get("threads")}
     for name, value in refused.items():
         if device == "reference" and value:
-            why = "the reference computes in full precision, with a number of threads that NumPy chooses"
-            raise OptionError(f"device = 'reference' with {name} = {value!r}", why, f"leave {name} out")
+            why = "the reference device computes in full precision, and NumPy chooses the number of threads"
+            raise OptionError(f"device = 'reference' cannot be used with {name} = {value!r}", why, f"leave {name} out")
     for name, value in numbers.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
             raise OptionError(
@@ -76,5 +76,5 @@ def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         more = " (and cuda:1, cuda:2 and so on for other GPUs)" if name == "device" else ""
         why = f"allowed: {', '.join(allowed)}{more}{'; only NVIDIA GPUs are supported' if gpu else ''}"
         likely = "cuda" if str(value).lower().startswith("gpu") else str(value).lower()
-        fix = did_you_mean(likely, allowed, f"pass one of them, or leave {name} out")
+        fix = did_you_mean(likely, allowed, f"pass one of these values, or leave {name} out")
         raise OptionError(f"{name} = {value!r}", why, fix)

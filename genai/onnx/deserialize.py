@@ -177,7 +177,11 @@ class Deserializer:
         name = text(proto.name)
         dtype = data_type(proto.data_type, f"tensor {name!r}")
         if dtype is DataType.UNDEFINED:
-            raise GraphError(f"tensor {name!r} has no element type", "its elements cannot be read", "export it again")
+            raise GraphError(
+                f"tensor {name!r} has no element type",
+                "the type is needed to read the elements",
+                "export the model again",
+            )
         shape = _checked_shape(name, proto.dims)
         segment = (proto.segment.begin, proto.segment.end) if proto.HasField("segment") else None
         storage = self._storage(proto, name, dtype, math.prod(shape), segment is None, raw)

@@ -118,7 +118,7 @@ class ExternalData:
             raise ExternalDataError(
                 f"tensor {tensor!r} points to {location!r}, outside the model folder {str(self._folder)!r}",
                 "a model may only read files in its own folder",
-                "put the data beside the model and export it again; do not use a model that you do not trust",
+                "export the model again with the data beside it; do not use a model that you do not trust",
             )
         return path
 
@@ -166,7 +166,7 @@ def _number(tensor: str, entries: Mapping[str, str], key: str, default: int) -> 
     if not _DIGITS.fullmatch(value):
         raise ExternalDataError(
             f"tensor {tensor!r} has the external data {key} {value!r:.40}",
-            "it must be a whole number of bytes, not negative",
+            "the value must be a whole number of bytes, and not negative",
             "export the model again",
         )
     if len(value) > _MOST_DIGITS:

@@ -108,7 +108,9 @@ class Attribute(Changeable):
         """The value of a STRING attribute as str; bytes that are not UTF-8 become lone surrogates."""
         if self.type is not AttributeType.STRING or not isinstance(self.value, bytes):
             raise GraphError(
-                f"attribute {self.name!r} is {self.type.name}, not a STRING", "only strings have text", "use value"
+                f"attribute {self.name!r} is {self.type.name}, not a STRING",
+                "only STRING attributes have text",
+                "use the property `value`",
             )
         return _decoded(self.value)
 

@@ -67,7 +67,7 @@ def read_model(
         check_model(model)
     except RecursionError:
         raise GraphError(
-            f"{origin} nests subgraphs too deeply", "no real model nests hundreds of graphs", "export it again"
+            f"{origin} nests subgraphs too deeply", "no real model nests hundreds of graphs", "export the model again"
         ) from None
     model.folder, model.files = None if path is None else path.parent, tuple(data.files)
     model.link_subgraphs()
@@ -90,7 +90,7 @@ def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]
         if not path.is_file():
             raise ModelFolderError(
                 f"there is no model file {str(path)!r}",
-                "it is a folder" if path.is_dir() else "no such file",
+                "the path is a folder" if path.is_dir() else "the file does not exist",
                 _hint_for(path),
             )
         if path.stat().st_size > MAX_PROTOBUF_BYTES:

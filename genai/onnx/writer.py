@@ -68,13 +68,13 @@ def write_model(
 
 def _check_options(path: Path, external_data: str | None, size_threshold: int) -> None:
     if size_threshold < 0:
-        raise OptionError(f"size_threshold is {size_threshold}", "a size in bytes is not negative", "pass 0 or more")
+        raise OptionError(f"size_threshold is {size_threshold}", "a size in bytes cannot be negative", "pass 0 or more")
     if external_data is not None and (
         Path(external_data).name != external_data or external_data in ("", ".", "..", path.name)
     ):
         raise OptionError(
             f"external_data is {external_data!r}",
-            "it must be a plain file name, other than the model's, because the data is stored beside the model",
+            "a plain file name is expected, other than the model's, because the data is stored beside the model",
             f"pass a name such as {path.name + '.data'!r}",
         )
 

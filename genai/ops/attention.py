@@ -37,7 +37,9 @@ def attend(
     heads, kv_heads = query.shape[1], key.shape[1]
     if heads != kv_heads:
         if kv_heads == 0 or heads % kv_heads:
-            raise KernelError(f"{heads} query heads are not a multiple of {kv_heads} key heads")
+            raise KernelError(
+                f"the number of query heads, {heads}, is not a multiple of the number of key heads, {kv_heads}"
+            )
         key, value = (np.repeat(x, heads // kv_heads, axis=1) for x in (key, value))
     scaled = query * query.dtype.type(scale or 1 / math.sqrt(query.shape[-1]))
     scores = matmul(scaled, np.swapaxes(key, -1, -2), threads)
@@ -84,7 +86,10 @@ def attention(spec: NodeSpec) -> Kernel:
     """Attention of ai.onnx. onnx.reference runs nodes with windows, padded caches or masked scores as an output."""
     others = set(spec.attributes) - _KNOWN
     if others or spec.has(6) or (any(spec.outputs[3:]) and spec.attributes.get("qk_matmul_output_mode", 0)):
-        raise KernelError(f"Attention: only onnx.reference supports masked scores, cache lengths and {sorted(others)}")
+        raise KernelError(
+            "Attention: this kernel does not support cache lengths, masked scores as an output, or the "
+            f"attributes {sorted(others)}"
+        )
     return from_function(attended, definition=borrowed.definition)(spec)
 
 
@@ -195,5 +200,8 @@ def _score_shape(query: Any, keys: Any, values: Any, bias: Any) -> tuple[int, ..
     shape = shape if bias is None else np.broadcast_shapes(shape, bias.shape)
     if query.shape[3] != keys.shape[2] or shape[3] != values.shape[2]:
         shapes = [list(x.shape) for x in (query, keys, values)]
-        raise KernelError(f"DenseAttention: queries, keys and values {shapes} do not fit scores {list(shape)}")
+        raise KernelError(
+            f"DenseAttention: the queries, keys and values have shapes {shapes}, which do not match scores of "
+            f"shape {list(shape)}"
+        )
     return shape

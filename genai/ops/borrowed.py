@@ -61,7 +61,8 @@ def make(spec: NodeSpec) -> Kernel:
         numbers = value if isinstance(value, list) else [value]
         if name not in _NOT_COUNTS and any(isinstance(number, int) and abs(number) > _MAX_COUNT for number in numbers):
             raise KernelError(
-                f"{spec.op_type}: {name} is {value!s:.80}; the limit for operators in onnx.reference is {_MAX_COUNT}"
+                f"{spec.op_type}: {name} is {value!s:.80}, but attributes of operators that onnx.reference runs "
+                f"cannot exceed {_MAX_COUNT}"
             )
     evaluator = ReferenceEvaluator(_node_model(spec))
     names = [name for name in spec.inputs if name]
@@ -70,7 +71,7 @@ def make(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         feeds = {name: value for name, value in zip(spec.inputs, inputs, strict=False) if name}
         if len(feeds) != len(set(names)):
-            raise KernelError(f"{spec.op_type}: expected inputs {names}, got {list(feeds)}")
+            raise KernelError(f"{spec.op_type}: the node has the inputs {names}, but only {list(feeds)} have values")
         results = dict(zip(output_names, evaluator.run(None, feeds), strict=True))
         return tuple(_value(results[name]) if name else None for name in spec.outputs)
 
@@ -97,7 +98,7 @@ def _node_model(spec: NodeSpec) -> Any:
     from onnx import helper
 
     if spec.proto is None:
-        raise KernelError(f"{spec.op_type} cannot run in onnx.reference without its NodeProto")
+        raise KernelError(f"{spec.op_type}: onnx.reference cannot run the node without its NodeProto")
     node = spec.proto()
     unknown = onnx.TypeProto()
     inputs = [helper.make_value_info(name, unknown) for name in dict.fromkeys(n for n in spec.inputs if n)]

@@ -27,7 +27,7 @@ _DATA_TYPES = frozenset(DataType) - {DataType.UNDEFINED}
 def dtype_of(number: int) -> np.dtype[Any]:
     """Return the NumPy dtype of an ONNX element type; object for strings."""
     if number not in _DATA_TYPES:
-        raise KernelError(f"{number} is not an ONNX element type")
+        raise KernelError(f"{number} is not the number of an ONNX element type")
     return DataType(number).numpy_dtype
 
 
@@ -84,7 +84,7 @@ _FLOAT = re.compile(
 def _number(text: str) -> float:
     match = _FLOAT.match(text)
     if match is None:
-        raise KernelError(f"Cast: the text {text!r:.80} does not begin with a number")
+        raise KernelError(f"Cast: the string {text!r:.80} does not begin with a number")
     sign, hexadecimal, plain = match.groups()
     try:
         return float.fromhex(sign + hexadecimal) if hexadecimal else float(sign + plain)
@@ -96,7 +96,7 @@ def _whole_number(text: str, kind: str) -> int:
     """Parse up to 64 bits, of which `astype` keeps the low bits; unsigned types wrap negative numbers, as in C."""
     match = _WHOLE.match(text)
     if match is None:
-        raise KernelError(f"Cast: the text {text!r:.80} does not begin with a whole number")
+        raise KernelError(f"Cast: the string {text!r:.80} does not begin with a whole number")
     value = int(match[2]) if len(match[2].lstrip("0")) <= _MOST_DIGITS else 1 << 64
     least, most = (-(1 << 63), (1 << 63) - 1) if kind == "i" else (1 - (1 << 64), (1 << 64) - 1)
     value = -value if match[1] == "-" else value
@@ -138,7 +138,10 @@ def bit_cast(x: Any, *, to: int) -> Any:
     """Reinterpret the bits as another type of the same size."""
     dtype, whole = dtype_of(to), np.ascontiguousarray(x)
     if dtype.kind == "O" or whole.dtype.kind == "O" or whole.dtype.itemsize != dtype.itemsize:
-        raise KernelError(f"BitCast from {whole.dtype} to {dtype}: strings cannot be cast, and sizes must be equal")
+        raise KernelError(
+            f"BitCast: {whole.dtype} cannot be cast to {dtype}; the types must have the same size, and neither "
+            "can be a string"
+        )
     return whole.view(dtype).reshape(np.shape(x))
 
 
@@ -156,7 +159,9 @@ def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
         repeated = np.repeat(parameter, min(block_size, max(x.shape[axis], 1)), axis=axis)
         return repeated[tuple(slice(size) for size in x.shape)]
     if parameter.ndim != 1 or parameter.shape[0] != x.shape[axis]:
-        raise KernelError(f"scales of shape {list(parameter.shape)} do not fit axis {axis} of {list(x.shape)}")
+        raise KernelError(
+            f"scales of shape {list(parameter.shape)} do not match axis {axis} of an array of shape {list(x.shape)}"
+        )
     return parameter.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
 
 

@@ -37,7 +37,7 @@ def _activation(name: str, parameters: Sequence[float]) -> Callable[[Any], Any] 
     if not name:
         return None
     if name not in functions:
-        raise KernelError(f"the activation {name!r} is unknown")
+        raise KernelError(f"the activation {name!r} is not supported")
     return functions[name]
 
 
@@ -165,7 +165,7 @@ def _packed_core(spec: NodeSpec) -> Callable[..., tuple[Any, ...]]:
     """Return a function that computes attention from queries, keys and values projected side by side."""
     for name in ("do_rotary", "past_present_share_buffer"):
         if spec.attributes.get(name, 0):
-            raise KernelError(f"{spec.op_type} with {name} is not supported")
+            raise KernelError(f"{spec.op_type}: the attribute {name} is not supported")
     a, threads = spec.attributes, spec.options.get("threads")
     heads, causal, scale = int(a["num_heads"]), bool(a.get("unidirectional", 0)), float(a.get("scale", 0.0))
     filler = float(a.get("mask_filter_value", -10000.0))
@@ -207,7 +207,10 @@ def mask_bias(mask: Any, batch: int, rows: int, columns: int, filler: float) -> 
     elif mask.ndim == 4:
         keep = mask[:, :, columns - rows : columns, :columns] != 0
     else:
-        raise KernelError(f"a mask of shape {list(mask.shape)} fits neither batch {batch} nor length {columns}")
+        raise KernelError(
+            f"a mask of shape {list(mask.shape)} matches neither the batch size {batch} nor the number of keys, "
+            f"{columns}"
+        )
     return np.where(keep, np.float32(0), np.float32(filler))
 
 
@@ -237,7 +240,9 @@ def quantised_attention(
 def multi_head_attention(spec: NodeSpec) -> Kernel:
     """Attention over projected Q, K and V: separate, packed QKV [batch, T, heads, 3, size], or packed KV."""
     if spec.has(8) or spec.has(9) or any(spec.outputs[3:]):
-        raise KernelError("MultiHeadAttention with a shared cache buffer or scores as an output is not supported")
+        raise KernelError(
+            "MultiHeadAttention: a shared cache buffer and attention scores as an output are not supported"
+        )
     return from_function(_multi_head)(spec)
 
 
@@ -265,7 +270,9 @@ def _query_key_value(query: Any, key: Any, value: Any, bias: Any, heads: int) ->
         query, key, value = (query[:, :, :, i].transpose(0, 2, 1, 3) for i in range(3))
         return query, key, value
     if key is None:
-        raise KernelError("MultiHeadAttention: keys are missing, and the queries are not packed QKV")
+        raise KernelError(
+            "MultiHeadAttention: the node has no keys, and its query input is not packed QKV [batch, T, heads, 3, size]"
+        )
     key = widened(key)
     if key.ndim == 5:
         query = query if bias is None else query + widened(bias)[: query.shape[-1]]

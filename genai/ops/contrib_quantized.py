@@ -165,7 +165,10 @@ def integer_linear(
     """
     result = multiply.scaled(a, a_scale * b_scale, bias, a_zero, addend=addend, function=function or "copy")
     if result is None:
-        raise KernelError("IntegerLinear needs a constant matrix of bytes, and scales and a bias that fit it")
+        raise KernelError(
+            "IntegerLinear: the weight must be a constant int8 or uint8 matrix, and the scales and the bias must "
+            "match its shape"
+        )
     return result
 
 

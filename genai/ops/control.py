@@ -27,7 +27,7 @@ def loop(spec: NodeSpec) -> Kernel:
     num_carried = num_inputs - 2
     num_stacked = len(body.outputs) - 1 - num_carried
     if num_carried < 0 or num_stacked < 0:
-        raise KernelError("Loop: the body must output the condition, every carried value, then the stacked values")
+        raise KernelError("Loop: the body must output the condition, then every carried value, then the stacked values")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         limit = None if inputs[0] is None else int(scalar(inputs[0]))
@@ -65,7 +65,8 @@ class _ResultBudget:
         self._left -= getattr(value, "nbytes", 0) + ARRAY_BYTES
         if self._left < 0:
             raise KernelError(
-                f"{self._op_type}: the {self._held} values collected over its iterations exceed the limit of one value"
+                f"{self._op_type}: the {self._held} values collected over the iterations exceed the size limit of "
+                "a single value"
             )
 
 
@@ -119,7 +120,7 @@ class _Scan:
         self.num_states = len(spec.inputs) - first - self.num_scanned
         self.num_stacked = len(self.body.outputs) - self.num_states
         if self.num_scanned < 1 or self.num_states < 0 or self.num_stacked < 0:
-            raise KernelError("Scan: num_scan_inputs does not fit the node's inputs and the body's outputs")
+            raise KernelError("Scan: num_scan_inputs does not match the node's inputs and the body's outputs")
         directions = "directions" if first else "scan_input_directions"
         self.input_axes = self._numbers(attributes.get("scan_input_axes"), self.num_scanned)
         self.input_backwards = self._numbers(attributes.get(directions), self.num_scanned)
@@ -129,7 +130,9 @@ class _Scan:
     def _numbers(self, values: Any, count: int) -> list[int]:
         numbers = [0] * count if values is None else [int(number) for number in values]
         if len(numbers) != count:
-            raise KernelError(f"Scan: {len(numbers)} axes or directions for {count} values")
+            raise KernelError(
+                f"Scan: {len(numbers)} axes or directions are given for {count} scanned values; one per value is needed"
+            )
         return numbers
 
     def __call__(self, context: Any, states: Sequence[Any], scanned: Sequence[Any], captured: Any) -> tuple[Any, ...]:
@@ -140,7 +143,9 @@ class _Scan:
         ]
         lengths = {len(value) for value in slices}
         if len(lengths) != 1:
-            raise KernelError(f"Scan: inputs of different lengths {sorted(lengths)}")
+            raise KernelError(
+                f"Scan: all scanned inputs must have the same length, but their lengths are {sorted(lengths)}"
+            )
         stacked: list[list[Any]] = [[] for _ in range(self.num_stacked)]
         room = _ResultBudget(self._spec)
         for step in range(lengths.pop()):
@@ -191,7 +196,7 @@ def _position(values: list[Any], index: Any, *, end: int = 0) -> int:
     """Return an index into a list; negative indices count from the end, and `end` 1 allows the index len(values)."""
     position = int(scalar(index))
     if not -len(values) <= position < len(values) + end:
-        raise IndexError(f"position {position} is outside a sequence of {len(values)}")
+        raise IndexError(f"position {position} is out of range for a sequence of {len(values)} elements")
     return position
 
 
@@ -242,12 +247,14 @@ def split_to_sequence(x: Any, sizes: Any = None, *, axis: int = 0, keepdims: boo
     if np.ndim(sizes) == 0:
         size = int(sizes)
         if size < 1:
-            raise KernelError(f"SplitToSequence: the size of a piece is {size}, expected at least 1")
+            raise KernelError(f"SplitToSequence: the size of a piece is {size}, but it must be at least 1")
         checked_shape(spec, (-(-extent // size),), ARRAY_BYTES)
         return _pieces(x, [*range(size, extent, size), extent] if extent else [], along)
     lengths = [int(size) for size in np.asarray(sizes).tolist()]
     if sum(lengths) != extent or min(lengths, default=0) < 0:
-        raise KernelError(f"SplitToSequence: sizes {lengths!s:.200} do not add up to {extent}")
+        raise KernelError(
+            f"SplitToSequence: the sizes {lengths!s:.200} do not add up to {extent}, the length of the axis"
+        )
     return _pieces(x, accumulate(lengths), along)
 
 

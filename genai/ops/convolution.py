@@ -56,7 +56,8 @@ def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads:
 def check_groups(x: Any, weight: Any, groups: int) -> None:
     if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         raise KernelError(
-            f"Conv: {x.shape[1]} channels in {groups} groups do not fit a weight of shape {list(weight.shape)}"
+            f"Conv: the input has {x.shape[1]} channels in {groups} groups, which do not match a weight of shape "
+            f"{list(weight.shape)}"
         )
 
 
@@ -106,7 +107,7 @@ def conv(spec: NodeSpec, limits: Limits = NO_LIMITS) -> Kernel:
     window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
     threads = spec.options.get("threads")
     if groups < 1:
-        raise KernelError(f"Conv: group is {groups}, expected at least 1")
+        raise KernelError(f"Conv: group is {groups}, but it must be at least 1")
 
     packed = packed_convolution(spec, limits)
     if packed is not None:
@@ -143,7 +144,10 @@ class PackedConvolution:
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, addend = inputs[0], optional(inputs, 3)
         if x.ndim != len(self._kernel) or x.shape[1] != self._kernel[1] or x.dtype != np.float32:
-            raise KernelError(f"Conv: {x.dtype}{list(x.shape)} does not fit kernels of shape {list(self._kernel)}")
+            raise KernelError(
+                f"Conv: the input is {x.dtype}{list(x.shape)}, which does not match float32 kernels of shape "
+                f"{list(self._kernel)}"
+            )
         windows = self._windows.windows(x.shape[2:], self._kernel[2:])
         check_columns(self._spec, x, self._kernel[0], windows)
         if addend is not None:
@@ -162,7 +166,10 @@ def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | No
     if int(spec.attributes.get("group", 1)) != 1 or (spec.has(2) and (bias is None or bias.dtype != np.float32)):
         return None
     if bias is not None and bias.shape != (len(weight),):
-        raise KernelError(f"Conv: a bias of shape {list(bias.shape)} does not fit {len(weight)} kernels")
+        raise KernelError(
+            f"Conv: the bias has shape {list(bias.shape)}, but it must have one value for each of the "
+            f"{len(weight)} kernels"
+        )
     kernels = spec.pack((1,), "float32 kernels", lambda: pack_kernels(weight))
     function, parameters = ("copy", ()) if limits == NO_LIMITS else ("clip", limits)
     convolution = Convolution(threads, kernels, bias, function, parameters)
@@ -171,10 +178,15 @@ def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | No
 
 def check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
     if x.ndim < 2 or x.ndim != weight.ndim:
-        raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
+        raise KernelError(
+            f"{spec.op_type}: the data has shape {list(x.shape)} and the weight has shape {list(weight.shape)}, "
+            "but both must have the same rank, at least 2"
+        )
     stated = spec.attributes.get("kernel_shape")
     if stated is not None and tuple(stated) != weight.shape[2:]:
-        raise KernelError(f"{spec.op_type}: kernel_shape is {list(stated)}, the weight has shape {list(weight.shape)}")
+        raise KernelError(
+            f"{spec.op_type}: kernel_shape is {list(stated)}, but the weight has shape {list(weight.shape)}"
+        )
 
 
 def check_columns(spec: NodeSpec, x: Any, outputs: int, windows: PoolingWindows) -> None:
@@ -191,7 +203,10 @@ def conv_transpose(
     """The gradient of Conv: each input element adds its kernel to the output."""
     check_ranks(spec, x, weight)
     if x.shape[1] != weight.shape[0] or x.shape[1] % group:
-        raise KernelError(f"ConvTranspose: {x.shape[1]} channels in {group} groups, weight {list(weight.shape)}")
+        raise KernelError(
+            f"ConvTranspose: the input has {x.shape[1]} channels in {group} groups, which do not match a weight "
+            f"of shape {list(weight.shape)}"
+        )
     rank = x.ndim - 2
     steps, gaps = _filled("strides", strides, rank, 1), _filled("dilations", dilations, rank, 1)
     reach = [d * (size - 1) + 1 for d, size in zip(gaps, weight.shape[2:], strict=True)]
@@ -242,7 +257,7 @@ def _crop(
 def _filled(name: str, values: Any, rank: int, least: int) -> tuple[int, ...]:
     numbers = tuple(int(value) for value in values) if values else (least,) * rank
     if len(numbers) != rank or any(value < least for value in numbers):
-        raise KernelError(f"ConvTranspose: {name} {list(numbers)} does not fit {rank} spatial axes")
+        raise KernelError(f"ConvTranspose: {name} is {list(numbers)}, which is not valid for {rank} spatial axes")
     return numbers
 
 
@@ -261,8 +276,8 @@ def deform_conv(
     fits = channels == weight.shape[1] * group and channels % offset_group == 0 and len(weight) % group == 0
     if not fits or offset.shape != (batch, 2 * offset_group * taps, *counts):
         raise KernelError(
-            f"DeformConv: data {list(x.shape)}, weights {list(weight.shape)} and offsets {list(offset.shape)} "
-            f"do not fit {group} groups and {offset_group} groups of offsets"
+            f"DeformConv: data of shape {list(x.shape)}, weights of shape {list(weight.shape)} and offsets of "
+            f"shape {list(offset.shape)} do not match group={group} and offset_group={offset_group}"
         )
     checked_shape(spec, (batch, channels, taps, *counts), 8 * 4)
     moves = offset.reshape(batch, offset_group, taps, 2, *counts)

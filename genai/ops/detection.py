@@ -17,13 +17,13 @@ def non_max_suppression(
     """Select, per image and class, the highest-scoring boxes that overlap no selected box by more than a threshold."""
     if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.ndim != 3 or scores.shape[::2] != boxes.shape[:2]:
         raise KernelError(
-            f"NonMaxSuppression: boxes {list(boxes.shape)} and scores {list(scores.shape)} "
-            "must be [batch, boxes, 4] and [batch, classes, boxes]"
+            f"NonMaxSuppression: the boxes have shape {list(boxes.shape)} and the scores have shape "
+            f"{list(scores.shape)}, but the shapes must be [batch, boxes, 4] and [batch, classes, boxes]"
         )
     limit = 0 if most is None else max(int(scalar(most)), 0)
     threshold = np.float32(0 if overlap is None else scalar(overlap))
     if not 0 <= threshold <= 1:
-        raise KernelError(f"NonMaxSuppression: iou_threshold is {threshold}, expected 0 to 1")
+        raise KernelError(f"NonMaxSuppression: iou_threshold is {threshold}, but it must be from 0 to 1")
     selected = []
     for image, class_id in np.ndindex(*scores.shape[:2]):
         row = scores[image, class_id]

@@ -82,28 +82,34 @@ def _check(spec: NodeSpec, first: Projection, second: Projection, per_token: int
         or (second_weight.experts, second_weight.rows, second_weight.columns * (1 + first_weight.interleaved))
         != expected
     ):
-        raise KernelError(f"{spec.op_type}: layers of [experts, rows, columns] {sizes} do not fit together")
+        raise KernelError(
+            f"{spec.op_type}: the sizes of the weights, as [experts, rows, columns], do not match each other: {sizes}"
+        )
     if not 1 <= per_token <= first_weight.experts:
         raise KernelError(
-            f"{spec.op_type}: k is {per_token}, expected 1 to {first_weight.experts}, the number of experts"
+            f"{spec.op_type}: k is {per_token}, but it must be from 1 to {first_weight.experts}, the number of experts"
         )
     for projection in (first, second):
         bias, count = projection.bias, projection.weight.experts * projection.weight.rows
         if bias and spec.constant(spec.inputs.index(bias)).size != count:
-            raise KernelError(f"{spec.op_type}: the bias {bias!r} must have {count} numbers, one per expert and row")
+            raise KernelError(f"{spec.op_type}: the bias {bias!r} must have {count} values, one per expert and row")
 
 
 def _refuse(spec: NodeSpec) -> None:
     quantised = spec.op_type == "QMoE"
     if spec.has(8 if quantised else 6):
-        raise KernelError(f"{spec.op_type} with a third matrix (fc3) is not supported: gate and up must be one matrix")
+        raise KernelError(
+            f"{spec.op_type}: a third matrix (fc3) is not supported; the gate and up projections must be one matrix"
+        )
     if int(spec.attributes.get("use_sparse_mixer", 0)):
-        raise KernelError(f"{spec.op_type} with use_sparse_mixer is not supported")
+        raise KernelError(f"{spec.op_type}: use_sparse_mixer is not supported")
     if quantised and any(spec.has(index) for index in range(14, 21)):
-        raise KernelError("QMoE with separate router weights or activation scales is not supported")
+        raise KernelError("QMoE: separate router weights and activation scales are not supported")
     prepacked = int(spec.attributes.get("weights_prepacked", 0)) > 0
     if quantised and (spec.attributes.get("quant_type", "int") != "int" or prepacked):
-        raise KernelError("QMoE with floating-point codes or weights prepacked for another runtime is not supported")
+        raise KernelError(
+            "QMoE: floating-point codes and weights that are prepacked for another runtime are not supported"
+        )
 
 
 def _activation(spec: NodeSpec) -> tuple[str, tuple[float, ...]]:
@@ -112,13 +118,14 @@ def _activation(spec: NodeSpec) -> tuple[str, tuple[float, ...]]:
     if kind == "swiglu" and int(attributes.get("swiglu_fusion", 0)) == 1:
         limit = float(attributes.get("swiglu_limit", "inf"))
         if not limit >= 0:
-            raise KernelError(f"{spec.op_type}: swiglu_limit is {limit}, expected a number of at least 0")
+            raise KernelError(f"{spec.op_type}: swiglu_limit is {limit}, but it must be at least 0")
         numbers = (attributes.get("activation_alpha", 1.0), attributes.get("activation_beta", 0.0))
         return "swiglu", (*map(float, numbers), limit)
     if kind in _PLAIN:
         return _PLAIN[kind], ()
     raise KernelError(
-        f"{spec.op_type} with activation {kind!r} is not supported; expected swiglu (1), {', '.join(_PLAIN)}"
+        f"{spec.op_type}: the activation {kind!r} is not supported; use swiglu with swiglu_fusion=1, or "
+        f"{', '.join(_PLAIN)}"
     )
 
 
@@ -135,7 +142,7 @@ def _blocks(spec: NodeSpec, data: int, points: int, columns: int, number: int, i
     if by_row:
         block = next((size for size in reversed(BLOCK_SIZES) if columns % size == 0), BLOCK_SIZES[-1])
         if spec.has(points):
-            raise KernelError(f"{spec.op_type} with zero points and without blocks is not supported")
+            raise KernelError(f"{spec.op_type}: zero points are not supported without blocks")
     names = [spec.constant_name(index) for index in (data, data + 1, points)]
     weight = uniform_weight(names, rows, columns, bits, block, count, interleaved=interleaved)
     check_stored(weight, spec.constant(data), spec.constant(data + 1), int(by_row))

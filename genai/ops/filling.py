@@ -41,10 +41,10 @@ def range_(*ends: Any, spec: NodeSpec) -> Any:
     """Return start, start + delta, ... up to but excluding limit."""
     start, limit, delta = (scalar(value) for value in ends)
     if not delta:
-        raise KernelError("Range: delta is 0")
+        raise KernelError("Range: delta is 0, so the range has no end")
     dtype, steps = ends[0].dtype, (limit - start) / delta
     if not np.isfinite(steps):
-        raise KernelError(f"Range from {start} to {limit} by {delta} has no end")
+        raise KernelError(f"Range: a range from {start} to {limit} in steps of {delta} has no finite length")
     count = max(int(np.ceil(steps)), 0)
     checked_shape(spec, (count,), 8 if dtype.kind in "iu" else 3 * 8)
     if dtype.kind in "iu":
@@ -57,7 +57,7 @@ def tile(x: Any, counts: Any, *, spec: NodeSpec) -> Any:
     """Repeat along every axis."""
     repeats = [int(count) for count in counts]
     if len(repeats) != x.ndim:
-        raise KernelError(f"Tile: {len(repeats)} repeats for rank {x.ndim}")
+        raise KernelError(f"Tile: {len(repeats)} repeats are given for {x.ndim} axes; one repeat per axis is needed")
     checked_shape(spec, [size * count for size, count in zip(x.shape, repeats, strict=True)], x.dtype.itemsize)
     return np.tile(x, repeats)
 

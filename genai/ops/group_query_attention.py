@@ -26,7 +26,9 @@ def _dense_attention(spec: NodeSpec) -> Kernel:
     """Attention over dense past and present tensors, for graphs that run without a paged cache."""
     unsupported = [name for name in ("k_quant_type", "v_quant_type") if spec.attributes.get(name, "NONE") != "NONE"]
     if unsupported or spec.has(10) or any(spec.outputs[3:]):
-        raise KernelError("GroupQueryAttention: quantised caches, attention bias and score outputs are not supported")
+        raise KernelError(
+            "GroupQueryAttention: quantised caches, an attention bias and score outputs are not supported"
+        )
     attributes = {name: spec.attributes[name] for name in _GQA_ATTRIBUTES if name in spec.attributes}
     return lambda context, inputs: group_query_attention(*inputs, **attributes)
 
@@ -76,7 +78,10 @@ def rotary_embedding(
     checked_indices("RotaryEmbedding: position_ids", position_ids, len(cos_cache))
     width = 2 * cos_cache.shape[1]
     if rotary_embedding_dim not in (0, width):
-        raise ValueError(f"rotary_embedding_dim is {rotary_embedding_dim}, but the caches rotate {width} numbers")
+        raise ValueError(
+            f"RotaryEmbedding: rotary_embedding_dim is {rotary_embedding_dim}, but cos_cache has the rotary "
+            f"dimension {width}"
+        )
     heads = x.swapaxes(1, 2) if x.ndim == 4 else x.reshape(*x.shape[:2], num_heads or x.shape[2] // width, -1)
     if position_ids.size == 1:  # the position of the first token of every sequence
         position_ids = np.broadcast_to(position_ids.reshape(1, 1) + np.arange(heads.shape[1]), heads.shape[:2])

@@ -42,7 +42,9 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
     """Gather slices at coordinates, which lie along the last axis of the indices; leading axes may be a batch."""
     depth = indices.shape[-1]
     if not 0 <= batch_dims < min(x.ndim, indices.ndim) or batch_dims + depth > x.ndim:
-        raise KernelError(f"GatherND: indices of shape {list(indices.shape)} do not fit data {list(x.shape)}")
+        raise KernelError(
+            f"GatherND: indices of shape {list(indices.shape)} do not match data of shape {list(x.shape)}"
+        )
     batch = tuple(np.ogrid[tuple(slice(extent) for extent in indices.shape[:-1])])[:batch_dims]
     coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))
     if not depth:  # without coordinates, each index selects the whole slice of its batch entry
@@ -61,7 +63,7 @@ _SCATTERS: dict[str, Callable[..., None]] = {
 
 def _scatter(target: Any, index: tuple[Any, ...], updates: Any, reduction: str) -> None:
     if reduction not in _SCATTERS:
-        raise KernelError(f"reduction {reduction!r} is unknown")
+        raise KernelError(f"the reduction {reduction!r} is unknown")
     _SCATTERS[reduction](target, index, updates)
 
 
@@ -105,7 +107,7 @@ def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True) -> Any:
     """Return the k largest (or smallest) elements along an axis, sorted; equal values are ordered by index."""
     count, along = int(scalar(k)), checked_axis(axis, x.ndim)
     if not 0 <= count <= x.shape[along]:
-        raise KernelError(f"TopK: k is {count}, the axis has {x.shape[along]} elements")
+        raise KernelError(f"TopK: k is {count}, but the axis has {x.shape[along]} elements")
     moved = np.moveaxis(x, along, -1)
     if largest:
         # Stable descending sort: reverse, sort stably, reverse again.
@@ -153,7 +155,9 @@ def reverse_sequence(x: Any, lengths: Any, *, batch_axis: int = 1, time_axis: in
     moved = np.moveaxis(x, (batch_axis, time_axis), (0, 1))
     steps = np.arange(moved.shape[1])
     if np.any(lengths > moved.shape[1]) or np.any(lengths < 0):
-        raise KernelError(f"ReverseSequence: a length is outside 0 to {moved.shape[1]}")
+        raise KernelError(
+            f"ReverseSequence: a sequence length is out of range; lengths must be from 0 to {moved.shape[1]}"
+        )
     limits = np.asarray(lengths)[:, None]
     source = np.where(steps < limits, limits - 1 - steps, steps)
     result = moved[np.arange(len(moved))[:, None], source]
@@ -168,7 +172,9 @@ def tensor_scatter(cache: Any, update: Any, starts: Any = None, *, axis: int = -
     for row in range(len(cache)):
         positions = np.arange(length) + (0 if starts is None else int(starts[row]))
         positions = (
-            positions % extent if mode == "circular" else checked_indices("TensorScatter: places", positions, extent)
+            positions % extent
+            if mode == "circular"
+            else checked_indices("TensorScatter: write positions", positions, extent)
         )
         np.moveaxis(result[row], along - 1, 0)[positions] = np.moveaxis(update[row], along - 1, 0)
     return result

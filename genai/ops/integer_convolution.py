@@ -71,7 +71,7 @@ class PackedIntegerConvolution:
         self._spec, self._windows = spec, WindowSpec(spec)
         self._groups, self._threads = int(spec.attributes.get("group", 1)), spec.options.get("threads")
         if self._groups < 1:
-            raise KernelError(f"{spec.op_type}: group is {self._groups}, expected at least 1")
+            raise KernelError(f"{spec.op_type}: group is {self._groups}, but it must be at least 1")
         self._kernels: tuple[Any, list[slice]] | None = None
         self._packed = None
         kernels, point = (spec.constants[i] if spec.has(i) else None for i in (weight, zero))

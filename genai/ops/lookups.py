@@ -40,14 +40,16 @@ def _table(spec: NodeSpec, data: Any) -> BlockMatrix:
     gather_axis, quantize_axis = int(attributes.get("gather_axis", 0)), int(attributes.get("quantize_axis", 1))
     if data.ndim != 2 or gather_axis % 2 != 0 or quantize_axis % 2 != 1:
         raise KernelError(
-            "GatherBlockQuantized: expected a table [rows, columns], gathered by rows and quantised along columns"
+            "GatherBlockQuantized: the table must be [rows, columns], gathered along axis 0 and quantised along axis 1"
         )
     block = int(attributes.get("block_size", 128))
     if data.dtype == np.uint8:
         bits = int(attributes.get("bits", 4))
         return packed_blocks(spec, 0, 2, 3, n=data.shape[0], k=data.shape[1] * 8 // bits, bits=bits, block=block)
     if data.dtype.name not in ("int4", "uint4"):
-        raise KernelError(f"GatherBlockQuantized over {data.dtype}: only uint8, int4 and uint4 are supported")
+        raise KernelError(
+            f"GatherBlockQuantized: the table is {data.dtype}, but only uint8, int4 and uint4 are supported"
+        )
     return spec.pack((0, 2, 3), f"nibbles{list(data.shape)}:{block}", lambda: _pack_nibbles(spec, data, block))
 
 

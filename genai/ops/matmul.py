@@ -40,7 +40,7 @@ class PackedLinear:
         x, addend = inputs[0], optional(inputs, self._addend) if self._addend else None
         words, columns = self._shape
         if not x.ndim or x.shape[-1] != words or x.dtype != np.float32:
-            raise KernelError(f"cannot multiply {x.dtype}{list(x.shape)} with float32{list(self._shape)}")
+            raise KernelError(f"cannot multiply {x.dtype}{list(x.shape)} by float32{list(self._shape)}")
         shape = (*x.shape[:-1], columns)
         if addend is not None and addend.shape == shape:
             return (self._linear(x.reshape(-1, words), addend.reshape(-1, columns)).reshape(shape),)
@@ -118,7 +118,7 @@ def linear(spec: NodeSpec) -> Kernel:
         return (result,)
 
     if spec.attributes.get("function") or spec.has(3):
-        raise KernelError("Linear: a function and an addend need a constant float32 weight")
+        raise KernelError("Linear: a function or an addend is supported only with a constant float32 weight")
     return kernel
 
 
@@ -153,7 +153,7 @@ def einsum(*values: Any, equation: str = "", spec: NodeSpec) -> Any:
     """Sum products with NumPy's einsum, which has the same notation as ONNX."""
     equation = equation.replace(" ", "")
     if not EQUATION.fullmatch(equation):
-        raise KernelError(f"Einsum: equation {equation!r:.80} is malformed")
+        raise KernelError(f"Einsum: the equation {equation!r:.80} is malformed")
     _check_einsum_size(spec, equation, values)
     result = np.einsum(equation, *(widened(x) for x in values), optimize="greedy" if len(values) > 1 else False)
     return np.asarray(result).astype(values[0].dtype, copy=False)

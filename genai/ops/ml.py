@@ -28,7 +28,7 @@ def labels_of(spec: NodeSpec) -> Any:
     if texts:
         return objects(texts, (len(texts),))
     if not any(numbers):
-        raise KernelError(f"{spec.op_type}: class labels are missing")
+        raise KernelError(f"{spec.op_type}: the node has no class labels")
     return np.asarray(numbers[0] or numbers[1], np.int64)
 
 
@@ -76,7 +76,9 @@ def linear_regressor(
 ) -> Any:
     """x @ coefficients + intercepts."""
     if coefficients.size % targets:
-        raise KernelError(f"LinearRegressor: {coefficients.size} coefficients for {targets} targets")
+        raise KernelError(
+            f"LinearRegressor: {coefficients.size} coefficients cannot be divided equally among {targets} targets"
+        )
     addend = intercepts if len(intercepts) else np.zeros(targets, np.float32)
     scores = table_of(x).astype(np.float32, copy=False) @ coefficients.reshape(targets, -1).T + addend
     return transform(scores).astype(np.float32, copy=False)
@@ -90,7 +92,10 @@ def linear_classifier(
     """The label with the highest score, and the scores. A single row of coefficients is a binary classifier."""
     addend = intercepts if len(intercepts) else np.zeros(1, np.float32)
     if coefficients.size % len(addend) or not coefficients.size:
-        raise KernelError(f"LinearClassifier: {coefficients.size} coefficients for {len(addend)} intercepts")
+        raise KernelError(
+            f"LinearClassifier: the number of coefficients, {coefficients.size}, must be a positive multiple of "
+            f"the number of intercepts, {len(addend)}"
+        )
     scores = table_of(x).astype(np.float32, copy=False) @ coefficients.reshape(len(addend), -1).T + addend
     if len(addend) == 1 and len(labels) == 2:
         chosen = labels[(scores[:, 0] > 0).astype(np.intp)]
@@ -135,7 +140,7 @@ def imputer(
 ) -> Any:  # fmt: skip
     """Replace NaN, or another given value, column by column."""
     if not imputed_value_floats and not imputed_value_int64s:
-        raise KernelError("Imputer: no values to impute")
+        raise KernelError("Imputer: the node has neither imputed_value_floats nor imputed_value_int64s")
     replaced = replaced_value_float if imputed_value_floats else replaced_value_int64
     values = np.asarray(imputed_value_floats or imputed_value_int64s).astype(x.dtype)
     missing = np.isnan(x) if x.dtype.kind == "f" and np.isnan(replaced) else x == replaced
@@ -166,7 +171,7 @@ def label_encoder(spec: NodeSpec) -> Kernel:
     attributes = spec.attributes
     keys, values = _attribute_of_any_type(attributes, "keys"), _attribute_of_any_type(attributes, "values")
     if keys is None or values is None or len(keys[1]) != len(values[1]):
-        raise KernelError("LabelEncoder: keys and values differ in number, or are absent")
+        raise KernelError("LabelEncoder: the keys or the values are missing, or their numbers differ")
     defaults = {
         "strings": (object, attributes.get("default_string", "_Unused")),
         "int64s": (np.int64, attributes.get("default_int64", -1)),
@@ -206,7 +211,7 @@ def one_hot_encoder(x: Any, *, zeros: bool = True, category_index: Mapping[Any, 
     """Add a last axis with 1 at the category; an unknown category results in zeros, or in an error if `zeros` is 0."""
     indices = [category_index.get(item if isinstance(item, str) else int(item), -1) for item in x.reshape(-1).tolist()]
     if not zeros and -1 in indices:
-        raise KernelError("OneHotEncoder: unknown category")
+        raise KernelError("OneHotEncoder: the input contains an unknown category, and the attribute zeros is 0")
     hot = np.asarray(indices, np.int64)[:, None] == np.arange(len(category_index))
     return hot.astype(np.float32).reshape(*x.shape, len(category_index))
 
@@ -227,7 +232,7 @@ def zip_map(x: Any, *, labels: Any) -> Any:
     """Return one dictionary per row, from label to score."""
     names, rows = labels.tolist(), table_of(x).tolist()
     if rows and len(rows[0]) != len(names):
-        raise KernelError(f"ZipMap: {len(rows[0])} scores for {len(names)} labels")
+        raise KernelError(f"ZipMap: each row has {len(rows[0])} scores, but the node has {len(names)} labels")
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
@@ -236,7 +241,7 @@ def dict_vectorizer(x: Any, *, string_vocabulary: Any = None, int64_vocabulary: 
     """Convert a dictionary to one row, in the vocabulary's order; the value of an absent key is 0."""
     vocabulary = string_vocabulary or int64_vocabulary
     if not vocabulary:
-        raise KernelError("DictVectorizer: no vocabulary")
+        raise KernelError("DictVectorizer: the node has no vocabulary")
     items = x if isinstance(x, list) else [x]
     kind = type(next((value for item in items for value in item.values()), 0.0))
     dtype = {str: object, int: np.int64}.get(kind, np.float32)
@@ -263,7 +268,9 @@ def cast_map(
     else:
         columns = [int(key) for key, _ in items]
         if columns and not 0 <= min(columns) <= max(columns) < max_map:
-            raise KernelError(f"CastMap: keys {columns[0]} to {columns[-1]} outside 0 to {max_map - 1}")
+            raise KernelError(
+                f"CastMap: the keys range from {columns[0]} to {columns[-1]}, but they must be from 0 to {max_map - 1}"
+            )
         row = np.full(checked_shape(spec, (1, max_map), 8), "" if cast_to == "TO_STRING" else 0, dtype)
     for column, (_, value) in zip(columns, items, strict=True):
         row[0, column] = convert(value)

@@ -33,7 +33,9 @@ def pad(
         sizes_of_axes, fill = list(pads), value
     along = [checked_axis(axis, x.ndim) for axis in axes_of(chosen, axes) or range(x.ndim)]
     if len(sizes_of_axes) != 2 * len(along):
-        raise KernelError(f"Pad: {len(sizes_of_axes)} pads for {len(along)} axes")
+        raise KernelError(
+            f"Pad: {len(sizes_of_axes)} pads are given for {len(along)} axes; two pads per axis are needed"
+        )
     widths = [(0, 0)] * x.ndim
     for i, axis in enumerate(along):
         widths[axis] = (sizes_of_axes[i], sizes_of_axes[i + len(along)])
@@ -99,7 +101,7 @@ def dropout(x: Any, ratio: Any = None, training: Any = None, *, definition: Call
 def _per_axis(name: str, numbers: Any, count: int, least: int) -> list[int]:
     values = [int(value) for value in numbers or [least] * count]
     if len(values) != count or min(values, default=0) < least:
-        raise KernelError(f"{name} {values} do not fit, {count} expected")
+        raise KernelError(f"{name} are {values}, but {count} valid values are needed")
     return values
 
 
@@ -114,12 +116,16 @@ def col2im(
     steps, gaps = _per_axis("Col2Im: strides", strides, rank, 1), _per_axis("Col2Im: dilations", dilations, rank, 1)
     edges = _per_axis("Col2Im: pads", pads, 2 * rank, 0)
     if len(block) != rank or min(block, default=1) < 1 or min(image, default=1) < 1 or x.ndim != 3:
-        raise KernelError(f"Col2Im: blocks {block} of an image {image} do not fit data {list(x.shape)}")
+        raise KernelError(
+            f"Col2Im: blocks of size {block} in an image of size {image} do not match data of shape {list(x.shape)}"
+        )
     padded = [image[i] + edges[i] + edges[i + rank] for i in range(rank)]
     counts = tuple((padded[i] - gaps[i] * (block[i] - 1) - 1) // steps[i] + 1 for i in range(rank))
     taps = math.prod(block)
     if x.shape[1] % taps or min(counts, default=1) < 1 or x.shape[2] != math.prod(counts):
-        raise KernelError(f"Col2Im: blocks {block} of an image {image} do not fit data {list(x.shape)}")
+        raise KernelError(
+            f"Col2Im: blocks of size {block} in an image of size {image} do not match data of shape {list(x.shape)}"
+        )
     blocks = x.reshape(len(x), x.shape[1] // taps, taps, *counts)
     result = np.zeros(checked_shape(spec, (*blocks.shape[:2], *padded), x.dtype.itemsize), x.dtype)
     for index, tap in enumerate(PoolingWindows(tuple(block), tuple(steps), tuple(gaps), (), (), counts).taps()):
@@ -137,7 +143,10 @@ def max_unpool(
     rank = len(kernel_shape)
     steps, edges = _per_axis("MaxUnpool: strides", strides, rank, 1), _per_axis("MaxUnpool: pads", pads, 2 * rank, 0)
     if x.ndim != rank + 2 or indices.shape != x.shape:
-        raise KernelError(f"MaxUnpool: indices {list(indices.shape)} and {rank} axes do not fit data {list(x.shape)}")
+        raise KernelError(
+            f"MaxUnpool: indices of shape {list(indices.shape)} and a kernel with {rank} axes do not match data "
+            f"of shape {list(x.shape)}"
+        )
     extents = [(x.shape[i + 2] - 1) * steps[i] - edges[i] - edges[i + rank] + int(kernel_shape[i]) for i in range(rank)]
     result = np.zeros(checked_shape(spec, (*x.shape[:2], *extents), x.dtype.itemsize), x.dtype)
     result.reshape(-1)[checked_indices("MaxUnpool: indices", indices, result.size)] = x
@@ -145,7 +154,7 @@ def max_unpool(
         return result
     whole = np.zeros(checked_shape(spec, output_shape, x.dtype.itemsize), x.dtype)
     if whole.ndim != result.ndim:
-        raise KernelError(f"MaxUnpool: output_shape {list(whole.shape)} does not fit a result of rank {result.ndim}")
+        raise KernelError(f"MaxUnpool: output_shape is {list(whole.shape)}, but the result has {result.ndim} axes")
     common = tuple(slice(0, min(a, b)) for a, b in zip(result.shape, whole.shape, strict=True))
     whole[common] = result[common]
     return whole
@@ -157,7 +166,9 @@ def center_crop_pad(x: Any, sizes: Any, *, axes: Any = None, spec: NodeSpec) -> 
     target_sizes = [int(size) for size in sizes]
     along = [checked_axis(int(axis), x.ndim) for axis in axes or range(x.ndim)]
     if len(target_sizes) != len(along):
-        raise KernelError(f"CenterCropPad: {len(target_sizes)} sizes for {len(along)} axes")
+        raise KernelError(
+            f"CenterCropPad: {len(target_sizes)} sizes are given for {len(along)} axes; one size per axis is needed"
+        )
     shape, source, target = list(x.shape), [slice(None)] * x.ndim, [slice(None)] * x.ndim
     for axis, size in zip(along, target_sizes, strict=True):
         extent, shape[axis] = x.shape[axis], size

@@ -103,9 +103,9 @@ def batch_normalization(spec: NodeSpec) -> Kernel:
     With training_mode, the batch's own statistics are used, and the updated running statistics are returned.
     """
     if spec.version < 14 and any(spec.outputs[1:]):
-        raise KernelError("BatchNormalization in the training form of operator sets before 14 is not supported")
+        raise KernelError("BatchNormalization: the training form of opsets before 14 is not supported")
     if not spec.attributes.get("spatial", 1):
-        raise KernelError("BatchNormalization with spatial=0 is not supported")
+        raise KernelError("BatchNormalization: spatial=0 is not supported")
     return from_function(_batch_normalized)(spec)
 
 
@@ -136,7 +136,10 @@ def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e
 def group_normalization(x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5) -> Any:
     """Normalise each instance and channel group (Wu & He 2018); before version 21, scale and bias are per group."""
     if num_groups < 1 or x.ndim < 2 or x.shape[1] % num_groups:
-        raise KernelError(f"GroupNormalization: {num_groups} groups do not divide data of shape {list(x.shape)}")
+        raise KernelError(
+            f"GroupNormalization: the channels of data of shape {list(x.shape)} cannot be divided into "
+            f"{num_groups} groups"
+        )
     grouped = x.reshape(x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
     normed = _standardized(grouped, (2,), epsilon)[0].reshape(x.shape)
     if scale.shape == (num_groups,):

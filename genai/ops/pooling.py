@@ -92,9 +92,9 @@ class WindowSpec:
             raise KernelError(f"{self._name}: auto_pad {self._auto_pad!r} is unknown")
         for name in ("strides", "dilations", "kernel_shape"):
             if any(int(value) < 1 for value in attributes.get(name) or ()):
-                raise KernelError(f"{self._name}: {name} {attributes[name]} must be at least 1")
+                raise KernelError(f"{self._name}: {name} is {attributes[name]}, but every value must be at least 1")
         if any(int(value) < 0 for value in self._pads or ()):
-            raise KernelError(f"{self._name}: pads {self._pads} must not be negative")
+            raise KernelError(f"{self._name}: pads is {self._pads}, but no value can be negative")
 
     def windows(self, extents: Sequence[int], kernel: Sequence[int]) -> PoolingWindows:
         """Return the windows over an input of these spatial extents."""
@@ -103,7 +103,7 @@ class WindowSpec:
             self._per_axis(values, rank) for values in (kernel, self._strides, self._dilations)
         )
         if any(size < 1 for size in sizes):
-            raise KernelError(f"{self._name}: a kernel of {list(sizes)} has no elements")
+            raise KernelError(f"{self._name}: a kernel of shape {list(sizes)} has no elements")
         reach = [dilation * (size - 1) + 1 for size, dilation in zip(sizes, dilations, strict=True)]
         begins, ends = self._padding(extents, reach, strides)
         counts = []
@@ -113,19 +113,25 @@ class WindowSpec:
             rounds_up = room < 0 or (self._ceil and self._auto_pad == "NOTSET")
             count = (-(-room // stride) if rounds_up else room // stride) + 1
             if count < 0 or (room < 0 and not self._may_exceed):
-                raise KernelError(f"{self._name}: a window of {size} is larger than the padded extent {room + size}")
+                raise KernelError(
+                    f"{self._name}: a window of {size} elements is larger than the padded axis, which has "
+                    f"{room + size} elements"
+                )
             # With ceil_mode, a last window that would start in the padding at the end is omitted.
             counts.append(count - (self._ceil and (count - 1) * stride >= extent + begin))
         windows = PoolingWindows(sizes, strides, dilations, tuple(begins), tuple(ends), tuple(counts))
         walked = windows.within(extents) if self._may_exceed else windows
         if math.prod(walked.kernel) > MAX_TAPS:
-            raise KernelError(f"{self._name}: a kernel of {list(sizes)} has more than {MAX_TAPS} elements")
+            raise KernelError(f"{self._name}: a kernel of shape {list(sizes)} exceeds the limit of {MAX_TAPS} elements")
         return windows
 
     def _per_axis(self, values: Any, rank: int) -> tuple[int, ...]:
         numbers = (1,) * rank if values is None else tuple(int(value) for value in values)
         if len(numbers) != rank:
-            raise KernelError(f"{self._name}: {list(numbers)} does not fit {rank} spatial axes")
+            raise KernelError(
+                f"{self._name}: an attribute is {list(numbers)}, but it must have one value for each of the "
+                f"{rank} spatial axes"
+            )
         return numbers
 
     def _padding(
@@ -137,7 +143,9 @@ class WindowSpec:
         if self._auto_pad == "NOTSET":
             pads = [int(pad) for pad in self._pads or ()]
             if len(pads) != 2 * rank:
-                raise KernelError(f"{self._name}: pads {pads} do not fit {rank} spatial axes")
+                raise KernelError(
+                    f"{self._name}: pads is {pads}, but it must have two values for each of the {rank} spatial axes"
+                )
             return pads[:rank], pads[rank:]
         totals = [
             max((-(-extent // stride) - 1) * stride + size - extent, 0)
@@ -274,7 +282,7 @@ def max_roi_pool(
     for number, region in enumerate(regions):
         image = int(region[0])
         if not 0 <= image < len(x):
-            raise IndexError(f"MaxRoiPool: region {number} refers to image {image}, but there are {len(x)} images")
+            raise IndexError(f"MaxRoiPool: region {number} refers to image {image}, but the input has {len(x)} images")
         left, top, right, bottom = (int(np.floor(v * spatial_scale + 0.5)) for v in region[1:5].tolist())
         spans = (_bins(top, bottom, rows, x.shape[2]), _bins(left, right, columns, x.shape[3]))
         for i, (y0, y1) in enumerate(spans[0]):

@@ -43,9 +43,11 @@ def matmul_nbits(spec: NodeSpec) -> Kernel:
     """x @ W^T + bias + addend. Input 6, an extension, is an addend per token: the output of a LoRA adapter."""
     attributes = spec.attributes
     if spec.has(4):
-        raise KernelError("a block-quantised product with g_idx (reordered groups) is not supported")
+        raise KernelError("block-quantised matmuls with g_idx (reordered groups) are not supported")
     if int(attributes.get("weight_prepacked", 0)):
-        raise KernelError("a block-quantised product with weights prepacked for another runtime is not supported")
+        raise KernelError(
+            "block-quantised matmuls with weights that are prepacked for another runtime are not supported"
+        )
     n, k = int(attributes["N"]), int(attributes["K"])
     matrix = packed_blocks(
         spec, 1, 2, 3, n=n, k=k, bits=int(attributes.get("bits", 4)), block=int(attributes["block_size"])

@@ -68,7 +68,9 @@ class _Recurrent:
         alphas = list(spec.attributes.get("activation_alpha") or ())
         betas = list(spec.attributes.get("activation_beta") or ())
         if len(names) != count * len(self.backwards):
-            raise KernelError(f"{spec.op_type}: {len(names)} activations, expected {count * len(self.backwards)}")
+            raise KernelError(
+                f"{spec.op_type}: the node has {len(names)} activations, but it needs {count * len(self.backwards)}"
+            )
         activations: list[Activation] = []
         for name in names:
             if name.lower() not in _FUNCTIONS:
@@ -90,7 +92,7 @@ class _Recurrent:
         directions = self._directions(inputs)
         lengths = optional(inputs, 4)
         if lengths is not None and (np.shape(lengths) != x.shape[1:2] or np.any((lengths < 0) | (lengths > len(x)))):
-            raise KernelError(f"{self.op_type}: sequence_lens must be a length from 0 to {len(x)} per sequence")
+            raise KernelError(f"{self.op_type}: sequence_lens must have one length from 0 to {len(x)} per sequence")
         walked = []
         for index, weights in enumerate(directions):
             state, cell = (self._initial(optional(inputs, 5 + i), index, x, hidden) for i in (0, 1))
@@ -106,7 +108,8 @@ class _Recurrent:
         weight, recurrence = inputs[1], inputs[2]
         if x.ndim != 3 or weight.ndim != 3 or recurrence.ndim != 3:
             raise KernelError(
-                f"{self.op_type}: X, W and R have 3 axes, not {x.ndim}, {weight.ndim} and {recurrence.ndim}"
+                f"{self.op_type}: X, W and R must have 3 axes each, but they have {x.ndim}, {weight.ndim} and "
+                f"{recurrence.ndim}"
             )
         hidden = int(self.attributes.get("hidden_size", recurrence.shape[-1]))
         count, rows = len(self.backwards), self.gates * hidden
@@ -121,8 +124,9 @@ class _Recurrent:
             array = optional(inputs, index)
             if array is not None and array.shape != shape:
                 raise KernelError(
-                    f"{self.op_type}: {name} has shape {list(array.shape)}, expected {list(shape)} with "
-                    f"{count} directions, hidden_size {hidden} and data of shape {list(x.shape)} (steps first)"
+                    f"{self.op_type}: {name} has shape {list(array.shape)}, but it must have shape {list(shape)}, "
+                    f"because num_directions is {count}, hidden_size is {hidden} and the input has shape "
+                    f"{list(x.shape)}"
                 )
         return hidden
 

@@ -70,7 +70,7 @@ def _arg(function: Reduction) -> Reduction:
         if x.size == 0 and x.shape[axis] == 0:
             shape = np.any(x, axis=axis, keepdims=keepdims).shape
             if 0 not in shape:
-                raise KernelError(f"{spec.op_type}: axis {axis} of {list(x.shape)} has no elements to choose from")
+                raise KernelError(f"{spec.op_type}: axis {axis} of an input of shape {list(x.shape)} has no elements")
             return np.zeros(shape, np.int64)
         if select_last_index:
             positions = x.shape[axis] - 1 - function(np.flip(x, axis), axis=axis, keepdims=keepdims)
@@ -163,7 +163,10 @@ def negative_log_likelihood_loss(
     """-x at the target's class, times the class's weight; targets equal to ignore_index are ignored."""
     x = widened(scores)
     if x.ndim < 2 or target.shape != (len(x), *x.shape[2:]):
-        raise KernelError(f"NegativeLogLikelihoodLoss: targets {list(target.shape)} do not fit scores {list(x.shape)}")
+        raise KernelError(
+            f"NegativeLogLikelihoodLoss: targets of shape {list(target.shape)} do not match scores of shape "
+            f"{list(x.shape)}"
+        )
     counts = np.ones(target.shape, bool) if ignore_index is None else target != ignore_index
     classes = np.where(counts, target, 0).astype(np.int64)
     checked_indices("NegativeLogLikelihoodLoss: targets", classes, x.shape[1])

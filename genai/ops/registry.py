@@ -101,7 +101,7 @@ class NodeSpec:
         value = self.constants[index] if index < len(self.constants) else None
         if value is None:
             name = self.inputs[index] if index < len(self.inputs) else "(absent)"
-            raise KernelError(f"{self.op_type} needs input {index} ({name!r}) to be a constant")
+            raise KernelError(f"{self.op_type}: input {index} ({name!r}) must be a constant")
         return value
 
     def constant_name(self, index: int) -> str:
@@ -224,7 +224,7 @@ def scalar(value: Any) -> Any:
     """Return the only element of an array of any rank. Raises KernelError if it does not have exactly one."""
     array = np.asarray(value)
     if array.size != 1:
-        raise KernelError(f"expected a single number, got a value of shape {list(array.shape)}")
+        raise KernelError(f"a single number is expected, but the value has shape {list(array.shape)}")
     return array.item()
 
 
@@ -316,7 +316,7 @@ def _reader(name: str, kind: Any, default: Any) -> Maker:
     def read(spec: NodeSpec) -> Any:
         value = spec.attributes.get(name, default)
         if value is inspect.Parameter.empty:
-            raise ValueError(f"{spec.op_type} needs the attribute {name!r}")
+            raise ValueError(f"{spec.op_type}: the attribute {name!r} is missing")
         return None if value is None else _converted(spec, name, kind, value)
 
     return read
@@ -331,12 +331,14 @@ def _converted(spec: NodeSpec, name: str, kind: Any, value: Any) -> Any:
         return tuple(_converted(spec, name, parts[0], item) for item in value)
     if origin is Literal:
         if value not in parts:
-            raise KernelError(f"{spec.op_type}: {name} is {value!r}, expected one of {', '.join(map(str, parts))}")
+            raise KernelError(
+                f"{spec.op_type}: {name} is {value!r}, but it must be one of {', '.join(map(str, parts))}"
+            )
         return value
     if kind == Float32s:
         return np.asarray(value, np.float32)
     if kind in (Natural, Positive):
         if int(value) < parts[1]:
-            raise KernelError(f"{spec.op_type}: {name} is {int(value)}, expected at least {parts[1]}")
+            raise KernelError(f"{spec.op_type}: {name} is {int(value)}, but it must be at least {parts[1]}")
         return int(value)
     return kind(value) if kind in (bool, float, int, str) else value

@@ -42,7 +42,7 @@ def unsqueeze(x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = 
     """Insert axes of size 1; the axes are indices into the result."""
     inserted = axes_of(axes_input, axes)
     if inserted is None:
-        raise KernelError("Unsqueeze needs axes")
+        raise KernelError("Unsqueeze: the node has no axes")
     return np.expand_dims(x, inserted)
 
 

@@ -108,7 +108,9 @@ class Resize:
         else:
             raise KernelError(f"{self.spec.op_type}: neither scales nor sizes are given")
         if len(afters) != len(axes) or any(after < 0 for after in afters) or any(s <= 0 for s in scales):
-            raise KernelError(f"{self.spec.op_type}: scales {scales} or sizes {afters} do not fit the axes {axes}")
+            raise KernelError(
+                f"{self.spec.op_type}: the scales {scales} or sizes {afters} are not valid for the axes {axes}"
+            )
         regions = [(0.0, 1.0)] * len(axes)
         if self.where == "tf_crop_and_resize" and roi is not None and roi.size == 2 * len(axes):
             regions = [(float(roi[i]), float(roi[i + len(axes)])) for i in range(len(axes))]
@@ -275,7 +277,9 @@ def grid_sample(
     """Sample (nearest, linear or cubic) at coordinates from -1 to 1 per axis; the last axis comes first in the grid."""
     axes = x.ndim - 2
     if axes < 1 or grid.ndim != x.ndim or grid.shape[-1] != axes or len(grid) != len(x):
-        raise KernelError(f"GridSample: a grid of {list(grid.shape)} does not fit an input of {list(x.shape)}")
+        raise KernelError(
+            f"GridSample: a grid of shape {list(grid.shape)} does not match an input of shape {list(x.shape)}"
+        )
     shape = checked_shape(spec, (*x.shape[:2], *grid.shape[1:-1]), 8)
     if not all(x.shape[2:]):
         return np.zeros(shape, x.dtype)

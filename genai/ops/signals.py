@@ -18,11 +18,16 @@ def stft(
     """Compute the Fourier transform of windowed frames: [batch, samples, 1 or 2] to [batch, frames, frequencies, 2]."""
     step = int(scalar(frame_step))
     if signal.ndim != 3 or signal.shape[2] not in (1, 2) or (window is not None and window.ndim != 1):
-        raise KernelError(f"STFT: a signal of shape {list(signal.shape)}, expected [batch, samples, 1 or 2]")
+        raise KernelError(
+            f"STFT: the signal has shape {list(signal.shape)}, but it must be [batch, samples, 1 or 2], and a "
+            "window must have one axis"
+        )
     samples, size = signal.shape[1], signal.shape[1] if window is None else len(window)
     length = size if frame_length is None else int(scalar(frame_length))
     if step < 1 or not 1 <= length <= samples:
-        raise KernelError(f"STFT: frames of {length} in steps of {step} do not fit {samples} samples")
+        raise KernelError(
+            f"STFT: frames of {length} samples in steps of {step} are not possible in a signal of {samples} samples"
+        )
     count, width = (samples - length) // step + 1, min(size, length)
     checked_shape(spec, (len(signal), count, length), 4 * 16)
     values = signal[..., 0] if signal.shape[2] == 1 else signal[..., 0] + 1j * signal[..., 1]
@@ -39,7 +44,10 @@ def mel_weight_matrix(
     """Return [frequencies, bands]: a triangle over the frequencies per band, evenly spaced on the mel scale."""
     count, size, samples = int(scalar(bands)), int(scalar(length)), float(scalar(rate))
     if count < 1 or size < 1 or samples <= 0:
-        raise KernelError(f"MelWeightMatrix: {count} bands of {size} samples at rate {samples:g}: all must be positive")
+        raise KernelError(
+            f"MelWeightMatrix: num_mel_bins is {count}, dft_length is {size} and sample_rate is {samples:g}, but "
+            "all must be positive"
+        )
     shape = checked_shape(spec, (size // 2 + 1, count), 2 * 8)
     checked_shape(spec, (size + count,), 8 * 8)
     first, last = (2595 * np.log10(1 + float(scalar(edge)) / 700) for edge in (low, high))
@@ -47,8 +55,8 @@ def mel_weight_matrix(
     edges = ((size + 1) * (700 * (10 ** (mels / 2595) - 1))) // samples
     if not (np.isfinite(edges).all() and edges.min() >= 0 and edges.max() < shape[0] + 1):
         raise KernelError(
-            f"MelWeightMatrix: bands from {float(scalar(low)):g} to {float(scalar(high)):g} Hz do not lie within "
-            f"{shape[0]} frequencies at a rate of {samples:g}"
+            f"MelWeightMatrix: bands from {float(scalar(low)):g} to {float(scalar(high)):g} Hz exceed the range "
+            f"of {shape[0]} frequency bins at a sample rate of {samples:g} Hz"
         )
     starts, centres, ends = (edges.astype(np.int64)[i : i + count] for i in range(3))
     result, rise, fall = np.zeros(shape), centres - starts, ends - centres

@@ -28,7 +28,10 @@ def split(x: Any, sizes_input: Any = None, *, axis: int = 0, split: Any = None, 
     else:
         parts = np.asarray(sizes).tolist()
         if len(parts) != count or sum(parts) != extent or min(parts, default=0) < 0:
-            raise KernelError(f"Split: sizes {parts} do not add up to axis {axis} of {list(x.shape)}")
+            raise KernelError(
+                f"Split: the sizes {parts} do not match the node's outputs or axis {axis} of an input of shape "
+                f"{list(x.shape)}"
+            )
         ends = list(accumulate(parts, initial=0))
     before = (slice(None),) * (axis % x.ndim)
     return tuple([x[(*before, slice(first, last))] for first, last in pairwise(ends)])

@@ -34,7 +34,7 @@ def axes_of(axes_input: Any, attribute: Any) -> tuple[int, ...] | None:
 def checked_axis(axis: int, rank: int) -> int:
     """Return an axis counted from the front. Raises KernelError if it is out of range."""
     if not -rank <= axis < max(rank, 1):
-        raise KernelError(f"axis {axis} is outside a value of rank {rank}")
+        raise KernelError(f"axis {axis} is out of range for a value of rank {rank}")
     return axis % rank if rank else 0
 
 
@@ -42,12 +42,12 @@ def checked_shape(spec: NodeSpec, sizes: Sequence[Any], itemsize: int) -> tuple[
     """Return sizes as a shape. Raises KernelError if a size is negative or the value exceeds the allocation limit."""
     shape = tuple(int(size) for size in sizes)
     if any(size < 0 for size in shape):
-        raise KernelError(f"{spec.op_type}: a size is negative in {list(shape)}")
+        raise KernelError(f"{spec.op_type}: the shape {list(shape)} contains a negative size")
     allowed = int(spec.options.get("max_value_bytes", MAX_VALUE_BYTES))
     if math.prod(shape) * itemsize > allowed:
         raise KernelError(
-            f"{spec.op_type}: a value of shape {list(shape)} takes {math.prod(shape) * itemsize} bytes, "
-            f"the limit is {allowed}"
+            f"{spec.op_type}: a value of shape {list(shape)} takes {math.prod(shape) * itemsize} bytes, but the "
+            f"limit is {allowed} bytes"
         )
     return shape
 
@@ -56,7 +56,9 @@ def checked_indices(subject: str, indices: Any, extent: int) -> Any:
     """Return indices, which must not be negative. Raises IndexError if an index is out of range."""
     array = np.asarray(indices)
     if array.size and (array.min() < 0 or array.max() >= extent):
-        raise IndexError(f"{subject} from {array.min()} to {array.max()} are outside 0 to {extent - 1}")
+        raise IndexError(
+            f"{subject} range from {array.min()} to {array.max()}, but they must be from 0 to {extent - 1}"
+        )
     return array
 
 
@@ -322,7 +324,7 @@ def limited(spec: NodeSpec, kernel: Kernel) -> Kernel:
     def measured(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         needed = measure(spec, inputs)
         if needed > allowed:
-            raise KernelError(f"{spec.op_type}: the result takes {needed} bytes, the limit is {allowed}")
+            raise KernelError(f"{spec.op_type}: the result takes {needed} bytes, but the limit is {allowed} bytes")
         return kernel(context, inputs)
 
     return measured

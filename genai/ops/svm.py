@@ -23,10 +23,10 @@ class _Vectors:
 
     def __init__(self, spec: NodeSpec, values: Any, rows: int, kernel: str) -> None:
         if rows < 1 or not values.size or values.size % rows:
-            raise KernelError(f"{spec.op_type}: {values.size} numbers do not make {rows} vectors")
+            raise KernelError(f"{spec.op_type}: {values.size} values cannot be divided into {rows} vectors")
         parameters = [float(value) for value in spec.attributes.get("kernel_params") or (0, 0, 0)]
         if kernel not in _KERNELS or len(parameters) != 3:
-            raise KernelError(f"{spec.op_type}: kernel {kernel!r} with parameters {parameters} is not supported")
+            raise KernelError(f"{spec.op_type}: the kernel {kernel!r} with parameters {parameters} is not supported")
         self._spec, self._kernel, self._vectors = spec, kernel, values.reshape(rows, -1)
         self._gamma, self._shift, self._degree = parameters
         self._squares = np.square(self._vectors).sum(axis=1)
@@ -35,7 +35,10 @@ class _Vectors:
         """Evaluate the kernel function for x [rows, features] or [features] and all vectors: [rows, vectors]."""
         rows = table_of(np.asarray(x, np.float64))
         if rows.shape[1] != self._vectors.shape[1]:
-            raise KernelError(f"{self._spec.op_type}: {rows.shape[1]} features, the model has {self._vectors.shape[1]}")
+            raise KernelError(
+                f"{self._spec.op_type}: the input has {rows.shape[1]} features, but the model has "
+                f"{self._vectors.shape[1]}"
+            )
         checked_shape(self._spec, (len(rows), len(self._vectors)), 8)
         products = rows @ self._vectors.T
         if self._kernel == "LINEAR":
@@ -60,7 +63,10 @@ def _regression(spec: NodeSpec) -> tuple[_Vectors, Any, Any]:
     else:
         vectors, coefficients = _Vectors(spec, coefficients, 1, "LINEAR"), np.ones(1)
     if len(coefficients) != max(count, 1) or len(rho) < 1:
-        raise KernelError(f"SVMRegressor: {len(coefficients)} coefficients and {len(rho)} rho for {count} vectors")
+        raise KernelError(
+            f"SVMRegressor: {len(coefficients)} coefficients and {len(rho)} rho values do not match {count} "
+            "support vectors"
+        )
     return vectors, coefficients[:, None], rho
 
 
@@ -82,7 +88,7 @@ def svm_classifier(spec: NodeSpec) -> Kernel:
 
 def _linear_model(spec: NodeSpec) -> _Vectors:
     if not len(_floats(spec, "rho")):
-        raise KernelError("SVMClassifier: no rho")
+        raise KernelError("SVMClassifier: the attribute rho is missing")
     return _Vectors(spec, _floats(spec, "coefficients"), len(labels_of(spec)), "LINEAR")
 
 
@@ -107,15 +113,17 @@ class _Pairwise:
         self.classes, total = len(counts), sum(counts)
         pairs = self.classes * (self.classes - 1) // 2
         if self.classes < 2 or min(counts) < 0 or len(labels) != self.classes:
-            raise KernelError(f"SVMClassifier: {counts} vectors for {len(labels)} labels")
+            raise KernelError(
+                f"SVMClassifier: vectors_per_class is {counts}, which is not valid for {len(labels)} labels"
+            )
         name = str(spec.attributes.get("kernel_type", "LINEAR"))
         self._vectors = _Vectors(spec, _floats(spec, "support_vectors"), total, name)
         coefficients = _floats(spec, "coefficients")
         self._rho, self.slopes, self.shifts = (_floats(spec, key) for key in ("rho", "prob_a", "prob_b"))
         lengths = (len(self._rho), len(self.slopes) or pairs, len(self.shifts) or pairs)
         if coefficients.size != total * (self.classes - 1) or lengths != (pairs,) * 3:
-            counted = f"{coefficients.size} coefficients and {len(self._rho)} rho"
-            raise KernelError(f"SVMClassifier: {counted} for {counts} vectors")
+            counted = f"{coefficients.size} coefficients and {len(self._rho)} rho values"
+            raise KernelError(f"SVMClassifier: {counted} do not match vectors_per_class, which is {counts}")
         # [vectors, pairs]: the vectors of a class use the row of coefficients that belongs to the pair's other class.
         starts, rows = np.concatenate([[0], np.cumsum(counts)]), coefficients.reshape(self.classes - 1, total)
         self._decisions = np.zeros((total, pairs))

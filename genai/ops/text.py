@@ -49,7 +49,9 @@ def string_normalizer(
     Case follows Unicode. The attribute `locale` has no effect, because Python's case mapping ignores locales.
     """
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
-        raise KernelError(f"StringNormalizer: shape {list(x.shape)}, expected [C] or [1, C]")
+        raise KernelError(
+            f"StringNormalizer: the input has shape {list(x.shape)}, but it must have shape [C] or [1, C]"
+        )
     fold, change = _CASES["NONE" if is_case_sensitive else "LOWER"], _CASES[case_change_action]
     dropped = {fold(word) for word in stopwords}
     texts = [change(text) for text in x.reshape(-1).tolist() if fold(text) not in dropped] or [""]
@@ -70,13 +72,19 @@ def _grams(spec: NodeSpec) -> _Grams:
     a = spec.attributes
     shortest, longest, skipped = (int(a[name]) for name in ("min_gram_length", "max_gram_length", "max_skip_count"))
     if shortest < 1 or longest < shortest or skipped < 0 or a["mode"] not in ("TF", "IDF", "TFIDF"):
-        raise ValueError(f"TfIdfVectorizer: lengths {shortest} to {longest}, skips {skipped}, mode {a['mode']!r}")
+        raise ValueError(
+            f"TfIdfVectorizer: min_gram_length={shortest}, max_gram_length={longest}, max_skip_count={skipped} "
+            f"and mode={a['mode']!r} are not a valid combination"
+        )
     index_of, indexes = _gram_indices(spec), np.asarray(a["ngram_indexes"], np.int64)
     if len(indexes) < len(index_of) or not len(indexes) or indexes.min() < 0:
-        raise ValueError(f"TfIdfVectorizer: {len(indexes)} indexes for {len(index_of)} n-grams, or a negative index")
+        raise ValueError(
+            f"TfIdfVectorizer: ngram_indexes has {len(indexes)} values for {len(index_of)} n-grams, or contains a "
+            "negative value"
+        )
     weights = np.asarray(a.get("weights") or np.ones(len(indexes)), np.float32)
     if len(weights) != len(indexes):
-        raise ValueError(f"TfIdfVectorizer: {len(weights)} weights for {len(indexes)} indexes")
+        raise ValueError(f"TfIdfVectorizer: weights has {len(weights)} values, but ngram_indexes has {len(indexes)}")
     lengths = sorted({len(gram) for gram in index_of if shortest <= len(gram) <= longest})
     return _Grams(index_of, lengths, indexes, weights)
 
@@ -103,7 +111,9 @@ def _gram_indices(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
     grams: list[tuple[Any, ...]] = []
     for size, (begin, end) in enumerate(pairwise(starts), 1):
         if not 0 <= begin <= end <= len(pool) or (end - begin) % size:
-            raise ValueError(f"TfIdfVectorizer: ngram_counts {starts[:-1]} do not fit a pool of {len(pool)}")
+            raise ValueError(
+                f"TfIdfVectorizer: ngram_counts is {starts[:-1]}, which does not match a pool of {len(pool)} elements"
+            )
         grams += [tuple(pool[first : first + size]) for first in range(begin, end, size)]
     return {gram: index for index, gram in enumerate(grams)}
 
@@ -131,14 +141,17 @@ class Regex:
         import re2
 
         if re.search(r"(?<!\\)(?:\\\\)*\\C", pattern):
-            raise PatternError(f"regular expression {pattern!r:.80}: \\C, a single byte, may split a character")
+            raise PatternError(
+                f"the regular expression {pattern!r:.80} contains \\C, which matches a single byte and may split "
+                "a character"
+            )
         options = re2.Options()
         options.longest_match, options.never_capture, options.log_errors = True, True, False
         try:
             self._pattern = re2.compile(pattern, options)
         except re2.error as error:
             reason = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error
-            raise PatternError(f"regular expression {pattern!r:.80}: {reason!s:.80}") from None
+            raise PatternError(f"the regular expression {pattern!r:.80} is not valid: {reason!s:.80}") from None
         # RE2's Python package would cache the last 128 patterns, each up to 8 MiB.
         re2.purge()
 
@@ -181,7 +194,7 @@ def _splitter(spec: NodeSpec) -> Splitter:
                 raise KernelError(f"Tokenizer: the separator {separator!r} matches the empty string")
         return lambda text: _separated(text, patterns)
     if not expression:
-        raise KernelError("Tokenizer: separators or tokenexp is required")
+        raise KernelError("Tokenizer: either separators or tokenexp is required")
     expression_compiled = Regex(str(expression))
     return lambda text: [text[first:last] for first, last in expression_compiled.spans(text)]
 
@@ -203,7 +216,7 @@ def _separated(text: str, patterns: Sequence[Regex]) -> list[str]:
 def tokenizer(x: Any, *, mark: bool, mincharnum: Positive, pad_value: str, split: Splitter, spec: NodeSpec) -> Any:
     """Return each string's tokens along a new last axis; shorter rows are filled with `pad_value`."""
     if x.ndim not in (1, 2):
-        raise KernelError(f"Tokenizer: shape {list(x.shape)}, expected [C] or [N, C]")
+        raise KernelError(f"Tokenizer: the input has shape {list(x.shape)}, but it must have shape [C] or [N, C]")
     rows = [[token for token in split(str(text)) if len(token) >= mincharnum] for text in x.reshape(-1).tolist()]
     longest = max(map(len, rows), default=0)
     if longest and mark:

@@ -39,7 +39,7 @@ def _int32(subject: str, values: Any) -> Any:
     """Convert to int32, the type that the compiled walk uses."""
     array = np.asarray(values)
     if np.any(array != array.astype(np.int32)):
-        raise ValueError(f"tree ensemble: {subject} exceed 32 bits")
+        raise ValueError(f"tree ensemble: the {subject} do not fit in 32 bits")
     return array.astype(np.int32)
 
 
@@ -52,14 +52,16 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
     try:
         modes = np.array([_MODES[name] for name in a.get("nodes_modes") or ()], np.uint8)
     except KeyError as error:
-        raise ValueError(f"tree node mode {error} is unknown") from None
+        raise ValueError(f"the tree node mode {error} is unknown") from None
     missing = _numbers(a, "nodes_missing_value_tracks_true", np.uint8)
     weights = _numbers(a, f"{prefix}_weights", np.float64)
     owners = [_numbers(a, f"{prefix}_{name}", np.int64) for name in ("treeids", "nodeids", "ids")]
     missing = missing if len(missing) else np.zeros(len(nodes), np.uint8)
     lengths = {len(array) for array in (tree_ids, nodes, values, modes, missing, *names.values())}
     if len(lengths) != 1 or {len(array) for array in owners} != {len(weights)} or not len(nodes):
-        raise ValueError(f"{spec.op_type}: the attributes of nodes, or of weights, differ in length or are empty")
+        raise ValueError(
+            f"{spec.op_type}: the node attributes or the weight attributes are empty, or their lengths differ"
+        )
     index_of = {key: index for index, key in enumerate(zip(tree_ids.tolist(), nodes.tolist(), strict=True))}
     if len(index_of) != len(nodes):
         raise ValueError(f"{spec.op_type}: two nodes of a tree have the same id")
@@ -72,7 +74,10 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
         has_parent[side[inner]] = True
     starts, order = _leaf_starts(spec, index_of, owners, len(nodes))
     if int((~has_parent).sum()) != len(np.unique(tree_ids)):
-        raise ValueError(f"{spec.op_type}: {int((~has_parent).sum())} roots for {len(np.unique(tree_ids))} trees")
+        raise ValueError(
+            f"{spec.op_type}: {len(np.unique(tree_ids))} trees have {int((~has_parent).sum())} roots, but each "
+            "tree must have one root"
+        )
     return _sound(
         spec, np.flatnonzero(~has_parent).astype(np.int32), _int32("feature ids", names["featureids"]), true_children,
         false_children, values, modes, missing, starts, _int32("target or class ids", owners[2][order]),
@@ -98,7 +103,7 @@ def _children(index_of: Mapping[tuple[int, int], int], trees: Any, ids: Any, inn
             for tree, child, has in zip(trees.tolist(), ids.tolist(), inner.tolist(), strict=True)
         ]
     except KeyError as error:
-        raise ValueError(f"a tree has no node {error}") from None
+        raise ValueError(f"a node has the child {error} (tree, id), which does not exist") from None
     return np.array(children, np.int32)
 
 
@@ -109,7 +114,9 @@ def _leaf_starts(
     try:
         nodes = [index_of[key] for key in zip(owners[0].tolist(), owners[1].tolist(), strict=True)]
     except KeyError as error:
-        raise ValueError(f"{spec.op_type}: a weight belongs to the node {error}, which does not exist") from None
+        raise ValueError(
+            f"{spec.op_type}: a weight belongs to the node {error} (tree, id), which does not exist"
+        ) from None
     positions = np.array(nodes, np.int64)
     order = np.argsort(positions, kind="stable")
     counts = np.bincount(positions, minlength=num_nodes)
@@ -192,7 +199,7 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
     a = spec.attributes
     modes = np.asarray(a["nodes_modes"], np.uint8).reshape(-1)
     if np.any(modes > MEMBER):
-        raise ValueError(f"TreeEnsemble: nodes_modes go up to {modes.max()}, expected 0 to {MEMBER}")
+        raise ValueError(f"TreeEnsemble: nodes_modes contains {modes.max()}, but modes must be from 0 to {MEMBER}")
     sets = _member_sets(a.get("membership_values", ()), modes)
     num_inner, num_targets = len(modes), int(a.get("n_targets", 1))
     weights = np.asarray(a["leaf_weights"]).reshape(-1).astype(np.float64)
@@ -203,7 +210,9 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
         ids = np.asarray(a[f"nodes_{side}nodeids"], np.int64)
         leaves = np.asarray(a[f"nodes_{side}leafs"], bool)
         if len(ids) != num_inner or len(leaves) != num_inner or np.any(ids < 0) or np.any(ids >= total):
-            raise ValueError("TreeEnsemble: children do not fit the nodes")
+            raise ValueError(
+                "TreeEnsemble: the ids or flags of child nodes do not match the number of nodes and leaves"
+            )
         return np.concatenate([np.where(leaves, ids + num_inner, ids), np.zeros(len(weights), np.int64)]).astype(
             np.int32
         )
@@ -211,7 +220,7 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
     def inner(name: str, dtype: Any) -> Any:
         values = np.asarray(a.get(name, np.zeros(num_inner))).reshape(-1).astype(dtype)
         if len(values) != num_inner:
-            raise ValueError(f"TreeEnsemble: {name} has {len(values)} entries for {num_inner} nodes")
+            raise ValueError(f"TreeEnsemble: {name} has {len(values)} values, but there are {num_inner} inner nodes")
         return np.concatenate([values, np.zeros(len(weights), dtype)])
 
     starts = np.concatenate([np.zeros(num_inner, np.int32), np.arange(len(weights) + 1, dtype=np.int32)])
@@ -248,7 +257,9 @@ def _member_sets(values: Any, modes: Any) -> dict[int, Any]:
     if len(ends) and ends[-1] == len(numbers) - 1:
         sets = sets[:-1]
     if len(sets) != len(nodes):
-        raise KernelError(f"TreeEnsemble: {len(sets)} sets of members for {len(nodes)} nodes that test membership")
+        raise KernelError(
+            f"TreeEnsemble: membership_values has {len(sets)} sets, but {len(nodes)} nodes test membership"
+        )
     return dict(zip(nodes.tolist(), sets, strict=True))
 
 
@@ -260,7 +271,7 @@ def _run_with_members(x: Any, forest: trees.Forest, inner_modes: Any, sets: dict
         inner_modes: the actual modes of the inner nodes.
     """
     if x.shape[1] < forest.num_features:
-        raise KernelError(f"TreeEnsemble: the trees use {forest.num_features} features, the input has {x.shape[1]}")
+        raise KernelError(f"TreeEnsemble: the trees use {forest.num_features} features, but the input has {x.shape[1]}")
     empty = {trees.MIN: np.inf, trees.MAX: -np.inf}.get(aggregate, 0.0)
     result = np.full((len(x), forest.num_targets), empty)
     combine: Any = {trees.MIN: np.minimum, trees.MAX: np.maximum}.get(aggregate, np.add)

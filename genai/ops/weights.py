@@ -32,7 +32,7 @@ ROUNDING_PRODUCTS = (BLOCK_PRODUCT, "QMoE", "DequantizedMatMul", QUANTIZED_PRODU
 def check_bits(bits: int) -> None:
     """Raise FormatError for bit widths that onnxruntime's blocks do not support."""
     if bits not in _BITS:
-        raise FormatError(f"bits is {bits}, expected 2, 4 or 8")
+        raise FormatError(f"bits is {bits}, but it must be 2, 4 or 8")
 
 
 def uniform_weight(
@@ -65,7 +65,9 @@ def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], 
     short = rows * -(-weight.columns * weight.bits // 8) if weight.experts else whole
     for name, array, sizes in (("weight", data, (whole, short)), ("scales", scales, (rows * (row_scales or blocks),))):
         if array.size not in sizes:
-            raise FormatError(f"{name} has {array.size} entries in shape {list(array.shape)}, expected {sizes[0]}")
+            raise FormatError(
+                f"{name} has {array.size} entries in shape {list(array.shape)}, but it must have {sizes[0]} entries"
+            )
 
 
 def own_weight(spec: NodeSpec, indices: Sequence[int]) -> BlockWeight:
@@ -80,8 +82,9 @@ def own_weight(spec: NodeSpec, indices: Sequence[int]) -> BlockWeight:
     codes, _, scales, multipliers, _, offsets = (spec.constant(index) for index in indices)
     if codes.ndim != 2 or scales.ndim != 2 or min(rows, columns, block_size) < 1 or not scales.shape[1]:
         raise KernelError(
-            f"{spec.op_type}: codes {list(codes.shape)}, scales {list(scales.shape)}, N {rows}, K {columns}, "
-            f"block_size {block_size}: matrices of at least one row and column are expected"
+            f"{spec.op_type}: the codes have shape {list(codes.shape)} and the scales have shape "
+            f"{list(scales.shape)}, N is {rows}, K is {columns} and block_size is {block_size}, but codes and "
+            "scales must be matrices, and all sizes must be at least 1"
         )
     width, groups = codes.shape[1] * 8 // max(bits, 1), scales.shape[1]
     if block_size not in BLOCKS and block_size == width:
@@ -98,7 +101,7 @@ def own_weight(spec: NodeSpec, indices: Sequence[int]) -> BlockWeight:
         int(attributes["offset_bits"]) if has_offsets else 0,
     )  # fmt: skip
     if zero != format.multiplier_zero:
-        raise KernelError(f"{spec.op_type}: multiplier_zero is {zero}, expected {format.multiplier_zero} or 0")
+        raise KernelError(f"{spec.op_type}: multiplier_zero is {zero}, but it must be {format.multiplier_zero} or 0")
     data, grid, scale, multiplier, offset_scale, offset = (spec.constant_name(index) for index in indices)
     weight = BlockWeight(
         data, scale, offset if has_offsets else "", rows, columns, format, grid=grid,
@@ -129,12 +132,12 @@ def bnb4_weight(spec: NodeSpec) -> BlockWeight:
     kind = int(attributes["quant_type"])
     if kind not in range(len(_BNB4_GRIDS)) or not int(attributes.get("transB", 1)):
         raise KernelError(
-            f"{BNB4_PRODUCT} with quant_type {kind}, or a matrix that is not transposed, is not supported"
+            f"{BNB4_PRODUCT}: quant_type {kind}, or a matrix that is not transposed (transB=0), is not supported"
         )
     if min(rows, columns) < 1 or block_size not in BLOCKS or columns % block_size:
         raise KernelError(
-            f"{BNB4_PRODUCT}: blocks of {block_size} in rows of {columns}: expected {', '.join(map(str, BLOCKS))}, "
-            "and whole blocks in a row"
+            f"{BNB4_PRODUCT}: block_size is {block_size} and K is {columns}, but block_size must be one of "
+            f"{', '.join(map(str, BLOCKS))}, and K must be a multiple of it"
         )
     format = WeightFormat(4, block_size, block_size)
     values = tuple(GRIDS[_BNB4_GRIDS[kind]].tolist())

@@ -46,7 +46,7 @@ def infer_model(
         raise GraphError(
             f"shapes cannot be inferred: {error!s:.300}",
             "ONNX's shape inference rejects the model",
-            "check the model with onnx.checker; export it again",
+            "check the model with onnx.checker, and export it again",
         ) from error
     types_of: dict[Graph, GraphTypes] = {}
     _collect(model.graph, result.graph, types_of)

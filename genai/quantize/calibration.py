@@ -61,7 +61,9 @@ def read_text(
     tokens = [_encoded(tokenizer, where, text) for where, text in _documents(path, tokenizer)]
     stream = np.concatenate(tokens) if tokens else np.empty(0, np.int64)
     if not len(stream):
-        raise InputError(f"{path} contains no text", "calibration needs text", f"use a text of {least} tokens or more")
+        raise InputError(
+            f"{path} contains no text", "calibration needs text", f"use a file with at least {least} tokens of text"
+        )
     if int(stream.max()) >= vocab_size:
         raise InputError(
             f"{path} contains token {int(stream.max())}, but the model's vocabulary ends at {vocab_size - 1}",
@@ -71,7 +73,8 @@ def read_text(
     if len(stream) < max(least, 2):
         raise InputError(
             f"{path} has only {len(stream)} tokens",
-            f"at least {least} are needed, and {count * length} were requested ({count} sequences of {length})",
+            f"at least {least} tokens are needed, and {count * length} were requested ({count} sequences of "
+            f"{length} tokens)",
             "use a longer text, or omit --calib to let the model generate a text",
         )
     length = min(length, len(stream))
@@ -97,15 +100,15 @@ def _document(where: str, line: str, tokenizer: Tokenizer) -> str:
     try:
         item: Any = json.loads(line)
     except ValueError as error:
-        raise _not_a_text(where, f"it is not JSON: {error}") from error
+        raise _not_a_text(where, f"the line is not JSON: {error}") from error
     except RecursionError as error:
-        raise _not_a_text(where, "it is nested too deeply") from error
+        raise _not_a_text(where, "the JSON is nested too deeply") from error
     if not isinstance(item, dict):
-        raise _not_a_text(where, f"it is {kind_of(item)}")
+        raise _not_a_text(where, f"the line is {kind_of(item)}, but an object is expected")
     if "messages" in item:
         messages = item["messages"]
         if not isinstance(messages, list):
-            raise _not_a_text(where, f"messages is {kind_of(messages)}")
+            raise _not_a_text(where, f"messages is {kind_of(messages)}, but a list is expected")
         if isinstance(item.get("answer"), str):  # the format of the bundled questions
             messages = [*messages, {"role": "assistant", "content": item["answer"]}]
         with _located(where):
@@ -113,15 +116,15 @@ def _document(where: str, line: str, tokenizer: Tokenizer) -> str:
     names = ("text",) if "text" in item else ("prompt", "completion")
     for name in names:
         if name not in item:
-            raise _not_a_text(where, f"there is no {name}; the keys are {', '.join(map(str, item)):.200}")
+            raise _not_a_text(where, f"the key {name} is missing; the keys are {', '.join(map(str, item)):.200}")
         if not isinstance(item[name], str):
-            raise _not_a_text(where, f"{name} is {kind_of(item[name])}")
+            raise _not_a_text(where, f"{name} is {kind_of(item[name])}, but a string is expected")
     return "".join(item[name] for name in names)
 
 
 def _not_a_text(where: str, why: str) -> InputError:
     formats = '{"text": …}, {"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}'
-    return InputError(f"{where} is not a text", why, f"write {formats}")
+    return InputError(f"{where} is not a valid record", why, f"write the line as {formats}")
 
 
 @contextmanager
@@ -156,8 +159,8 @@ def written_text(
     if needed > available_memory() // 2:
         raise InputError(
             f"the float model needs {format_bytes(needed)}, but only {format_bytes(available_memory())} is free",
-            "a model that generates its own calibration text must fit into memory as a whole",
-            "provide texts: --calib FILE and --eval-file FILE",
+            "a model that generates its own calibration text must fit in memory as a whole",
+            "provide the texts with --calib FILE and --eval-file FILE",
         )
     tokens = np.empty((count, length), np.int64)
     together = min(_WRITTEN_TOGETHER, count)

@@ -77,11 +77,13 @@ class FormatChoice:
             raise OptionError(
                 f"{self.format} cannot be stored {'as QDQ' if self.qdq else 'with zero points'}",
                 "a named format defines everything that is stored per block",
-                "omit that option, or choose the uniform format",
+                "omit --qdq or --asymmetric, or choose --format uniform",
             )
         if self.qdq and self.bits not in (0, *_QDQ_BITS):
             raise OptionError(
-                f"qdq cannot store {self.bits} bits", "DequantizeLinear supports 4 and 8 bits", "choose 4 or 8 bits"
+                f"qdq cannot be used with {self.bits} bits",
+                "DequantizeLinear supports 4 and 8 bits",
+                "set bits to 4 or 8, or omit qdq",
             )
 
     def changed(self, changes: Mapping[str, Any]) -> FormatChoice:
@@ -206,18 +208,18 @@ def read_recipe(path: Path, default: FormatChoice, chosen: Sequence[str] = ()) -
         content: Any = yaml.safe_load(text)
         repeated = _repeated(yaml.compose(text, yaml.SafeLoader), set())
     except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{path} is not valid YAML", str(error), "correct the file at that position") from error
+        raise InputError(f"{path} is not valid YAML", str(error), "correct the syntax at this position") from error
     if repeated:
         raise _malformed(path, f"the key {repeated:.60} occurs twice in one mapping")
     if not isinstance(content, dict) or not set(content) <= {"default", "rules"}:
         keys = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
-        raise _malformed(path, f"the file has {keys}")
+        raise _malformed(path, f"the file must be a mapping with the keys 'default' and 'rules', not {keys}")
     changes = _changes(path, content.get("default") or {}, ())
     if changes and chosen:
         raise OptionError(
-            f"{path} has a default, and {' and '.join(chosen)} is also set",
+            f"{path} sets a default, and {' and '.join(chosen)} is also set",
             "both set the format of the matrices that no rule matches",
-            "omit one of them",
+            "remove the default from the recipe, or omit the other settings",
         )
     start = default.changed(changes)
     rules = content.get("rules") or []
@@ -228,7 +230,7 @@ def read_recipe(path: Path, default: FormatChoice, chosen: Sequence[str] = ()) -
         changes = _changes(path, rule, ("match",))
         pattern = changes.pop("match", None)
         if not isinstance(pattern, str) or not pattern:
-            raise _malformed(path, f"the rule {rule} has no pattern")
+            raise _malformed(path, f"the rule {rule} has no 'match' pattern")
         start.changed(changes)  # validates the values
         rules_of_file.append((pattern, changes))
     return Recipe(start, tuple(rules_of_file), str(path), text)
@@ -247,7 +249,7 @@ def _repeated(node: Any, seen: set[int]) -> str:
 
 def _changes(path: Path, block: Any, more: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(block, dict):
-        raise _malformed(path, f"{block!r:.60} is {kind_of(block)}")
+        raise _malformed(path, f"{block!r:.60} is {kind_of(block)}, but an object is expected")
     for old, new in _RENAMED_KEYS.items():
         if old in block:
             if new in block:

@@ -31,7 +31,7 @@ _HEADS = [
     "99 % KLD",
     "same top token",
     "perplexity",
-    "quantised in",
+    "quantising time",
     "in onnxruntime",
 ]
 
@@ -73,11 +73,15 @@ def parse_variants(text: str) -> list[Variant]:
         else:
             raise OptionError(
                 f"{part!r:.200} is not a variant",
-                f"variants have the form method/bits/block or method/format; formats are {', '.join(FORMATS)}",
-                f"write for example {DEFAULT_VARIANTS}",
+                f"variants have the form method/bits/block or method/format; the formats are {', '.join(FORMATS)}",
+                f"pass variants such as {DEFAULT_VARIANTS}",
             )
     if len(set(variants)) < 2:
-        raise OptionError(f"only one variant: {text!r}", "a comparison needs two", f"write e.g. {DEFAULT_VARIANTS}")
+        raise OptionError(
+            f"{text!r} has only one variant",
+            "a comparison needs at least two different variants",
+            f"pass variants such as {DEFAULT_VARIANTS}",
+        )
     return list(dict.fromkeys(variants))
 
 
@@ -119,9 +123,17 @@ def compare(
         ModelFolderError: `output` contains something else.
     """
     if not options.evaluate:
-        raise OptionError("evaluate is off", "outputs are compared by their divergence", "omit --no-eval")
+        raise OptionError(
+            "evaluate is off",
+            "outputs are compared by their KL divergence, which the evaluation measures",
+            "omit --no-eval",
+        )
     if not (math.isfinite(most_kld) and most_kld > 0):
-        raise OptionError(f"max_kld is {most_kld}", "it must be a finite number above 0", "set a number of nats")
+        raise OptionError(
+            f"max_kld is {most_kld}",
+            "the limit must be a finite number of nats above 0",
+            "set max_kld to a positive number",
+        )
     for name in options.non_default(("method", "format", "bits", "block_size", "recipe")):
         raise OptionError(
             f"{name} is {getattr(options, name)}, but several outputs are compared",
@@ -162,7 +174,9 @@ def _existing_report(folder: Path, source: str | Path, way: QuantizeOptions) -> 
     made_with = report.get("options", {})
     if report.get("source") != str(source) or any(made_with.get(key) != value for key, value in expected.items()):
         raise ModelFolderError(
-            f"{folder} already exists", f"it is not {folder.name} of {source}", "delete it, or choose another path"
+            f"{folder} already exists",
+            f"the folder does not contain {folder.name} of {source} with the same options",
+            "delete the folder, or choose another output path",
         )
     return report
 
@@ -187,9 +201,11 @@ def choose_variant(reports: dict[str, dict[str, Any]], most_kld: float) -> Compa
     good = [name for name in front if ordered[name]["quality"]["kld"] <= most_kld]
     if good:
         return Comparison(
-            ordered, front, good[0], f"the smallest with a mean KLD of at most {most_kld:g} nats per token"
+            ordered, front, good[0], f"the smallest variant with a mean KLD of at most {most_kld:g} nats per token"
         )
-    return Comparison(ordered, front, front[-1], f"the most accurate; none has a mean KLD of {most_kld:g} nats or less")
+    return Comparison(
+        ordered, front, front[-1], f"the most accurate variant; no variant has a mean KLD of {most_kld:g} nats or less"
+    )
 
 
 def rows(result: Comparison) -> list[list[str]]:
@@ -197,7 +213,7 @@ def rows(result: Comparison) -> list[list[str]]:
     table = []
     for name, report in result.reports.items():
         quality = report["quality"]
-        mark = " (recommended)" if name == result.taken else "" if name in result.front else " (another beats it)"
+        mark = " (recommended)" if name == result.taken else "" if name in result.front else " (dominated)"
         table.append(
             [
                 name + mark, f"{report['bits_per_weight']:.3f}", size_text(report["nbytes"]), f"{quality['kld']:.6f}",

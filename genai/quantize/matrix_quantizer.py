@@ -251,7 +251,11 @@ class MatrixQuantizer:
             try:
                 result = _quantized(weight, choice, method, inputs, factors)
             except QuantizationError as error:
-                raise InputError(f"{site.name}: {error}", f"method {method.name}", "choose another method") from error
+                raise InputError(
+                    f"{site.name}: {error}",
+                    f"the method {method.name} cannot quantise this matrix",
+                    "choose another --method",
+                ) from error
             packed = result.packed
             said = {**result.notes, **(notes or {}), **_errors(weight, packed, factors, inputs)}
             self.workspace.put(

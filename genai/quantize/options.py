@@ -83,58 +83,80 @@ class QuantizeOptions:
         for name in ("recipe", "sensitivity", "calib", "eval_file"):
             if (path := getattr(self, name)) is not None:
                 if not isinstance(path, str | Path):
-                    raise OptionError(f"{name} is {kind_of(path)}", "it must be a path", "pass the path of a file")
+                    raise OptionError(
+                        f"{name} is {kind_of(path)}", "the value must be a path", "pass the path of a file"
+                    )
                 object.__setattr__(self, name, Path(path))
         if self.threads is not None and not (type(self.threads) is int and self.threads >= 1):
             raise OptionError(
-                f"threads = {self.threads!r}", "it must be an integer of at least 1",
+                f"threads = {self.threads!r}", "the number of threads must be an integer of at least 1",
                 "omit threads to use the default",
             )  # fmt: skip
         if self.choice.bits == 0 and not (self.symmetric and self.half_scales):
             raise OptionError(
                 f"{'half_scales' if self.symmetric else 'symmetric'} is off, but bits is 0",
                 "floats have neither scales nor zero points",
-                "omit it",
+                "omit the option, or set bits to another value",
             )
         for name in ("samples", "length", "eval_samples"):
             if getattr(self, name) < (2 if name == "length" else 1):
-                raise OptionError(f"{name} is {getattr(self, name)}", "it is too small", f"increase {name}")
+                raise OptionError(
+                    f"{name} is {getattr(self, name)}", "the minimum is 1, or 2 for length", f"increase {name}"
+                )
         if self.accuracy_level not in range(5):
-            raise OptionError(f"accuracy_level is {self.accuracy_level}", "it must be from 0 to 4", "choose 4 or 1")
+            raise OptionError(
+                f"accuracy_level is {self.accuracy_level}",
+                "the level must be from 0 to 4",
+                "set accuracy_level to 4 (int8 activations) or 1 (float32 activations)",
+            )
         targets = [name for name in ("target_bits", "target_size", "target_kld") if getattr(self, name) is not None]
         if len(targets) > 1:
-            raise OptionError(f"{' and '.join(targets)} are both set", "only one target can be met", "omit all but one")
+            raise OptionError(
+                f"{' and '.join(targets)} are both set", "only one target can be met", "set only one target"
+            )
         if targets:
             value = getattr(self, targets[0])
             if not (math.isfinite(value) and value > 0):
                 raise OptionError(
-                    f"{targets[0]} is {value}", "a target must be a finite number above 0", "set such a number"
+                    f"{targets[0]} is {value}",
+                    "a target must be a finite number above 0",
+                    "set the target to a positive number",
                 )
             if self.recipe is not None:
-                raise OptionError(f"recipe and {targets[0]} are both set", "both of them choose the bits", "omit one")
+                raise OptionError(
+                    f"recipe and {targets[0]} are both set",
+                    "both a recipe and a target choose the bits",
+                    "omit the recipe or the target",
+                )
         if self.target_runtime not in TARGET_RUNTIMES:
             raise OptionError(
-                f"target_runtime is {self.target_runtime!r}", f"it can be {' or '.join(TARGET_RUNTIMES)}",
+                f"target_runtime is {self.target_runtime!r}", f"the runtime can be {' or '.join(TARGET_RUNTIMES)}",
                 did_you_mean(self.target_runtime, TARGET_RUNTIMES, "choose one of these runtimes"),
             )  # fmt: skip
         if self.target_runtime != TARGET_RUNTIMES[0] and not targets:
             raise OptionError(
                 f"target_runtime is {self.target_runtime!r}, but there is no target",
-                "it selects the formats that can be chosen to meet a target",
-                "omit it, or set --target-bits, --target-size or --target-kld",
+                "target_runtime selects the formats that can be used to meet a target",
+                "omit target_runtime, or set --target-bits, --target-size or --target-kld",
             )
         if self.sensitivity is not None and not targets:
             raise OptionError(
-                f"sensitivity is {self.sensitivity}, but there is no target", "it is used only to meet a target",
-                "omit it, or set --target-bits, --target-size or --target-kld",
+                f"sensitivity is {self.sensitivity}, but there is no target",
+                "sensitivity is used only to meet a target",
+                "omit sensitivity, or set --target-bits, --target-size or --target-kld",
             )  # fmt: skip
         if targets and (self.format != UNIFORM or self.bits is not None or self.block_size is not None or self.qdq):
             raise OptionError(
-                f"{targets[0]} is set together with a format, bits or a block size", "a target determines these",
-                "omit one; --method and --asymmetric can be combined with a target",
+                f"{targets[0]} is set together with a format, bits or a block size",
+                "a target determines the format, the bits and the block size",
+                "omit the target or these settings; a target can be combined with --method and --asymmetric",
             )  # fmt: skip
         if not self.evaluate and self.eval_file is not None:
-            raise OptionError("eval_file is set, but evaluate is off", "it has no effect", "omit one")
+            raise OptionError(
+                "eval_file is set, but evaluate is off",
+                "eval_file has no effect without an evaluation",
+                "omit --eval-file or --no-eval",
+            )
 
     @property
     def choice(self) -> FormatChoice:
@@ -170,5 +192,9 @@ def parse_size(text: str) -> int:
     unit = match[2] if match else "?"
     unit = unit if unit in _UNITS else unit + "B"
     if match is None or unit not in _UNITS or len(match[1]) > _MOST_DIGITS:
-        raise OptionError(f"target size {text!r:.80}", "it is not a size", 'write for example "2GB" or "700MiB"')
+        raise OptionError(
+            f"target size {text!r:.80} is not valid",
+            "a size is a number and a unit",
+            'pass a size such as "2GB" or "700MiB"',
+        )
     return int(float(match[1]) * _UNITS[unit])

@@ -237,7 +237,7 @@ def _plots(report: Report) -> list[Bars | Scatter]:
             ("99 %", quality.p99),
             ("max", quality.maximum),
         ]
-        plots.append(Bars("KLD, quantiles over tokens, nats", quantiles))
+        plots.append(Bars("KLD quantiles over tokens, in nats", quantiles))
     errors = [(row.name, row.weight_error if row.output_error is None else row.output_error) for row in report.matrices]
     plots.append(Bars("Relative squared error of outputs (or of weights, if no inputs were recorded)", errors))
     if sensitive := [(row.name, max(row.sensitivity.values())) for row in report.matrices if row.sensitivity]:

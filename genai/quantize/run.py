@@ -127,7 +127,9 @@ class _QuantizeRun:
         require_absent(self.output)
         if not self.output.parent.is_dir():
             raise ModelFolderError(
-                f"{self.output.parent} is not a folder", f"{self.output.name} would be created in it", "create it"
+                f"{self.output.parent} is not a folder",
+                f"{self.output.name} is created in this folder",
+                "create the folder first",
             )
         self._seconds: dict[str, float] = {}
         with ExitStack() as stack:
@@ -153,8 +155,8 @@ class _QuantizeRun:
             ):
                 raise OptionError(
                     f"calib is {self.options.calib}",
-                    "neither the methods in use nor the evaluation need calibration data",
-                    "omit it, or choose a method such as gptq",
+                    "neither the methods in use nor the evaluation needs calibration data",
+                    "omit calib, or choose a method such as gptq",
                 )
             if needs_data or self.options.evaluate or self.options.has_target:
                 self._decoder = StreamedDecoder(self._source, self.options.threads)
@@ -188,8 +190,8 @@ class _QuantizeRun:
             if len(end_bits) > 1:
                 raise OptionError(
                     f"head_bits is {head}, but embedding_bits is {embedding}",
-                    f"head and embedding of {self.source_path} are one matrix, {site.name}",
-                    "set both to the same bits, or set only one of them",
+                    f"the head and the embedding of {self.source_path} are one matrix, {site.name}",
+                    "set both options to the same bits, or set only one of them",
                 )
             choices[site] = choices[site].changed({"bits": int(end_bits.pop() or 0)})
 
@@ -201,16 +203,17 @@ class _QuantizeRun:
                 continue
             if not (choice.bits and choice.has_foreign_kernel(site)) or choice.qdq or not choice.block_size:
                 raise OptionError(
-                    f"the experts {site.base_name} cannot have {choice.label()}",
-                    "QMoE supports only blocks of 2, 4 or 8 bits",
-                    "choose 2, 4 or 8 bits; a recipe's rule can set the bits for the experts only",
+                    f"the experts {site.base_name} cannot be quantised as {choice.label()}",
+                    "QMoE supports only blocks of 2-bit, 4-bit or 8-bit values",
+                    "choose 2, 4 or 8 bits; to set the bits of the experts only, add a rule to a recipe",
                 )  # fmt: skip
             other = sizes.setdefault(site.mixture.output(0), choice)
             if (choice.block_size, choice.symmetric) != (other.block_size, other.symmetric):
                 raise OptionError(
                     f"the experts {site.base_name} have blocks of {other.block_size} and of {choice.block_size}",
-                    "both matrices of a mixture must have the same block size, and both zero points or none",
-                    "use the same settings for both",
+                    "both matrices of a mixture must have the same block size, and both or neither must have "
+                    "zero points",
+                    "use the same settings for both matrices",
                 )
 
     def _check_finite(self) -> None:
@@ -232,8 +235,8 @@ class _QuantizeRun:
         if free < needed:
             raise ModelFolderError(
                 f"{self.output.parent} has {size_text(free)} free, but {size_text(needed)} is needed",
-                "finished matrices and the texts' values between stages are stored until the folder is complete",
-                "free some space, or choose another folder",
+                "finished matrices and intermediate activations are stored until the output folder is complete",
+                "free some space, or choose another output folder",
             )
 
     def _most_tokens(self) -> int:
@@ -376,7 +379,7 @@ class _QuantizeRun:
             nearest = min(quality.kld for _, quality in tried)
             raise OptionError(
                 f"target_kld is {target:g}", f"the smallest divergence reached is {nearest:.4g} nats per token",
-                f"use --target-kld {nearest * 1.01:.3g} or more, or use a better method",
+                f"use --target-kld {nearest * 1.01:.3g} or more, or choose a more accurate --method",
             )  # fmt: skip
         return min(reached, key=lambda pair: sum(choice.nbytes(site) for site, choice in pair[0].choices.items()))
 
@@ -392,7 +395,11 @@ class _QuantizeRun:
         with self._phase("quantising"):
             if quantizer.needs_data:
                 if self._decoder is None or self._calib_text is None:
-                    raise OptionError("a method needs calibration data", "there is no text", "use --calib FILE")
+                    raise OptionError(
+                        "a selected method needs calibration data",
+                        "no calibration text is available",
+                        "use --calib FILE",
+                    )
                 quantizer.quantize_with_data(self._decoder, self._calib_text)
             else:
                 quantizer.quantize_without_data()
@@ -499,7 +506,7 @@ def _readers(rows: list[MatrixRow]) -> tuple[str, ...]:
     if not wide:
         return ("this toolkit", "onnxruntime", "onnxruntime-genai")
     size = size_text(4 * sum(row.rows * row.columns for row in wide))
-    how = f"by the model's functions, which expand {len(wide)} matrices to float32 ({size})"
+    how = f"through the model's functions, which expand {len(wide)} matrices to float32 ({size})"
     return ("this toolkit", f"onnxruntime and onnxruntime-genai {how}")
 
 

@@ -80,7 +80,7 @@ def from_report(path: Path, source: FloatModel, choices: Callable[[Site], Mappin
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} is not a report of a quantised model", f"{type(error).__name__}: {error}",
-            "use the quantization_report.json of an output",
+            "use the quantization_report.json of a quantised output",
         ) from error  # fmt: skip
     candidates = {}
     for site in source.sites:
@@ -90,7 +90,7 @@ def from_report(path: Path, source: FloatModel, choices: Callable[[Site], Mappin
             if isinstance(loss, bool) or not isinstance(loss, int | float) or not 0 <= loss < math.inf:
                 raise InputError(
                     f"{path} has no sensitivity for {site.base_name} as {label}",
-                    "the report is of another model, of other formats, or of an output without a target",
+                    "the report is for another model or other formats, or the output was made without a target",
                     "use the report of an output that was made for a target with the same --target-runtime",
                 )
         candidates[site.name] = [

@@ -261,7 +261,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         side = [_behind_cast(graph, node.input(index)) if node.input(index) else None for index in (scales, points)]
         if tensor is None or side[0] is None:
             raise UnsupportedModelError(
-                f"{node.op_type} {node.name!r}: its weights are not initializers", "only those can be read",
+                f"{node.op_type} {node.name!r}: the weights are not initializers", "only initializers can be read",
                 "use the float model",
             )  # fmt: skip
         bits = whole_number(node, "bits", 4)
@@ -374,8 +374,9 @@ def _require_finite(site: Site, first: int, rows: NDArray[np.float32]) -> None:
         expert, row = divmod(first + row, site.rows // (site.experts or 1))
         of = f" of expert {expert}" if site.experts else ""
         raise InputError(
-            f"{site.name} contains NaN or infinity in row {row}{of}, column {column} (block {column // 32} of 32)",
-            "such values would make all logits wrong",
+            f"{site.name} contains NaN or infinity in row {row}{of}, column {column} (block {column // 32}, at 32 "
+            "columns per block)",
+            "NaN or infinity in a weight makes all logits wrong",
             "check the training run or the download that produced these weights",
         )
 
@@ -390,7 +391,8 @@ def _refuse_experts(graph: Graph) -> None:
     for node in graph.nodes:
         if node.key == MIXTURE and not (int(node.attribute("normalize_routing_weights", 0)) and not node.input(6)):
             raise UnsupportedModelError(
-                f"{node.op_type} {node.name!r}: routing weights are not normalised, or experts have a third matrix",
-                "QMoE, the operator for quantised experts, does not support that",
+                f"{node.op_type} {node.name!r}: the routing weights are not normalised, or the experts have a "
+                "third matrix",
+                "QMoE, the operator for quantised experts, supports neither",
                 "export the model with genai build, which writes mixtures in a supported form",
             )

@@ -76,7 +76,8 @@ def choose(
                 f"target_size is {most} bytes"
                 if options.target_size is not None
                 else f"target_bits is {options.target_bits}",
-                f"with the fewest bits, the model has {least} bytes, {least * 8 / weights:.3f} bits per weight",
+                f"with the fewest bits, the model has {least} bytes, which is {least * 8 / weights:.3f} bits per "
+                "weight",
                 f"use {nearest} or more",
             )
     return {site: candidate_choices(options, site)[allocation[site.name].label] for site in source.sites}

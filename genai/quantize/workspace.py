@@ -84,7 +84,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
             raise StateError(
                 f"{self.folder} is in use",
                 "another process is writing the same model",
-                "wait for it, or choose another output folder",
+                "wait for the other process, or choose another output folder",
             )
         if self._read(_PLAN) != {"identity": self._identity}:
             for path in self.folder.iterdir():

@@ -88,7 +88,7 @@ class InputCheck:
         if len(shape) != self._rank:
             raise ArgumentError(
                 f"invalid rank for input: {self.name} Got: {len(shape)} Expected: {self._rank}",
-                f"the array has shape {list(shape)}, the model declares {_shape_text(self.type)}",
+                f"the array has shape {list(shape)}, but the model declares {_shape_text(self.type)}",
                 "reshape the array, or correct the shape of the model's input",
             )
         for axis, extent in self._fixed:
@@ -96,8 +96,8 @@ class InputCheck:
                 raise ArgumentError(
                     f"got invalid dimensions for input: {self.name} "
                     f"index: {axis} Got: {shape[axis]} Expected: {extent}",
-                    f"the array has shape {list(shape)}, the model declares {_shape_text(self.type)}",
-                    "reshape the array, or export the model with a dynamic dimension there",
+                    f"the array has shape {list(shape)}, but the model declares {_shape_text(self.type)}",
+                    "reshape the array, or export the model with a dynamic dimension at this index",
                 )
 
 
@@ -106,7 +106,9 @@ def _texts(name: str, array: Any) -> Any:
     try:
         texts = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise ArgumentError(f"input {name!r}: bytes are not UTF-8 text", str(error), "pass UTF-8 or str") from error
+        raise ArgumentError(
+            f"input {name!r} contains bytes that are not UTF-8", str(error), "pass strings, or bytes in UTF-8"
+        ) from error
     return np.array(texts, object).reshape(array.shape)
 
 
@@ -131,17 +133,17 @@ class FeedCheck:
             raise ArgumentError(
                 f"invalid input name: {', '.join(unknown)}",
                 f"the model's inputs are {', '.join(checks) or 'none'}",
-                "rename the key of the feed",
+                "correct the key in the feed",
             ) from None
         except AttributeError:
             raise ArgumentError(
-                f"the feed is a {type(feed).__name__}", "a feed maps input names to arrays", "pass a dict"
+                f"the feed is a {type(feed).__name__}", "a feed must map input names to arrays", "pass a dict"
             ) from None
         if missing := [name for name in self._required if name not in feed]:
             raise ArgumentError(
                 f"required inputs ({missing}) are missing from input feed ({list(feed)})",
                 f"the model needs {self._required}",
-                "add them to the feed",
+                "add the missing inputs to the feed",
             )
         return result
 
@@ -176,7 +178,7 @@ def _wrong_kind(name: str, expected: str, value: Any) -> ArgumentError:
     return ArgumentError(
         f"input {name!r}: unable to handle object of type {type(value).__name__}",
         f"the model expects {expected}",
-        "pass a NumPy array, or for sequences a list of arrays",
+        "pass a NumPy array; for a sequence, pass a list of arrays",
     )
 
 
@@ -234,7 +236,7 @@ def _declared(value: Value) -> tuple[Any, tuple[int | str | None, ...] | None]:
 def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None, array: Any) -> None:
     if dtype is not None and array.dtype != dtype:
         raise NodeError(
-            f"output {value.name!r} is {array.dtype}, the model declares {value.type}",
+            f"output {value.name!r} is {array.dtype}, but the model declares {value.type}",
             "the computed type contradicts the type that the graph declares",
             "correct the output's element type in the model",
         )
@@ -244,6 +246,6 @@ def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None,
     if len(shape) != array.ndim or any(array.shape[axis] != dim for axis, dim in fixed):
         # Converters often declare wrong shapes for correct values, so this is only a warning, as in onnxruntime.
         warn_caller(
-            f"output {value.name!r} has shape {list(array.shape)}, the model declares "
+            f"output {value.name!r} has shape {list(array.shape)}, but the model declares "
             f"{[dim if isinstance(dim, int) else '?' for dim in shape]}"
         )

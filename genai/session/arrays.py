@@ -36,8 +36,8 @@ def load_arrays(path: Path) -> dict[str, Any]:
             # np.load would treat any other file as a pickle, and advise opening it with pickles allowed.
             raise InputError(
                 f"{str(path)!r} is neither an .npy nor an .npz file: it begins with {start!r}",
-                "inputs are files that NumPy wrote; an .npy file begins with \\x93NUMPY, an .npz file with PK",
-                "write it with np.save(path, array) or np.savez(path, name=array)",
+                "an .npy file begins with \\x93NUMPY, and an .npz file begins with PK",
+                "write the file with np.save(path, array) or np.savez(path, name=array)",
             )
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -47,7 +47,7 @@ def load_arrays(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{str(path)!r} cannot be read as arrays: {_reason(error)}",
-            "inputs are .npy or .npz files",
+            "an input file must be an intact .npy or .npz file",
             "write the file with np.savez",
         ) from error
 
@@ -55,7 +55,7 @@ def load_arrays(path: Path) -> dict[str, Any]:
 def _reason(error: Exception) -> str:
     """Return the reason why NumPy could not read a file, without NumPy's advice to allow pickles."""
     text = str(error)
-    return "it contains Python objects, which are not opened" if "pickle" in text else text
+    return "it contains Python objects, which are not loaded" if "pickle" in text else text
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     for name, value in arrays.items():
         if not isinstance(value, np.ndarray):
             raise InputError(
-                f"output {name!r} is a {type(value).__name__}", ".npz files contain arrays", "omit --output"
+                f"output {name!r} is a {type(value).__name__}", "an .npz file can contain only arrays", "omit --output"
             )
         if value.dtype.kind == "O":
             value = value.astype(np.str_)
@@ -78,7 +78,9 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
             np.savez(file, **plain)
     except OSError as error:
         raise InputError(
-            f"{str(path)!r} cannot be written: {error}", "the operating system could not write it", "check the path"
+            f"{str(path)!r} cannot be written: {error}",
+            "the operating system could not write the file",
+            "check the path and its permissions",
         ) from error
 
 
@@ -87,7 +89,11 @@ def check_dims(inputs: Sequence[Value], dims: Mapping[str, int]) -> None:
     known = {dim: None for value in inputs for dim in shape_of(value) if isinstance(dim, str)}
     for name in dims:
         if name not in known:
-            fix = f"the inputs have: {', '.join(known)}" if known else "remove it"
+            fix = (
+                f"use one of the model's dimensions: {', '.join(known)}"
+                if known
+                else "remove --dim; the inputs have no named dimensions"
+            )
             raise OptionError(f"--dim {name}={dims[name]}", "no input of the model has a dimension with that name", fix)
 
 
@@ -109,11 +115,19 @@ def random_feed(inputs: Sequence[Value], dims: Mapping[str, int], seed: int = 0)
 def _random(value: Value, dims: Mapping[str, int], generator: np.random.Generator) -> Any:
     name, known = value.name, value.type
     if not isinstance(known, TensorType):
-        raise InputError(f"input {name!r} is {known or 'untyped'}", "only tensors can be random", "use --input")
+        raise InputError(
+            f"input {name!r} is {known or 'untyped'}",
+            "random values can be generated only for tensors",
+            "pass the inputs in a file: --input FILE",
+        )
     dtype = known.dtype
     shape = tuple(dim if isinstance(dim, int) else dims.get(dim, 1) if dim else 1 for dim in shape_of(value))
     if np.prod([float(extent) for extent in shape]) > _MAX_ELEMENTS:
-        raise InputError(f"input {name!r} would have shape {list(shape)}", "that shape is too large", "set --dim")
+        raise InputError(
+            f"input {name!r} would have shape {list(shape)}",
+            "this shape is too large for random values",
+            "set smaller dimensions with --dim NAME=SIZE",
+        )
     if dtype is DataType.STRING:
         return np.full(shape, "text", dtype=object)
     target = dtype.numpy_dtype
@@ -175,7 +189,7 @@ class Peer:
         try:
             module = import_module("onnxruntime")
         except ImportError as error:
-            raise InputError("onnxruntime is not installed", str(error), "pip install onnxruntime") from error
+            raise InputError("onnxruntime is not installed", str(error), "run pip install onnxruntime") from error
         options = module.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads
@@ -189,5 +203,7 @@ class Peer:
         try:
             values = self._session.run(None, dict(feed))
         except Exception as error:
-            raise InputError("onnxruntime fails on these inputs", f"{error!s:.300}", "try other inputs") from error
+            raise InputError(
+                "onnxruntime cannot run the model on these inputs", f"{error!s:.300}", "try other inputs"
+            ) from error
         return dict(zip((item.name for item in self._session.get_outputs()), values, strict=True))

@@ -63,4 +63,4 @@ class SessionConfig:
         numbers = {"threads": self.threads, "max_value_bytes": self.max_value_bytes or 0, **self.dims}
         for name, number in {**numbers, **self.dims_by_denotation}.items():
             if number < 0:
-                raise OptionError(f"{name} = {number}", "it must not be negative", "use 0 or a greater number")
+                raise OptionError(f"{name} = {number}", "the number cannot be negative", "use 0 or a positive number")

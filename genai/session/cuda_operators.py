@@ -387,7 +387,7 @@ def _swapped(x: Array) -> Array:
 def _gemm(call: NodeCall) -> Array:
     a, b = call.array(0), call.array(1)
     if len(a.shape) != 2 or len(b.shape) != 2:
-        raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} are not the shapes of two matrices")
+        raise ArrayError(f"the operands have shapes {list(a.shape)} and {list(b.shape)}, but both must be matrices")
     a, b = (_swapped(x) if call.get(name, 0) else x for x, name in ((a, "transA"), (b, "transB")))
     tail = Tail(call.maybe(2), alpha=float(call.get("alpha", 1.0)), beta=float(call.get("beta", 1.0)))
     return linear.product(call.to, a, b, tail)
@@ -438,7 +438,7 @@ def _has_images(seen: Seen) -> bool:
 def _conv(call: NodeCall) -> Array:
     x, weight, addend = call.array(0), call.array(1), call.maybe(3)
     if len(x.shape) != len(weight.shape) or len(x.shape) < 3:
-        raise ArrayError(f"weights of shape {list(weight.shape)} do not fit images of shape {list(x.shape)}")
+        raise ArrayError(f"weights of shape {list(weight.shape)} do not match images of shape {list(x.shape)}")
     window, positions, _ = _window(call, x, weight.shape[2:])
     parameters = tuple(float(number) for number in call.get("activation_params", ()) or ())
     function = _ACTIVATIONS[str(call.get("activation", ""))]
@@ -595,7 +595,7 @@ def _pad(call: NodeCall) -> Array:
     x, pads, axes = call.array(0), call.whole_numbers(1, "pads") or [], call.whole_numbers(3, "axes")
     which = [x.axis(axis) for axis in (range(len(x.shape)) if axes is None else axes)]
     if len(pads) != 2 * len(which):
-        raise ArrayError(f"{len(pads)} pads for {len(which)} axes")
+        raise ArrayError(f"{len(pads)} pads are given for {len(which)} axes; two pads per axis are needed")
     before, after = [0] * len(x.shape), [0] * len(x.shape)
     for index, axis in enumerate(which):
         before[axis], after[axis] = pads[index], pads[index + len(which)]
@@ -616,12 +616,12 @@ def _reshape(call: NodeCall) -> Array:
     x, wanted = call.array(0), call.whole_numbers(1, "shape") or []
     zero = bool(call.get("allowzero", 0))
     if not zero and any(size == 0 and axis >= len(x.shape) for axis, size in enumerate(wanted)):
-        raise ArrayError(f"an array of shape {list(x.shape)} cannot become {wanted}")
+        raise ArrayError(f"an array of shape {list(x.shape)} cannot be reshaped to {wanted}")
     sizes = [x.shape[axis] if size == 0 and not zero else size for axis, size in enumerate(wanted)]
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)
         if (x.size % rest if rest else x.size) != 0:
-            raise ArrayError(f"an array of shape {list(x.shape)} cannot become {wanted}")
+            raise ArrayError(f"an array of shape {list(x.shape)} cannot be reshaped to {wanted}")
         sizes[sizes.index(-1)] = x.size // rest if rest else 0
     return call.to.reshaped(x, sizes)
 
@@ -649,7 +649,7 @@ def _unsqueeze(call: NodeCall) -> Array:
     rank = len(x.shape) + len(axes)
     which = {axis % rank for axis in axes}
     if len(which) != len(axes) or any(not -rank <= axis < rank for axis in axes):
-        raise ArrayError(f"axes {axes} do not fit an array of shape {list(x.shape)}")
+        raise ArrayError(f"the axes {axes} are repeated or out of range for an array of shape {list(x.shape)}")
     shape, strides = iter(x.shape), iter(x.strides)
     pairs = [(1, 0) if axis in which else (next(shape), next(strides)) for axis in range(rank)]
     return replace(x, shape=tuple(size for size, _ in pairs), strides=tuple(stride for _, stride in pairs))
@@ -679,7 +679,7 @@ def _slice(call: NodeCall) -> Array:
     steps = call.whole_numbers(4, "steps") or [1] * len(starts or ())
     for start, end, axis, step in zip(starts or (), ends or (), axes or range(len(starts or ())), steps, strict=True):
         if step == 0:
-            raise ArrayError("a step of 0")
+            raise ArrayError("a step cannot be 0")
         which = x.axis(axis)
         chosen = range(*slice(start, end, step).indices(x.shape[which]))
         x = x.part(which, chosen.start, step, len(chosen))
@@ -695,7 +695,11 @@ def _split(call: NodeCall) -> list[Array]:
         each = -(-x.shape[axis] // count)
         sizes = [min(each, max(x.shape[axis] - index * each, 0)) for index in range(count)]
         if "num_outputs" not in call.attributes and x.shape[axis] % count:
-            raise ArrayError(f"axis {axis} of an array of shape {list(x.shape)} cannot be split into {count}")
+            raise ArrayError(
+                f"axis {axis} of an array of shape {list(x.shape)} cannot be split into {count} equal parts"
+            )
     if sum(sizes) != x.shape[axis] or len(sizes) != count:
-        raise ArrayError(f"axis {axis} of an array of shape {list(x.shape)} cannot be split into {sizes}")
+        raise ArrayError(
+            f"axis {axis} of an array of shape {list(x.shape)} cannot be split into parts of the sizes {sizes}"
+        )
     return [x.part(axis, sum(sizes[:index]), 1, size) for index, size in enumerate(sizes)]

@@ -57,8 +57,8 @@ class CudaProvider:
         if unknown:
             raise OptionError(
                 f"{CUDA_PROVIDER} does not support {', '.join(unknown)}",
-                "supported: device_id and gpu_mem_limit",
-                "remove the other options",
+                "the supported options are device_id and gpu_mem_limit",
+                "remove all other options",
             )
         index, limit = _number("device_id", device_id), _number("gpu_mem_limit", gpu_mem_limit)
         self._device = ArrayDevice(open_gpu(index), 0 if limit >= 2**63 - 1 else limit)
@@ -92,7 +92,9 @@ def _number(name: str, value: Any) -> int:
         return int(number)
     shown = f"{value!r:.80}" if isinstance(value, str) else f"a {type(value).__name__}"
     raise OptionError(
-        f"{CUDA_PROVIDER}: {name} is {shown}", "it must be a whole number from 0 to 2^64 - 1", "pass such a number"
+        f"{CUDA_PROVIDER}: {name} is {shown}",
+        "the value must be a whole number from 0 to 2^64 - 1",
+        "pass a whole number, such as 0",
     )
 
 
@@ -170,7 +172,7 @@ class CudaPart:
             nodes = f"{len(self._nodes)} nodes starting at {self._nodes[0].op_type} {self._nodes[0].name!r}"
             raise OutOfMemoryError(
                 f"out of memory on the GPU while running {nodes}: {error}",
-                f"inputs were {', '.join(f'{x.dtype}{list(x.shape)}' for x in values)}",
+                f"the inputs were {', '.join(f'{x.dtype}{list(x.shape)}' for x in values)}",
                 f"use a smaller batch or shorter inputs, raise gpu_mem_limit if it is set, or omit {CUDA_PROVIDER}",
             ) from None
 
@@ -229,8 +231,8 @@ class CudaPart:
             shapes = ", ".join("none" if x is None else f"{x.dtype}{list(x.shape)}" for x in given)
             raise NodeError(
                 f"{node.op_type} {node.name!r} failed: {error!s:.300}",
-                f"its inputs were {shapes or 'none'} ({type(error).__name__})",
-                "check that the inputs fit the model",
+                f"the node's inputs were {shapes or 'none'} ({type(error).__name__})",
+                "check the types and shapes of the inputs",
             ) from error
 
     def _constant(self, to: Recorder, found: Mapping[str, Given], name: str, value: NDArray[Any]) -> Array:
@@ -244,7 +246,9 @@ class CudaPart:
 
 
 def _outside(text: str) -> ArgumentError:
-    return ArgumentError(text, "indices must lie inside the axis, from the front or from the end", "check the indices")
+    return ArgumentError(
+        text, "an index into an axis of n elements must be from -n to n - 1", "correct the indices in the inputs"
+    )
 
 
 def _shape(node: Node, value: Given) -> NDArray[np.int64]:

@@ -37,9 +37,9 @@ def register_op(
     """
     if not name or since_version < 1:
         raise OptionError(
-            f"register_op({domain!r}, {name!r}, {since_version})",
-            "an operator has a name and a version of at least 1",
-            "correct the decorator",
+            f"register_op({domain!r}, {name!r}, {since_version}) has invalid arguments",
+            "an operator must have a name and a version of at least 1",
+            "correct the arguments of the decorator",
         )
     key = canonical_domain(domain)
     load_operator(key, name)  # load built-in kernels first, because the latest registration wins
@@ -60,8 +60,8 @@ def _factory(function: Callable[..., Any]) -> Callable[[NodeSpec], Kernel]:
             inspect.signature(function).bind(*spec.inputs, **attributes)
         except TypeError as error:
             raise KernelError(
-                f"{spec.op_type}: the registered function does not take {len(spec.inputs)} inputs "
-                f"and the attributes {sorted(attributes)}: {error}"
+                f"{spec.op_type}: the registered function does not accept {len(spec.inputs)} inputs and the "
+                f"attributes {sorted(attributes)}: {error}"
             ) from error
         except ValueError:
             pass  # a compiled function without a signature

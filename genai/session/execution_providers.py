@@ -109,7 +109,7 @@ def make_provider(name: str, options: Mapping[str, Any]) -> Taker:
         raise ProviderError(
             f"provider {name!r} cannot be set up with {dict(options)}",
             f"{type(error).__name__}: {error!s:.300}",
-            "check its options and its package, or omit it from `providers`",
+            "check the provider's options and package, or remove the provider from `providers`",
         ) from error
 
 
@@ -263,6 +263,8 @@ def provided(*inputs: Any, provider: str = "", run: CompiledNode) -> Any:
         raise
     except Exception as error:
         raise ProviderError(
-            f"provider {provider!r} failed: {error!s:.300}", type(error).__name__, "remove it from `providers`"
+            f"provider {provider!r} failed: {error!s:.300}",
+            type(error).__name__,
+            "remove the provider from `providers`",
         ) from error
     return tuple(np.asarray(value) if isinstance(value, np.generic) else value for value in results)

@@ -57,7 +57,7 @@ class RunContext:
     def check(self) -> None:
         """Raise RunStopped if the run must stop."""
         if self.is_stopped():
-            raise RunStopped("the run was stopped", "its stop callback returned True", "run it again")
+            raise RunStopped("the run was stopped", "the stop callback returned True", "start the run again")
 
 
 def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +115,6 @@ def circumstances(inputs: Sequence[Any], error: Exception) -> tuple[str, str]:
     kinds = [f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__ for x in inputs[:_SHOWN]]
     shapes = ", ".join(kinds) + f" and {len(inputs) - _SHOWN} more" * (len(inputs) > _SHOWN)
     return (
-        f"its inputs were {shapes or 'none'} ({type(error).__name__})",
-        "check that the inputs fit the model; if they do, the model or this kernel has a bug",
+        f"the node's inputs were {shapes or 'none'} ({type(error).__name__})",
+        "check the types and shapes of the inputs; if they are correct, the model or this kernel has a bug",
     )

@@ -65,9 +65,11 @@ def check_result_sizes(graph: Graph, most: int) -> None:
             wanted = _known_bytes(graph, name)
             if wanted is not None and wanted > most and all(size is not None and size < wanted for size in given):
                 raise NodeError(
-                    f"{node.op_type} {node.name!r}: its result {name!r} takes {wanted} bytes, the limit is {most}",
-                    f"the model's shapes result in {graph.type_of(name)}{_extents(graph, name)}",
-                    "use smaller inputs or a smaller model; the session's entry session.max_value_bytes sets the limit",
+                    f"{node.op_type} {node.name!r}: the result {name!r} takes {wanted} bytes, but the limit is "
+                    f"{most} bytes",
+                    f"the result has the type {graph.type_of(name)}{_extents(graph, name)}",
+                    "use smaller inputs or a smaller model, or raise the limit with the session config entry "
+                    "session.max_value_bytes",
                 )
 
 
@@ -114,8 +116,8 @@ def _check_graph(model: OnnxModel, graph: Graph, versions: Mapping[str, int]) ->
         if domain not in versions:
             raise GraphError(
                 f"node {node.name!r} uses {domain}::{op_type}, but the model imports no operator set for {domain!r}",
-                f"imported: {', '.join(name or 'ai.onnx' for name in versions)}",
-                "export the model again, or add the import",
+                f"the model imports the operator sets {', '.join(name or 'ai.onnx' for name in versions)}",
+                "export the model again, or add the missing opset_import",
             )
         schema = onnx_schema(domain, op_type, versions[domain])
         if schema is not None:
@@ -129,10 +131,10 @@ def _check_node(graph: Graph, node: Node, schema: Any) -> None:
         _check_attributes(node, schema)
     if not schema.min_input <= len(node.inputs) <= schema.max_input:
         counts = f"{schema.min_input} to {schema.max_input}"
-        raise _wrong(node, f"it has {len(node.inputs)} inputs", f"it must have {counts}")
+        raise _wrong(node, f"it has {len(node.inputs)} inputs", f"it must have {counts} inputs")
     if not schema.min_output <= len(node.outputs) <= schema.max_output:
         counts = f"{schema.min_output} to {schema.max_output}"
-        raise _wrong(node, f"it has {len(node.outputs)} outputs", f"it must have {counts}")
+        raise _wrong(node, f"it has {len(node.outputs)} outputs", f"it must have {counts} outputs")
     _check_types(graph, node, schema)
 
 
@@ -141,16 +143,16 @@ def _check_attributes(node: Node, schema: Any) -> None:
     known = _attribute_types(schema)
     unknown = node.attributes.keys() - known.keys()
     if unknown:
-        raise _wrong(node, f"it has the attributes {sorted(unknown)}", f"it may have only {sorted(known)}")
+        raise _wrong(node, f"it has the attributes {sorted(unknown)}", f"the allowed attributes are {sorted(known)}")
     missing = [name for name in _required(schema) if name not in node.attributes]
     if missing:
-        raise _wrong(node, f"it lacks the attributes {missing}", "they are required")
+        raise _wrong(node, f"it lacks the attributes {missing}", "these attributes are required")
     for name, attribute in node.attributes.items():
         if attribute.type is not known[name]:
             raise _wrong(
                 node,
-                f"its attribute {name!r} is {_shown(attribute)}, {_article(attribute.type)}",
-                f"it must be {_article(known[name])}",
+                f"its attribute {name!r} is {_shown(attribute)}, which is {_article(attribute.type)}",
+                f"the attribute must be {_article(known[name])}",
             )
 
 
@@ -162,10 +164,10 @@ def _check_values(node: Node) -> None:
         numbers = attribute.value if attribute.type is AttributeType.INTS else [attribute.value]
         least = _LEAST.get(name)
         if least is not None and (node.op_type, name) not in _OTHERWISE and any(number < least for number in numbers):
-            rule = "it must not be negative" if least == 0 else f"it must be at least {least}"
+            rule = "the attribute cannot be negative" if least == 0 else f"the attribute must be at least {least}"
             raise _wrong(node, f"its attribute {name!r} is {_shown(attribute)}", rule)
         if name in _ELEMENT_TYPES and any(number not in _NUMBERS_OF_TYPES for number in numbers):
-            rule = f"it must be the number of an element type, from 1 to {max(_NUMBERS_OF_TYPES)}"
+            rule = f"the attribute must be the number of an element type, from 1 to {max(_NUMBERS_OF_TYPES)}"
             raise _wrong(node, f"its attribute {name!r} is {_shown(attribute)}", rule)
 
 
@@ -223,7 +225,7 @@ def _check_types(graph: Graph, node: Node, schema: Any) -> None:
             raise _wrong(
                 node,
                 f"its inputs {', '.join(node.inputs)} have the types {dtype.onnx_name} and {known.dtype.onnx_name}",
-                f"both must have the same type {formal.type_str!r}",
+                f"all inputs of type {formal.type_str!r} must have the same element type",
             )
 
 

@@ -62,7 +62,7 @@ def checked_scope(model: OnnxModel, options: PlanOptions, known: Known | None = 
     scope = _scope(model, options)
     if missing := _missing(scope, known):
         raise UnsupportedOpError(
-            f"no kernel for {', '.join(missing)}",
+            f"there is no kernel for {', '.join(missing)}",
             "the graph uses these operators, and neither this toolkit nor onnx.reference implements them on 'cpu'",
             "export the model without these operators, or register a kernel (docs/how-to/onnx-session.md)",
         )
@@ -241,7 +241,9 @@ class Compiler:
                 raise unusable(node, refusal or error) from error
         body = schema_function(node, spec.version, self.graph)
         if body is None:
-            raise unusable(node, refusal or KernelError("its definition needs types that are unknown")) from refusal
+            raise unusable(
+                node, refusal or KernelError("the operator's definition needs types that are unknown")
+            ) from refusal
         return self._function_kernel(node, body)
 
     def _spec(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> NodeSpec:
@@ -308,7 +310,8 @@ def _constant(node: Node) -> Any:
         return sparse.value.array()
     raise malformed(
         f"Constant node {node.name!r} ({node.outputs}) has no value",
-        "it needs one of value, value_float, value_int, value_string, the list attributes of these, or sparse_value",
+        "a Constant node must have one of the attributes value, value_float(s), value_int(s), value_string(s) or "
+        "sparse_value",
     )
 
 

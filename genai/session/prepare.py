@@ -118,7 +118,7 @@ def read(source: Any, config: SessionConfig) -> OnnxModel:
         raise SourceTypeError(
             f"unable to load from type {type(source)!r}",
             "a model is a path, its bytes, or an onnx.ModelProto",
-            "pass one of these sources",
+            "pass one of these types",
         )
     return read_model(
         bytes(source) if isinstance(source, bytearray | memoryview) else source,
@@ -152,14 +152,14 @@ def _override_initializers(graph: Graph, initializers: Mapping[str, Any]) -> Non
             raise ArgumentError(
                 f"the model has no initializer {name!r}",
                 f"its initializers are {', '.join(list(graph.initializers)[:20]) or 'none'}",
-                "check the name passed to add_initializer",
+                "correct the name that is passed to add_initializer",
             )
         array = np.asarray(value)
         if array.shape != old.shape or DataType.from_numpy(array.dtype) is not old.dtype:
             raise ArgumentError(
-                f"initializer {name!r} is {old.dtype.onnx_name}{list(old.shape)}, "
-                f"the new value is {array.dtype}{list(array.shape)}",
-                "an override must have the same element type and shape",
-                "convert or reshape the value",
+                f"initializer {name!r} is {old.dtype.onnx_name}{list(old.shape)}, but the new value is "
+                f"{array.dtype}{list(array.shape)}",
+                "the new value must have the same element type and shape",
+                "convert or reshape the new value",
             )
         graph.add_initializer(OnnxTensor.from_array(name, array))

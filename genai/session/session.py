@@ -216,7 +216,9 @@ def _loaded(source: Any, config: SessionConfig) -> Prepared:
         raise
     except RecursionError:
         raise UnsupportedModelError(
-            "the model nests too deeply", "it nests hundreds of graphs", "export it again"
+            "the graphs of the model are nested too deeply",
+            "hundreds of nested graphs exceed Python's recursion limit",
+            "export the model with fewer nested If, Loop and Scan nodes",
         ) from None
     except MemoryError as error:
         raise out_of_memory("while loading the model", error) from error

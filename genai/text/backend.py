@@ -44,7 +44,7 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
         path, conversion = convert_folder(facts)
         text, names = conversion.text, {**conversion.special, **names}
     check_rules(text, path)
-    with library_errors(f"{path}: is not a usable tokenizer"):
+    with library_errors(f"{path}: the file is not a usable tokenizer"):
         backend = Backend.from_str(text)
     with library_errors(f"{folder}: the added tokens of {files.CONFIG_NAME} cannot be used"):
         _add_tokens(backend, folder, declared)
@@ -104,7 +104,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[i
         if id_ != (next_id if token_id is None else token_id):
             raise TokenizerError(
                 f"{folder}: the added token {token['content']!r} has the id {id_} in {files.CONFIG_NAME}",
-                f"the tokenizer assigns {f'the next free id, {next_id}' if token_id is None else token_id}",
+                f"the tokenizer assigns {f'the next free id, {next_id}' if token_id is None else token_id} to the "
+                "token",
                 "copy both files again from the same model",
             )
         next_id += token_id is None
@@ -139,7 +140,7 @@ def library_errors(subject: str) -> Iterator[None]:
         # The library raises plain Exceptions, and a panic of its Rust code is only a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        why = f"error of the tokenizers library: {error}"
+        why = f"the tokenizers library reports: {error}"
         if "ThreadPoolBuildError" in why:
             raise no_threads(RuntimeError(why)) from error
         raise TokenizerError(
@@ -195,7 +196,7 @@ class Encoder:
 
     def _run(self, work: Callable[[], list[Any]], size: int) -> list[Any]:
         if self._stuck is not None and self._stuck.is_alive():
-            raise _too_slow("it is still busy with an earlier text")
+            raise _too_slow("the tokenizer is still processing an earlier text")
         seconds = SECONDS + size / ITEMS_PER_SECOND
         try:
             task = Task(work, "genai-tokenizer")
@@ -219,5 +220,7 @@ def _leave_the_pool() -> None:
 
 def _too_slow(reason: str) -> TokenizerError:
     return TokenizerError(
-        "the tokenizer takes too long", reason, "check its regular expressions, or copy tokenizer.json again"
+        "the tokenizer takes too long",
+        reason,
+        "check the regular expressions in tokenizer.json, or copy the file again from the original model",
     )

@@ -82,12 +82,12 @@ class ChatTemplates:
             tool_list = template_messages.checked_tools(template_messages.from_json("tools", tools))
             extra = {name: template_messages.plain(value, name) for name, value in (variables or {}).items()}
         except RecursionError as error:
-            raise InputError("the messages or tools are nested too deeply", str(error), "flatten them") from error
+            raise InputError("the messages or tools are nested too deeply", str(error), "reduce the nesting") from error
         source = self.source(template_str, template_name, with_tools=tool_list is not None)
         if len(source.text) > _MAX_TEMPLATE_CHARACTERS:
             raise ChatTemplateError(
                 f"the chat template ({source.origin}) has {len(source.text)} characters",
-                f"the limit is {_MAX_TEMPLATE_CHARACTERS}",
+                f"the limit is {_MAX_TEMPLATE_CHARACTERS} characters",
                 "check that the file is a chat template",
             )
         values = {
@@ -119,13 +119,13 @@ class ChatTemplates:
         """
         for name, value in (("template_str", template_str), ("template_name", template_name)):
             if value is not None and not isinstance(value, str):
-                raise InputError(f"{name} is {kind_of(value)}", "a text is expected", "pass a str")
+                raise InputError(f"{name} is {kind_of(value)}", "a string is expected", "pass a str")
         if isinstance(template_str, str):
             if template_name is not None:
                 raise InputError(
-                    f"template_str and template_name = {template_name!r}",
+                    f"template_str and template_name={template_name!r} are both set",
                     "only one template can be rendered",
-                    "leave one out",
+                    "omit template_str or template_name",
                 )
             return TemplateSource(template_str, "template_str")
         named = self._folder_templates().templates
@@ -135,7 +135,7 @@ class ChatTemplates:
             raise ChatTemplateError(
                 f"{self._folder}: there is no chat template named {template_name!r}",
                 f"the templates are {', '.join(sorted(named))}",
-                "pass one of them as template_name, or a template's text as template_str",
+                "pass one of these names as template_name, or pass the text of a template as template_str",
             )
         return named[str(template_name)]
 
@@ -227,7 +227,7 @@ def _text(result: Mapping[str, Any], origin: str) -> str:
         raise _stopped(origin, f"it wrote {message}")
     known = {
         "syntax": (
-            f"{it} is invalid in line {line}",
+            f"{it} has an error in line {line}",
             message,
             "correct the template, or pass template_str in Python",
         ),
@@ -238,12 +238,14 @@ def _text(result: Mapping[str, Any], origin: str) -> str:
         ),
         "refusal": (
             f"the chat template rejected these messages: {message}",
-            f"a rule of {origin}",
-            "change the messages accordingly",
+            f"a rule in {origin} forbids these messages",
+            "change the messages to follow the rule",
         ),
     }
     fix = "check that the messages have the fields that the template reads, or pass template_str in Python"
-    raise ChatTemplateError(*known.get(kind, (f"{it} failed: {message}", f"{kind} in line {line}", fix)))
+    raise ChatTemplateError(
+        *known.get(kind, (f"{it} failed: {message}", f"the template raised {kind} in line {line}", fix))
+    )
 
 
 def _stopped(origin: str, reason: str) -> ChatTemplateError:
@@ -320,7 +322,8 @@ def folder_templates(folder: Path) -> dict[str, TemplateSource]:
     if not named:
         raise ChatTemplateError(
             f"{folder}: there is no chat template",
-            f"there is neither {TEMPLATE_NAME} nor chat_template in {CONFIG_NAME}; the model may be a base model",
+            f"the folder has neither {TEMPLATE_NAME} nor a chat_template entry in {CONFIG_NAME}; the model may be "
+            "a base model",
             "pass template_str in Python, or pass the prompt as plain text instead of messages",
         )
     return named
@@ -346,7 +349,7 @@ def _configured_templates(path: Path) -> dict[str, TemplateSource]:
         if not isinstance(name, str) or not isinstance(text, str):
             raise ChatTemplateError(
                 f"{path}: chat_template has an entry of type {type(entry).__name__} that is not a named template",
-                "a text, or a list of objects with name and template, is expected",
+                "chat_template must be a string, or a list of objects with a name and a template",
                 "correct the file, or pass template_str in Python",
             )
         named[name] = TemplateSource(text, f"{path}, template {name!r}")

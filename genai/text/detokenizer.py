@@ -317,7 +317,7 @@ def _build_stages(decoder: Mapping[str, Any] | None) -> list[Stage]:
             raise TokenizerError(
                 f"the decoder {kind!r} of tokenizer.json does not support incremental decoding",
                 "the decoder needs the whole text" + (" after a decoder that joins tokens" if fused else ""),
-                "decode() the complete token list instead of streaming it",
+                "pass the complete token list to decode() instead of streaming the tokens",
             )
         fused = fused or kind in _FUSING
     return stages

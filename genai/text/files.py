@@ -65,14 +65,16 @@ def find_folder(source: object) -> tuple[Path, Config | None]:
     if not isinstance(config, Config):
         if not isinstance(source, (str, Path)):
             raise InputError(
-                f"Tokenizer: got {kind_of(source)}",
+                f"Tokenizer: the argument is {kind_of(source)}",
                 "a Model, a Config or a folder is expected",
                 "pass the path of the model folder",
             )
         folder = expanded(source)
         if not folder.is_dir():
-            reason = "it is a file" if folder.exists() else "there is no such folder"
-            raise ModelFolderError(f"{folder}: not a folder", reason, f"pass the folder that contains {TOKENIZER_NAME}")
+            reason = "the path is a file" if folder.exists() else "the folder does not exist"
+            raise ModelFolderError(
+                f"{folder}: the path is not a folder", reason, f"pass the folder that contains {TOKENIZER_NAME}"
+            )
         if not (folder / GENAI_CONFIG_NAME).exists():
             return folder, None
         config = Config(folder)
@@ -81,7 +83,7 @@ def find_folder(source: object) -> tuple[Path, Config | None]:
         raise ConfigError(
             f"model.tokenizer_dir = {name!r} in {GENAI_CONFIG_NAME}",
             "the tokenizer must be inside the model folder",
-            "use a relative folder name",
+            "set model.tokenizer_dir to a relative path inside the model folder",
         )
     return config.folder / name, config
 
@@ -169,7 +171,7 @@ def _token(path: Path, entry: Any) -> dict[str, Any]:
 def _malformed(path: Path, key: str, value: object) -> TokenizerError:
     return TokenizerError(
         f"{path}: {key} is {value!r:.80}",
-        "ids are whole numbers, tokens are objects with content and flags",
+        "ids must be whole numbers, and tokens must be objects with content and boolean flags",
         "copy the file again from the original model",
     )
 
@@ -241,7 +243,7 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
     def check(name: str, value: Any, sound: bool, expected: str) -> Any:
         if not sound:
             raise TokenizerError(
-                f"{path}: {name} = {value!r:.80}", f"{expected} is expected", "correct the file, or remove the key"
+                f"{path}: {name} = {value!r:.80}", f"{expected} is expected", "correct or remove the key in the file"
             )
         return value
 

@@ -27,7 +27,9 @@ def from_json(name: str, value: object) -> object:
     try:
         parsed: object = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is a text that is not JSON", str(error), f"pass JSON, or {name} as a list") from error
+        raise InputError(
+            f"{name} is a string that is not JSON", str(error), f"pass valid JSON, or pass {name} as a list"
+        ) from error
     return parsed
 
 
@@ -38,8 +40,8 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, (list, tuple)):
         raise InputError(
             f"messages is {kind_of(messages)}",
-            "a list of messages, or its JSON text, is expected",
-            'for example [{"role": "user", "content": "Hello"}]',
+            "a list of messages, or the same list as JSON, is expected",
+            'pass a list such as [{"role": "user", "content": "Hello"}]',
         )
     if not messages:
         raise InputError("messages is empty", "a conversation has at least one message", "add a user message")
@@ -49,30 +51,36 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
 def _checked_message(message: object, where: str) -> dict[str, Any]:
     """Return a copy without the keys whose value is None, because templates test whether a key exists."""
     if not isinstance(message, Mapping):
-        raise InputError(f"{where} is {kind_of(message)}", "an object is expected", 'with "role" and "content"')
+        raise InputError(
+            f"{where} is {kind_of(message)}", "an object is expected", 'pass an object with "role" and "content"'
+        )
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InputError(
-            f"{where} has the role {role!r}", "a role must be a text", 'add a "role", such as "user" or "assistant"'
+            f"{where} has the role {role!r}",
+            "a role must be a non-empty string",
+            'set "role" to a value such as "user" or "assistant"',
         )
     content = message.get("content")
     if content is None and not any(message.get(name) for name in ("tool_calls", *REASONING_NAMES)):
         raise InputError(
-            f"{where} has no content", "only messages with tool_calls or reasoning may omit it", 'add a "content"'
+            f"{where} has no content",
+            "only messages with tool_calls or reasoning can omit the content",
+            'add a "content"',
         )
     if content is not None and not isinstance(content, (str, list, tuple)):
         raise InputError(
             f"{where} has {kind_of(content)} as its content",
-            "a text, or a list of parts, is expected",
-            "convert it to a str",
+            "the content must be a string or a list of parts",
+            "convert the content to a string",
         )
     for index, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise InputError(
-                f"{where}.content[{index}] is a part of type {kind!r}" + " without a text" * (kind == "text"),
-                "the model reads text only",
-                'pass {"type": "text", "text": …}, or leave it out',
+                f"{where}.content[{index}] is a part of type {kind!r}" + " without text" * (kind == "text"),
+                "the model accepts only text",
+                'pass {"type": "text", "text": …}, or remove the part',
             )
     copy = {name: value for name, value in plain(message, where).items() if value is not None}
     reasoning = next((copy[name] for name in REASONING_NAMES if name in copy), None)
@@ -90,13 +98,13 @@ def checked_tools(tools: object) -> list[Any] | None:
                 raise InputError(
                     f"tools[{index}] is {kind_of(tool)}",
                     "a tool is an object with a name and the JSON schema of its parameters",
-                    'for example {"type": "function", "function": {"name": …}}',
+                    'pass an object such as {"type": "function", "function": {"name": …}}',
                 )
     else:
         raise InputError(
             f"tools is {kind_of(tools)}",
-            "a list of objects (JSON schemas), or its JSON text, is expected",
-            'for example [{"type": "function", "function": {"name": …}}]',
+            "a list of objects (JSON schemas), or the same list as JSON, is expected",
+            'pass a list such as [{"type": "function", "function": {"name": …}}]',
         )
     return [plain(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
@@ -109,7 +117,7 @@ def plain(value: object, where: str) -> Any:
         copy = {}
         for key, item in value.items():
             if not isinstance(key, str):
-                raise InputError(f"{where} has the key {key!r}", "keys must be texts", "convert the key to a str")
+                raise InputError(f"{where} has the key {key!r}", "keys must be strings", "convert the key to a str")
             copy[str(key)] = plain(item, f"{where}.{key}")
         return copy
     if isinstance(value, (list, tuple)):
@@ -125,7 +133,7 @@ def plain(value: object, where: str) -> Any:
     raise InputError(
         f"{where} contains {kind_of(value)}",
         "templates support only JSON types",
-        "convert it to a text, number or list",
+        "convert the value to a string, a number or a list",
     )
 
 
@@ -157,15 +165,15 @@ def check_heard(
     for index in _last_of_each_role(messages) if "text" in marked else []:
         if _HEARD.format(index) not in marked["text"]:
             raise ChatTemplateError(
-                f"the chat template leaves out messages[{index}], whose role is {messages[index]['role']!r}",
-                f"{origin} does not write it, so the model would never see it",
+                f"the chat template omits messages[{index}], whose role is {messages[index]['role']!r}",
+                f"{origin} does not write this message into the prompt, so the model would not receive it",
                 "use a role that the template supports, such as user, in a supported position",
             )
     if any(result.get("text") == prompt for result in without):
         raise ChatTemplateError(
-            "the chat template leaves out the tools or their calls",
-            f"{origin} writes the same prompt without them, so the model would never see them",
-            "leave tools and tool_calls out, describe them in a message, or use a model with a template for tools",
+            "the chat template omits the tools or their calls",
+            f"{origin} writes the same prompt without the tools and calls, so the model would not receive them",
+            "omit tools and tool_calls, describe the tools in a message, or use a model whose template supports tools",
         )
 
 
@@ -230,7 +238,7 @@ def mark_final(messages: list[dict[str, Any]], field: str) -> tuple[list[dict[st
     if marked is None:
         raise InputError(
             f"continue_final_message: the last message has no text in {field!r}",
-            "this field holds the text to continue",
+            "this field must hold the text to continue",
             f"end with a message that has a {field!r}, or pass the name of another field",
         )
     value = final[field]
@@ -244,7 +252,7 @@ def cut_at_mark(prompt: str, text: str, origin: str) -> str:
     if mark not in prompt or text.strip() not in prompt:
         raise ChatTemplateError(
             "continue_final_message: the last message does not appear in the prompt",
-            f"{origin} drops or changes it",
+            f"{origin} drops or changes the message",
             "continue another message, or build the prompt text yourself",
         )
     start = prompt.rindex(mark)
@@ -266,13 +274,13 @@ def check_mode(continue_final_message: object, add_generation_prompt: object) ->
         add_generation_prompt = not continue_final_message
     if not isinstance(add_generation_prompt, bool):
         raise InputError(
-            f"add_generation_prompt = {add_generation_prompt!r}", "True or False is expected", "pass a bool"
+            f"add_generation_prompt = {add_generation_prompt!r}", "True or False is expected", "pass True or False"
         )
     if continue_final_message and add_generation_prompt:
         raise InputError(
             "continue_final_message and add_generation_prompt are both set",
             "the prompt either ends inside the last message or starts a new one",
-            "leave one of them out",
+            "set only one of the two arguments",
         )
     field = "content" if continue_final_message is True else continue_final_message
     return field or None, add_generation_prompt

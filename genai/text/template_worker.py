@@ -102,8 +102,8 @@ class TemplateWorker:
         """
         if (count := max(map(_characters, [values, *changes]))) > _MOST_CHARACTERS:
             raise InputError(
-                f"a conversation of {count:,} characters",
-                f"a prompt can have at most {_MOST_CHARACTERS:,} characters, and the context holds fewer",
+                f"the conversation has {count:,} characters",
+                f"a prompt can have at most {_MOST_CHARACTERS:,} characters",
                 "shorten the messages",
             )
         try:
@@ -111,7 +111,9 @@ class TemplateWorker:
             line = json.dumps(request).encode() + b"\n"
         except (ValueError, RecursionError) as error:
             raise InputError(
-                "messages, tools or variables cannot be passed to a template", str(error), "simplify them"
+                "messages, tools or variables cannot be passed to a template",
+                str(error),
+                "use plain JSON values with less nesting",
             ) from error
         with self._lock:
             process = self._running()

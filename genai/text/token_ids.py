@@ -38,10 +38,14 @@ def split_rows(tokens: Any, count: int) -> list[NDArray[np.int64]]:
         return [_ids(row) for row in tokens]
     array = _ids(tokens)
     if array.ndim > 2:
-        raise InputError(f"tokens of shape {list(array.shape)}", "[L] or [batch_size, L] is expected", "reshape them")
+        raise InputError(
+            f"the tokens have shape {list(array.shape)}",
+            "the shape must be [length] or [batch_size, length]",
+            "reshape the tokens",
+        )
     if array.size % count:
         raise InputError(
-            f"{array.size} tokens cannot be split over {count} sequences",
+            f"{array.size} tokens cannot be divided equally among {count} sequences",
             "a flat list is divided into equal rows",
             "pass a list of lists, one per sequence",
         )
@@ -60,7 +64,7 @@ def checked_rows(rows: Sequence[NDArray[np.int64]], count: int, vocab_size: int)
         InputError: the number of rows is not `count`, a row is not one-dimensional, or an id is outside the vocabulary.
     """
     if len(rows) != count:
-        raise InputError(f"got {len(rows)} rows of tokens", f"batch_size is {count}", "pass one row per sequence")
+        raise InputError(f"the tokens have {len(rows)} rows", f"batch_size is {count}", "pass one row per sequence")
     for index, row in enumerate(rows):
         _check(row, index, vocab_size)
     return [row.tolist() for row in rows]
@@ -70,25 +74,29 @@ def _ids(value: Any) -> NDArray[np.int64]:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InputError("the tokens are ragged", str(error), "pass a list of lists, one per sequence") from error
+        raise InputError(
+            "the rows of tokens have different lengths", str(error), "pass a list of lists, one per sequence"
+        ) from error
     if array.size == 0:
         raise InputError(
-            "there are no tokens", "a sequence needs at least one token", "pass a text or tokens per sequence"
+            "there are no tokens", "a sequence needs at least one token", "pass a text or token ids for each sequence"
         )
     if array.dtype.kind not in "iu":
         raise InputError(
-            f"token ids of type {array.dtype}", "ids are whole numbers", "pass the result of Tokenizer.encode"
+            f"the token ids have the type {array.dtype}",
+            "token ids must be whole numbers",
+            "pass the result of Tokenizer.encode",
         )
     return array.astype(np.int64)
 
 
 def _check(row: NDArray[np.int64], index: int, vocab_size: int) -> None:
     if row.ndim != 1:
-        raise InputError(f"row {index} has shape {list(row.shape)}", "a row must be a list of ids", "flatten it")
+        raise InputError(f"row {index} has shape {list(row.shape)}", "a row must be a list of ids", "flatten the row")
     bad = row[(row < 0) | (row >= vocab_size)]
     if bad.size:
         raise InputError(
-            f"token id {int(bad[0])} in row {index}",
-            f"the vocabulary has ids 0 to {vocab_size - 1}",
+            f"token id {int(bad[0])} in row {index} is not in the vocabulary",
+            f"valid ids are 0 to {vocab_size - 1}",
             "use the model's own tokenizer",
         )

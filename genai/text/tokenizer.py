@@ -99,20 +99,22 @@ class Tokenizer:
             OptionError: no option is given, an option is unknown, or a value is not a boolean.
         """
         if not options:
-            raise OptionError("update_options: no option given", "there is nothing to change", self._known_options())
+            raise OptionError("update_options: no option is given", "there is nothing to change", self._known_options())
         checked = {}
         for name, value in options.items():
             if name not in self._options:
                 raise OptionError(
-                    f"unknown tokenizer option {name!r} = {value!r}", "there is no such option", self._known_options()
+                    f"unknown tokenizer option {name!r} = {value!r}",
+                    "the tokenizer has no option with this name",
+                    self._known_options(),
                 )
             if not isinstance(value, bool):
-                raise OptionError(f"{name} = {value!r}", "True or False is expected", "pass a bool")
+                raise OptionError(f"{name} = {value!r}", "True or False is expected", "pass True or False")
             checked[name] = value
         self._options |= checked
 
     def _known_options(self) -> str:
-        return f"the options are {', '.join(self._options)}"
+        return f"set one of these options: {', '.join(self._options)}"
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the token ids of a text, int32 [L]. Special tokens in the text become their ids.
@@ -122,7 +124,7 @@ class Tokenizer:
             TokenizerError: the tokenizer has no ids for the text, or encoding takes too long.
         """
         _check_text(text, "encode")
-        with library_errors(f"encode: {self.folder} cannot encode this text"):
+        with library_errors(f"encode: the tokenizer in {self.folder} cannot encode this text"):
             ids = self._encoder.encode(text, add_special_tokens=self._options["add_special_tokens"])
         return np.asarray(ids, np.int32)
 
@@ -134,7 +136,7 @@ class Tokenizer:
         """
         for text in texts:
             _check_text(text, "encode_all")
-        with library_errors(f"encode_all: {self.folder} cannot encode one of {len(texts)} texts"):
+        with library_errors(f"encode_all: the tokenizer in {self.folder} cannot encode one of {len(texts)} texts"):
             rows = self._encoder.encode_all(texts, add_special_tokens=self._options["add_special_tokens"])
         return [np.asarray(ids, np.int32) for ids in rows]
 
@@ -165,7 +167,7 @@ class Tokenizer:
         return self._decode(self._checked_ids(tokens, "decode"))
 
     def _decode(self, ids: NDArray[np.int64]) -> str:
-        with library_errors(f"decode: {self.folder} cannot decode these ids"):
+        with library_errors(f"decode: the tokenizer in {self.folder} cannot decode these ids"):
             text = self._encoder.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"])
         return clean_up(text) if self._cleanup else text
 
@@ -180,18 +182,24 @@ class Tokenizer:
 
     def _encoded_rows(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
-            raise InputError(f"encode_batch: got {kind_of(texts)}", "a list of texts is expected", "pass [text]")
+            raise InputError(
+                f"encode_batch: the argument is {kind_of(texts)}",
+                "a list of strings is expected",
+                "pass a list, such as [text]",
+            )
         if not texts:
-            raise InputError("encode_batch: the list is empty", "a batch has at least one text", "pass at least one")
+            raise InputError(
+                "encode_batch: the list is empty", "a batch has at least one text", "pass at least one text"
+            )
         return [self.encode(text) for text in texts]
 
     def _filled(self, rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
         length = max(map(len, rows))
         if self._ids.pad is None and any(len(row) < length for row in rows):
             raise TokenizerError(
-                "encode_batch: the texts have different lengths and there is no pad_token_id",
-                "short rows must be padded",
-                "set model.pad_token_id in genai_config.json, or encode() the texts one by one",
+                "encode_batch: the texts have different lengths, and the model has no pad_token_id",
+                "shorter rows must be padded",
+                "set model.pad_token_id in genai_config.json, or encode each text separately with encode()",
             )
         batch = np.full((len(rows), length), self._ids.pad or 0, np.int32)
         for target, row in zip(batch, rows, strict=True):
@@ -208,7 +216,9 @@ class Tokenizer:
         if not isinstance(rows, (np.ndarray, list, tuple)) or (isinstance(rows, np.ndarray) and rows.ndim != 2):
             shape = f" of shape {list(rows.shape)}" if isinstance(rows, np.ndarray) else ""
             raise InputError(
-                f"decode_batch: got {kind_of(rows)}{shape}", "ids [B, L] are expected", "decode() takes one row"
+                f"decode_batch: the argument is {kind_of(rows)}{shape}",
+                "token ids [batch, length] are expected",
+                "to decode a single row, use decode()",
             )
         return [self._decode(self._checked_ids(row, f"decode_batch, row {index}")) for index, row in enumerate(rows)]
 
@@ -327,7 +337,11 @@ class Tokenizer:
         """
         is_list = isinstance(keep, (list, tuple, set, frozenset))
         if not is_list or not all(isinstance(token, str) for token in keep):
-            raise InputError(f"create_stream: keep = {keep!r}", "a list of special tokens is expected", "pass [token]")
+            raise InputError(
+                f"create_stream: keep = {keep!r}",
+                "a list of special tokens is expected",
+                "pass a list of strings, such as [token]",
+            )
         return TokenizerStream(self, frozenset(keep), cleans_up=cleans_up)
 
     def _checked_ids(self, tokens: ArrayLike, call: str) -> NDArray[np.int64]:
@@ -338,9 +352,15 @@ class Tokenizer:
                 f"{call}: the token ids are not an array", str(error), "pass a list of integers"
             ) from error
         if ids.ndim > 1:
-            raise InputError(f"{call}: ids of shape {list(ids.shape)}", "one row is expected", "use decode_batch()")
+            raise InputError(
+                f"{call}: the ids have shape {list(ids.shape)}",
+                "a single row of ids is expected",
+                "to decode several rows, use decode_batch()",
+            )
         if ids.size and ids.dtype.kind not in "iu":
-            raise InputError(f"{call}: ids of type {ids.dtype}", "token ids are whole numbers", "pass integers")
+            raise InputError(
+                f"{call}: the ids have the type {ids.dtype}", "token ids must be whole numbers", "pass integers"
+            )
         ids = ids.reshape(-1)
         for id_ in ids[(ids < 0) | (ids >= self._num_ids)].tolist():
             self._check_id(id_, call)
@@ -350,7 +370,9 @@ class Tokenizer:
         # Vocabularies can have gaps, so the number of entries on its own does not determine the valid ids.
         if not (0 <= id_ < self._num_ids or (0 <= id_ < 2**32 and self._backend.id_to_token(id_) is not None)):
             raise InputError(
-                f"{call}: token id {id_}", f"ids are 0 to {self._num_ids - 1}", "pass ids of this model's vocabulary"
+                f"{call}: token id {id_} is not in the vocabulary",
+                f"valid ids are 0 to {self._num_ids - 1}",
+                "pass ids from the vocabulary of this model",
             )
 
     def __repr__(self) -> str:
@@ -385,7 +407,9 @@ class TokenizerStream:
             id_ = operator.index(token)
         except TypeError as error:
             raise InputError(
-                f"TokenizerStream.decode: got {kind_of(token)}", "one integer is expected", "pass one token id"
+                f"TokenizerStream.decode: the argument is {kind_of(token)}",
+                "one integer is expected",
+                "pass one token id",
             ) from error
         self._tokenizer._check_id(id_, "TokenizerStream.decode")
         text = self._tokenizer._backend.id_to_token(id_)
@@ -398,18 +422,19 @@ class TokenizerStream:
 
 def _check_text(text: object, call: str) -> None:
     if not isinstance(text, str):
-        raise InputError(f"{call}: got {kind_of(text)}", "a text is expected", "pass a str")
+        raise InputError(f"{call}: the text is {kind_of(text)}", "a string is expected", "pass a str")
     if "\0" in text:
         raise InputError(
             f"{call}: the text has a NUL character at position {text.index(chr(0))}",
-            "text with NUL is binary data, or text in another encoding such as UTF-16",
-            "decode the data properly, or remove the character",
+            "a NUL character usually means binary data, or text in another encoding such as UTF-16",
+            "decode the data with the right encoding, or remove the character",
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
             f"{call}: the text has half a surrogate pair at position {error.start}",
-            "that is not valid Unicode, usually because bytes were decoded with errors='surrogateescape'",
+            "half a surrogate pair is not valid Unicode; the usual cause is bytes decoded with "
+            "errors='surrogateescape'",
             "decode the bytes with errors='replace'",
         ) from error

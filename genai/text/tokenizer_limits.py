@@ -62,7 +62,9 @@ def check_rules(text: str, path: Path) -> None:
     """
     if (count := text.count(",")) > MAX_VALUES:
         why = "the library would need many seconds to read the file"
-        raise TokenizerError(f"{path}: has {count} commas", why, f"use a file with at most {MAX_VALUES}")
+        raise TokenizerError(
+            f"{path}: the file has {count} commas", why, f"use a file with at most {MAX_VALUES} commas"
+        )
     parts = _parts(text, path)
     growth = Growth(stages=0)
     for name in _PARTS:
@@ -72,7 +74,7 @@ def check_rules(text: str, path: Path) -> None:
             growth = growth.then(_growth_of_stage(stage, path))
         if growth.factor > MAX_FACTOR or growth.added > MAX_ADDED or growth.stages > MAX_STAGES:
             raise TokenizerError(
-                f"{path}: its {name} can make a text {growth.factor:.6g} times longer and add {growth.added:.6g} "
+                f"{path}: the {name} can make a text {growth.factor:.6g} times longer and add {growth.added:.6g} "
                 f"characters, with {growth.stages} rules",
                 f"the limits are {MAX_FACTOR} times, {MAX_ADDED} characters and {MAX_STAGES} rules",
                 "copy the file again from the original model",
@@ -130,8 +132,9 @@ def _checked_table(table: Any, path: Path) -> int:
     longest = _longest_entry(table) if isinstance(table, str) else None
     if longest is None:
         raise TokenizerError(
-            f"{path}: precompiled_charsmap of the normalizer is damaged",
-            "it must be base64 of the length of a table, the table, and the texts that it refers to",
+            f"{path}: the normalizer's precompiled_charsmap is not valid",
+            "precompiled_charsmap must be base64 data: the length of a table, the table, and the texts that the "
+            "table refers to",
             "copy the file again from the original model",
         )
     return max(longest, 1)

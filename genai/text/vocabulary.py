@@ -130,7 +130,7 @@ def _reader(decoder: Any) -> Callable[[str], bytes]:
             raise TokenizerError(
                 f"grammars cannot be used with this tokenizer: its decoder {part['type']!r} changes the text",
                 "the text of a token depends on the adjacent tokens",
-                "leave the grammar out, or use a model with a byte-level or SentencePiece tokenizer",
+                "omit the grammar, or use a model with a byte-level or SentencePiece tokenizer",
             )
     return partial(_from_parts, parts)
 

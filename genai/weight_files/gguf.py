@@ -99,7 +99,7 @@ class GgufFile:
                 self._bytes = whole
         except (OSError, ValueError) as error:
             raise ModelFolderError(
-                f"{path}: cannot be read", str(error), "check the path of the GGUF file and its permissions"
+                f"{path}: the file cannot be read", str(error), "check the path and the permissions of the GGUF file"
             ) from error
         cursor = _Cursor(path, self._bytes)
         tensor_count, key_count = _counts(cursor)
@@ -117,7 +117,7 @@ class GgufFile:
         if isinstance(value, np.ndarray | list):
             raise InputError(
                 f"{self.path}: {key} is a list, {np.asarray(value[:9]).tolist()!r:.40}",
-                "it must be a single value",
+                "this key must have a single value",
                 "convert the model again",
             )
         return value
@@ -142,7 +142,9 @@ class _Cursor:
 
     def fail(self, why: str) -> NoReturn:
         raise InputError(
-            f"{self.path} is not a valid GGUF file", f"at byte {self.offset}: {why}", "download it or convert it again"
+            f"{self.path} is not a valid GGUF file",
+            f"at byte {self.offset}: {why}",
+            "download or convert the file again",
         )
 
     def take(self, count: int, subject: str) -> memoryview:
@@ -158,9 +160,7 @@ class _Cursor:
         """Read a number of items, each of which needs at least `least` bytes."""
         number = int(self.number("<Q"))
         if number > most or number * least > self.left:
-            self.fail(
-                f"{number} {subject} do not fit in the remaining {self.left} bytes, or exceed the limit of {most}"
-            )
+            self.fail(f"{number} {subject} exceed the remaining {self.left} bytes of the file, or the limit of {most}")
         return number
 
     def text(self, most: int, subject: str) -> str:
@@ -211,15 +211,15 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
     """Read the magic bytes and the version, and return the numbers of tensors and of keys."""
     if bytes(cursor.take(min(4, cursor.left), "the magic bytes")) != MAGIC:
         raise InputError(
-            f"{cursor.path} is not a GGUF file", "it does not start with the letters GGUF",
-            "use a file that llama.cpp's convert_hf_to_gguf.py or llama-quantize wrote",
+            f"{cursor.path} is not a GGUF file", "the file does not start with the bytes GGUF",
+            "pass a file that llama.cpp's convert_hf_to_gguf.py or llama-quantize wrote",
         )  # fmt: skip
     version = int(cursor.number("<I"))
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        why = f"it has version {version}; only versions {_VERSIONS[0]} and {_VERSIONS[1]} are supported"
+        why = f"the file has version {version}, but only versions {_VERSIONS[0]} and {_VERSIONS[1]} are supported"
         if swapped in _VERSIONS:
-            why = f"it is big-endian (version {swapped} with its bytes swapped)"
+            why = f"the file is big-endian: its version is {swapped} with swapped bytes"
         raise InputError(
             f"{cursor.path}: unsupported GGUF file", why,
             "convert the model again with a current convert_hf_to_gguf.py, without --bigendian",
@@ -231,7 +231,7 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
 def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(value) is not int or not 8 <= value <= _MOST_ALIGNMENT or value & (value - 1):
-        cursor.fail(f"general.alignment is {value!r:.40}, expected a power of two from 8 to {_MOST_ALIGNMENT}")
+        cursor.fail(f"general.alignment is {value!r:.40}, but must be a power of two from 8 to {_MOST_ALIGNMENT}")
     return value
 
 
@@ -244,13 +244,15 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
             cursor.fail(f"tensor {name!r} occurs twice")
         dims = int(cursor.number("<I"))
         if not 1 <= dims <= _MOST_DIMS:
-            cursor.fail(f"tensor {name!r} has {dims} dimensions, expected 1 to {_MOST_DIMS}")
+            cursor.fail(f"tensor {name!r} has {dims} dimensions, but must have 1 to {_MOST_DIMS}")
         shape = tuple(int(cursor.number("<Q")) for _ in range(dims))[::-1]
         kind, offset = int(cursor.number("<I")), int(cursor.number("<Q"))
         if not all(shape) or math.prod(shape) > 1 << 48:
-            cursor.fail(f"tensor {name!r} has the shape {list(shape)}")
+            cursor.fail(f"tensor {name!r} has the invalid shape {list(shape)}")
         if offset % alignment:
-            cursor.fail(f"tensor {name!r} starts at {offset}, which is not a multiple of the alignment {alignment}")
+            cursor.fail(
+                f"tensor {name!r} starts at byte {offset}, which is not a multiple of the alignment {alignment}"
+            )
         entries[name] = (_sized(cursor, name, kind, shape), offset)
     begin = -(-cursor.offset // alignment) * alignment
     end, tensors = begin, {}
@@ -258,7 +260,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
         kind_name, dtype, stored, nbytes = sized
         first = begin + offset
         if first < end:
-            cursor.fail(f"tensor {name!r} overlaps the preceding tensor, which ends at {end - begin}")
+            cursor.fail(f"tensor {name!r} overlaps the preceding tensor, which ends at byte {end - begin}")
         end = first + nbytes
         if end > cursor.offset + cursor.left:
             cursor.fail(f"tensor {name!r} ends at byte {end}, beyond the end of the file")
@@ -284,7 +286,7 @@ def _sized(
         )
     if shape[-1] % ggml_type.columns:
         cursor.fail(
-            f"tensor {name!r} of type {ggml_type.name} has rows of {shape[-1]}, not a multiple of {ggml_type.columns}"
+            f"tensor {name!r} of type {ggml_type.name} has {shape[-1]} columns, not a multiple of {ggml_type.columns}"
         )
     stored = (*shape[:-1], shape[-1] // ggml_type.columns)
     return ggml_type.name, ggml_type.dtype, stored, math.prod(stored) * ggml_type.nbytes
@@ -315,9 +317,9 @@ class GgufModel(TensorFiles[GgufFile]):
             stated = file.single("split.count", 1), file.single("split.no", 0)
             if stated != (len(self.files), number) and not (len(self.files) == 1 and stated[0] in (0, 1)):
                 raise InputError(
-                    f"{file.path}: the metadata describes file {stated[1]!r:.20} of {stated[0]!r:.20}",
-                    f"according to the name, it is file {number} of {len(self.files)}, counting from 0",
-                    "give the files their original names",
+                    f"{file.path}: split.no is {stated[1]!r:.20} and split.count is {stated[0]!r:.20} in the metadata",
+                    f"by its name, the file has split.no = {number} and split.count = {len(self.files)}",
+                    "rename the files to their original names",
                 )
             self._add(file, "download the files again")
 
@@ -328,7 +330,7 @@ class GgufModel(TensorFiles[GgufFile]):
         if not isinstance(architecture, str):
             raise InputError(
                 f"{self.path}: general.architecture is {architecture!r:.40}",
-                "no other key can be interpreted without it",
+                "this key is required to interpret the other keys",
                 "convert the model again",
             )  # fmt: skip
         return architecture
@@ -359,13 +361,13 @@ def gguf_parts(path: Path) -> list[Path]:
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count <= _MOST_PARTS:
         raise InputError(
-            f"{path}: the name states file {match['number']} of {match['count']}", "that number is out of range",
-            "give the files their original names",
+            f"{path}: file {match['number']} of {match['count']} cannot exist", "the number is out of range",
+            "rename the files to their original names",
         )  # fmt: skip
     parts = [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [part.name for part in parts if not part.is_file()]:
         raise ModelFolderError(
-            f"{path}: {len(missing)} of {count} files are missing, first {missing[0]}",
-            "all of the files hold tensors of the model", "download all files to one folder",
+            f"{path}: {len(missing)} of {count} files are missing, such as {missing[0]}",
+            "each file contains a part of the model's tensors", "download all files to one folder",
         )  # fmt: skip
     return parts

@@ -66,7 +66,9 @@ class SafetensorsFile:
             with path.open("rb") as header:
                 json.loads(header.read(first)[8:], object_pairs_hook=lambda pairs: _each_once(path, pairs))
         except OSError as error:
-            raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+            raise InputError(
+                f"{path}: the file cannot be read", str(error), "check the file and its permissions"
+            ) from error
         except SafetensorError as error:
             raise _malformed(path, str(error)) from error
         # An empty range cannot be mapped; a file that ends with its header has only empty tensors.
@@ -90,7 +92,9 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
         data = whole_file(path)
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     except OSError as error:
-        raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+        raise InputError(
+            f"{path}: the file cannot be read", str(error), "check the file and its permissions"
+        ) from error
     except SafetensorError as error:
         raise _malformed(path, str(error)) from error
     json.loads(
@@ -113,8 +117,8 @@ def _each_once(path: Path, pairs: list[tuple[str, Any]]) -> None:
     """Raise InputError if a name occurs twice in an object of the header."""
     if len({name for name, _ in pairs}) < len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise _malformed(path, f"{name!r:.200} occurs twice in its header")
+        raise _malformed(path, f"{name!r:.200} occurs twice in the header")
 
 
 def _malformed(path: Path, why: str) -> InputError:
-    return InputError(f"{path} is not a valid safetensors file", why, "download or save it again")
+    return InputError(f"{path} is not a valid safetensors file", why, "download or save the file again")

@@ -96,7 +96,9 @@ def _check(factors: Sequence[Sequence[Factors]]) -> None:
             )
     for target in factors:
         if len({one.a.shape[1] for one in target}) > 1:
-            raise FormatError(f"factors of one target read {sorted({one.a.shape[1] for one in target})} columns")
+            raise FormatError(
+                f"factors of one target have different numbers of columns: {sorted({one.a.shape[1] for one in target})}"
+            )
 
 
 def _size(target: Sequence[Factors]) -> TargetSize:
@@ -224,12 +226,12 @@ class StepAdapters:
 
     def _own(self, adapter: object) -> CudaAdapter:
         if not isinstance(adapter, CudaAdapter):
-            raise StepError(f"{adapter!r:.80} is not an adapter in this device's memory")
+            raise StepError(f"{adapter!r:.80} is not an adapter in the memory of this device")
         if adapter not in self._fitting:
             for target, (columns, outputs) in self._sizes.items():
                 size = adapter.targets[target] if target < len(adapter.targets) else None
                 if size is None or (size.ranks and (size.columns != columns or size.end > outputs)):
-                    raise StepError(f"an adapter for another program: at target {target} it has {size}")
+                    raise StepError(f"the adapter was prepared for another program: target {target} is {size}")
             self._fitting.add(adapter)
         return adapter
 

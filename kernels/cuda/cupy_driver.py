@@ -40,7 +40,7 @@ def open_driver(index: int = 0) -> CupyDriver:
     """
     cupy, count = _counted()
     if not 0 <= index < count:
-        raise NoDevice(f"there is no GPU {index}: the driver reports {count}")
+        raise NoDevice(f"there is no GPU {index} (number of GPUs: {count})")
     return _opened(cupy, index)
 
 
@@ -84,7 +84,7 @@ def _opened(cupy: Any, index: int) -> CupyDriver:
     except _FAILURES as error:
         raise NoDevice(f"GPU {index} does not respond: {_line(error)}") from error
     if capability < OLDEST_CAPABILITY:
-        raise NoDevice(f"GPU {index} has compute capability {capability}; {OLDEST_CAPABILITY} is required")
+        raise NoDevice(f"GPU {index} has compute capability {capability}, but at least {OLDEST_CAPABILITY} is required")
     try:
         cupy.cuda.nvrtc.getVersion()
     except _FAILURES as error:
@@ -120,7 +120,9 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 def _check_same(array: Any, host: NDArray[Any]) -> None:
     """Raise ValueError unless arrays can be copied byte by byte."""
     if not (array.flags.c_contiguous and array.shape == host.shape and array.dtype == host.dtype):
-        raise ValueError(f"memory is {array.dtype} {list(array.shape)}, the host's is {host.dtype} {list(host.shape)}")
+        raise ValueError(
+            f"device memory is {array.dtype} {list(array.shape)}, host memory is {host.dtype} {list(host.shape)}"
+        )
 
 
 class _Here:
@@ -295,7 +297,7 @@ class CupyDriver:
         try:
             images = self._compiler.images([source for source, _ in wanted])
         except CompileError as error:
-            raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
+            raise CudaError(f"kernels cannot be compiled on {self.name}: {error}") from error
         cuda = self._cupy.cuda
         for image, (_, ones) in zip(images, wanted, strict=True):
             with self.here():

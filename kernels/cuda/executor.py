@@ -203,7 +203,7 @@ class CudaStep:
         chosen = None
         if step.choice is not None and step.chosen is not None:
             if not isinstance(step.choice, CudaChoice) or step.choice.driver is not self._driver:
-                raise StepError(f"{step.choice!r:.80} is not a choice of this device")
+                raise StepError(f"{step.choice!r:.80} is not a choice made on this device")
             chosen = step.choice.addresses(step.chosen)
         adapters = self._adapters.tables(step)
         capacity = (self._capacity or Capacity()).grown(step, adapters)

@@ -140,12 +140,14 @@ class DeviceLogits:
             return DeviceLogits(tuple(self.blocks[i] for i in rows), tuple(self.numbers[i] for i in rows), self.width)
         if self.ndim == 2 and isinstance(key, tuple) and len(key) == 2:
             return self._single(*key)
-        raise TypeError(f"logits in device memory of {self.ndim} axes cannot be indexed with {key!r}: np.asarray first")
+        raise TypeError(f"logits in device memory of {self.ndim} axes cannot be indexed with {key!r}; use np.asarray")
 
     def reshape(self, *shape: int) -> DeviceLogits:
         """Return the object itself; no other shape is supported."""
         if shape != self.shape:
-            raise ValueError(f"logits in device memory are {list(self.shape)}, not {list(shape)}")
+            raise ValueError(
+                f"logits in device memory have shape {list(self.shape)}, which cannot be changed to {list(shape)}"
+            )
         return self
 
     def copy(self) -> DeviceLogits:
@@ -180,7 +182,7 @@ class DeviceLogits:
             return np.empty(where.shape, np.float32)
         size, count = self.width, len(self)
         if not (0 <= which.min() <= which.max() < size and -count <= where.min() <= where.max() < count):
-            raise IndexError(f"an index is outside of logits {list(self.shape)}")
+            raise IndexError(f"an index is out of range for logits of shape {list(self.shape)}")
         with self.held_for(self.blocks[0].memory.driver) as addresses:
             if addresses is None:
                 whole: NDArray[np.float32] = np.asarray(self)

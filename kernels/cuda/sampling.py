@@ -128,7 +128,7 @@ class CudaChoice:
         Work that reads the tokens must be started before `wait` is called.
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._count:
-            raise ValueError(f"rows are {rows.min()} to {rows.max()}, but only {self._count} tokens are sampled")
+            raise ValueError(f"rows range from {rows.min()} to {rows.max()}, but only {self._count} tokens are sampled")
         first = self._outcomes.address + self._layout.fields["token"][1]  # type: ignore[index]
         return (first + self._layout.itemsize * rows).astype(np.uint64)
 
@@ -199,7 +199,9 @@ class CudaSampler:
         """See `genai.kernels.device.Sampler`."""
         self._check(logits, batch)
         if not 0 < len(batch.rows) <= self.most_begun:
-            raise ValueError(f"{len(batch.rows)} rows: 1 to {self.most_begun} can be sampled at a time")
+            raise ValueError(
+                f"the batch has {len(batch.rows)} rows, but only 1 to {self.most_begun} rows can be sampled at a time"
+            )
         return self._start(logits, batch, batch.rows)
 
     def _check(self, logits: Any, batch: SamplingBatch) -> None:

@@ -134,7 +134,7 @@ class Limits:
         bad = np.flatnonzero((step.positions < 0) | (step.positions >= lengths))
         if bad.size:
             position, length = int(step.positions[bad[0]]), int(lengths[bad[0]])
-            raise StepError(f"position outside its sequence: {position} is not 0 to {length - 1}")
+            raise StepError(f"position outside its sequence: {position} is not in the range 0 to {length - 1}")
         pages = -(-step.context_lens // PAGE_TOKENS)
         for tables in (group.block_tables for group in step.page_tables):
             _within(pages - 1, tables.shape[1], "context longer than its block table")
@@ -319,4 +319,4 @@ def _all_within(numbers: NDArray[Any], limit: int) -> bool:
 def _within(numbers: np.ndarray, limit: int, refusal: str) -> None:
     bad = np.flatnonzero((numbers < 0) | (numbers >= limit))
     if bad.size:
-        raise StepError(f"{refusal}: {int(np.ravel(numbers)[bad[0]])} is not 0 to {limit - 1}")
+        raise StepError(f"{refusal}: {int(np.ravel(numbers)[bad[0]])} is not in the range 0 to {limit - 1}")

@@ -112,4 +112,4 @@ def within(numbers: Any, limit: int, refusal: str) -> None:
     """Raise StepError unless all numbers are 0 to limit - 1."""
     for number in np.ravel(numbers):
         if not 0 <= number < limit:
-            raise StepError(f"{refusal}: {number} is not 0 to {limit - 1}")
+            raise StepError(f"{refusal}: {number} is not in the range 0 to {limit - 1}")

@@ -204,7 +204,7 @@ class ReferenceSampler:
         return tokens, probabilities, status
 
     def begin(self, logits: NDArray[np.float32], batch: SamplingBatch) -> TokenChoice:
-        raise NotImplementedError("most_begun is 0")
+        raise NotImplementedError("most_begun is 0, expected at least 1")
 
     def log_normalizers(self, logits: NDArray[np.float32], rows: Int64, top: int) -> tuple[NDArray[np.float64], Int64]:
         """See `Sampler.log_normalizers`: NaN for a row that cannot be sampled, -1 if too few tokens are possible."""

@@ -130,9 +130,9 @@ def check_matrix(weight: object) -> None:
     """Raise QuantizationError unless the weight is a non-empty array [rows, columns] of real numbers."""
     if not isinstance(weight, np.ndarray) or weight.ndim != 2 or not weight.size:
         shape = f"of shape {weight.shape}" if isinstance(weight, np.ndarray) else f"a {type(weight).__name__}"
-        raise QuantizationError(f"the weight is {shape}, but must be a non-empty array [rows, columns]")
+        raise QuantizationError(f"the weight is {shape}, but must be a non-empty array of shape [rows, columns]")
     if weight.dtype.kind not in "fiu" and weight.dtype != ml_dtypes.bfloat16:
-        raise QuantizationError(f"the weight has elements of {weight.dtype}, but must have real numbers")
+        raise QuantizationError(f"the weight has elements of {weight.dtype}, but must contain real numbers")
 
 
 def block_by_block(
@@ -193,7 +193,7 @@ def required(inputs: InputStatistics | None, method: str, columns: int) -> Input
         raise QuantizationError(f"{method} needs statistics of the inputs, but none were given")
     if inputs.squares.shape != (columns,):
         raise QuantizationError(
-            f"{method}: the statistics have {inputs.squares.shape[0]} inputs, but the matrix has {columns} columns"
+            f"{method}: the statistics are for {inputs.squares.shape[0]} inputs, but the matrix has {columns} columns"
         )
     if not np.isfinite(inputs.squares).all():
         raise QuantizationError(f"{method}: the statistics of the inputs contain NaN or infinity")
@@ -204,7 +204,7 @@ def required_gram(inputs: InputStatistics | None, method: str, columns: int) -> 
     """Return the Gram matrix of the inputs [columns, columns]; same errors as `required`."""
     gram = required(inputs, method, columns).gram
     if gram is None or gram.shape != (columns, columns):
-        raise QuantizationError(f"{method} needs the Gram matrix of the inputs, float64 [{columns}, {columns}]")
+        raise QuantizationError(f"{method} needs the Gram matrix of the inputs as float64 [{columns}, {columns}]")
     return gram
 
 

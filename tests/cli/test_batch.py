@@ -89,7 +89,7 @@ def test_lines_go_through_adapters(tmp_path: Path, capsys: Capture) -> None:
     assert run_here([*command, "--retry-errors"]) == 1
     assert "was started" not in capsys.readouterr().err
     assert run_here([*command, "--force", "--ray", "local"]) == 2
-    assert "--lora with --ray" in capsys.readouterr().err
+    assert "--lora cannot be used with --ray" in capsys.readouterr().err
 
 
 def test_lines_that_fail_are_said_and_tried_again(questions: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -100,7 +100,10 @@ def test_lines_that_fail_are_said_and_tried_again(questions: Path, tmp_path: Pat
     shown = capsys.readouterr().err
     assert "1 failed" in shown and "OptionError" in shown and "--retry-errors" in shown
     assert run_here(["batch", str(questions), "-o", str(output), "--resume"]) == 1  # the line has no reply yet
-    assert "1 lines failed in an earlier run; to retry them, add --retry-errors" in capsys.readouterr().err
+    assert (
+        "1 lines failed in an earlier run; to retry them, run the command with --retry-errors"
+        in capsys.readouterr().err
+    )
     questions.write_text(questions.read_text().replace('"top_p": 2', '"top_p": 0.5, "max_tokens": 2, "seed": 1'))
     assert run_here(["batch", str(questions), "-o", str(output), "--retry-errors"]) == 0
     assert "1 lines · 30 already done" in capsys.readouterr().err
@@ -149,7 +152,7 @@ def test_a_terminal_shows_how_far_it_is(questions: Path, tmp_path: Path, termina
         "batch", str(questions), "-o", str(tmp_path / "out"), "--format", "text", "-n", "40", "--ignore-eos"
     )
     bar = shown.wait_for(
-        r"Answering \[#*-+\] +\d+%  [\d,]+ lines; prompt [\d,]+ tok/s, generated [\d,]+ tok/s, \d+ s left"
+        r"Processing \[#*-+\] +\d+%  [\d,]+ lines; prompt [\d,]+ tok/s, generated [\d,]+ tok/s, \d+ s left"
     )
     assert "lines" in bar
     os.kill(shown.pid, signal.SIGINT)

@@ -211,7 +211,7 @@ def test_adapters(terminal: Open, tmp_path: Path) -> None:
     one.enter(f"/lora pirate={pirate}", "adapter: pirate; loaded: words, pirate")
     one.enter("What is 12 + 9?", r"21, matey! Arr!")
     one.enter("/lora wrods", "Adapter not found: wrods.*did you mean 'words'")
-    one.enter(f"/lora off={words}", "/lora off turns adapters off")
+    one.enter(f"/lora off={words}", "/lora off disables adapters")
     one.enter(f"/lora x={tmp_path / 'none'}", "not an adapter")
     one.enter(f"/lora x={words}:nan", "scale of adapter 'x' = nan")
     one.type("/lora wo\t")
@@ -345,7 +345,7 @@ def test_long_work_says_how_far_it_is(terminal: Open, tmp_path: Path) -> None:
     path.write_text(json.dumps({**question, "match": "number"}))
     one = terminal("eval", "tasks", "-f", str(path), "-t", "1")
     screen = one.wait_for(r"sum +1 / 1 +100.0 % ± 39.7.*right answers, by task.*###", seconds=120)
-    assert re.search(r"Asking \[-+\]   0%  0 of 1", screen)
+    assert re.search(r"Evaluating \[-+\]   0%  0 of 1", screen)
     one = terminal("bench", "decode", "-n", "8", "-c", "8", "-r", "3", "-t", "1")
     assert re.search(r"Measuring \[#+-+\]  \d+%  [123] of 4", one.wait_for("tokens per second", seconds=120))
 
@@ -385,7 +385,7 @@ def test_a_reply_that_meets_the_end_of_the_context(terminal: Open, policy: str) 
     one.enter("/set max-tokens 700", "is 700")
     one.enter("My name is Mia.", "tok · ")
     one.resize(300, 40)
-    screen = one.enter(STORY, "messages are omitted" if policy == "shift" else "cut; /clear starts over")
+    screen = one.enter(STORY, "messages are omitted" if policy == "shift" else "cut off; /clear starts over")
     if policy == "shift":
         assert "700 tok" in screen and "was cut" not in screen
         assert "(the context is full: the first 2 messages are omitted)" in screen

@@ -85,7 +85,7 @@ def test_quiet_and_verbose() -> None:
     ("arguments", "message"),
     [
         (["--logprobs", "1"], "without --json"),
-        (["-p", "-", "-p", "-"], "given twice"),
+        (["-p", "-", "-p", "-"], "given more than once"),
         (["-f", "/no/such/file"], "/no/such/file"),
         (["--logit-bias", "5"], "ID=NUMBER"),
         (["--logit-bias", "99999=1"], "vocabulary has 1536"),
@@ -137,7 +137,7 @@ def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
     assert (len(found["token_ids"]), found["finish_reason"]) == (300, "length") and found["forgotten_tokens"] > 100
     assert f"the context was full: {found['forgotten_tokens']} tokens were dropped" in result.stderr
     assert f"{found['forgotten_tokens']} dropped" in run(*options, "--ctx-shift", "--stats").stderr
-    assert "--ctx-keep 9 without --ctx-shift" in run(*options, "--ctx-keep", "9").stderr
+    assert "--ctx-keep 9 cannot be used without --ctx-shift" in run(*options, "--ctx-keep", "9").stderr
     assert "ctx_shift keeps 150 tokens of a context of 160" in run(*options, "--ctx-shift", "--ctx-keep", "150").stderr
     chat = run("chat", "-p", "Tell me a story.", *options[3:], "--ctx-shift")
     assert "tokens were dropped" in chat.stderr and len(chat.stdout) > 500

@@ -83,7 +83,7 @@ def test_listing_and_describing(capsys: Capture, tmp_path: Path) -> None:
 
 def test_checking(capsys: Capture) -> None:
     assert run(["lora", "check", WORDS]) == 0
-    assert capsys.readouterr().out.startswith("fits: 42 of 54 projections of pebble")
+    assert capsys.readouterr().out.startswith("fits pebble: changes 42 of 54 projections")
 
 
 def test_converting_there_and_back(capsys: Capture, tmp_path: Path, bundled_folder: Path) -> None:

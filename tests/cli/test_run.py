@@ -63,13 +63,13 @@ def test_compiling_is_told_apart(model: str, tmp_path: Path) -> None:
 def test_comparing(model, capsys):
     pytest.importorskip("onnxruntime")
     assert run(["run", model, "--random", "--compare", "onnxruntime"]) == 0
-    assert "y: 0 (0 of its largest value)" in capsys.readouterr().out
+    assert "y: 0 (0 relative to the largest value)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        ([], 2, "no input for x tensor(float)['N', 2]\n"),
+        ([], 2, "no value for input x tensor(float)['N', 2]\n"),
         (["--random", "--dim", "N"], 2, "NAME=EXTENT"),
         (["--random", "--level", "most"], 2, "--level"),
         (["--random", "--compare", "other"], 2, "--compare"),
@@ -133,4 +133,6 @@ def test_a_dimension_that_no_input_has(model: str, capsys: pytest.CaptureFixture
     assert run(["run", model, "--random", "--dim", "M=3"]) == 2
     assert "no input of the model has a dimension with that name" in (said := capsys.readouterr().err) and ": N" in said
     assert run(["bench", "session", model, "--dim", "M=3"]) == 2 and "M=3" in capsys.readouterr().err
-    assert run(["run", model, "--dim", "N=3"]) == 2 and "--dim without --random" in capsys.readouterr().err
+    assert (
+        run(["run", model, "--dim", "N=3"]) == 2 and "--dim cannot be used without --random" in capsys.readouterr().err
+    )

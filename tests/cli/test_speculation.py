@@ -37,8 +37,8 @@ def test_the_text_is_the_same_whoever_guesses(tmp_path: Path, capsys: Capture) -
     ("flags", "message"),
     [
         (["--speculate", "lookups"], "'lookup'"),
-        (["--speculate", "off", "--draft", "somewhere"], "--draft with --speculate off"),
-        (["--speculate", "off", "--lookup-file", "somewhere"], "--lookup-file with --speculate off"),
+        (["--speculate", "off", "--draft", "somewhere"], "--draft cannot be used with --speculate off"),
+        (["--speculate", "off", "--lookup-file", "somewhere"], "--lookup-file cannot be used with --speculate off"),
         (["--lookup-file", "no/such/file"], "no such file"),
         (["--draft", "no/such/folder"], "no/such/folder: not a model folder"),
     ],

@@ -57,10 +57,10 @@ def test_functions_become_tools(module: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1", "defines no function"),
+        ("x = 1", "defines no public function"),
         ("raise OSError('gone')", "OSError: gone"),
         ("def f(a: set[int]): ...", "set"),
-        ("def f(*a): ...", "takes \\*a"),
+        ("def f(*a): ...", "has \\*a"),
         ("import sys; sys.exit(0)", "SystemExit: 0"),
         ("raise BaseException('b')", "BaseException: b"),
         ("def f(: ...", "SyntaxError"),
@@ -70,11 +70,11 @@ def test_functions_become_tools(module: Path) -> None:
         ("def f(a: dict[int, int]): ...", "has the type"),
         ("def f(a: object): ...", "has the type"),
         ("import enum\nclass E(enum.Enum): A = 1\ndef f(a: E): ...", "has the type"),
-        ("def f(a, /): ...", "takes a"),
-        ("def f(**a): ...", r"takes \*\*a"),
+        ("def f(a, /): ...", "has a"),
+        ("def f(**a): ...", r"has \*\*a"),
         ("def f(): yield 1", "function f is a generator"),
         ("async def f(): yield 1", "function f is a generator"),
-        ("class A: ...", "defines no function"),
+        ("class A: ...", "defines no public function"),
     ],
 )
 def test_files_that_cannot_be_used(text: str, message: str, tmp_path: Path) -> None:
@@ -113,5 +113,5 @@ def test_a_call_is_asked_about(
 
 def test_a_template_without_tools_is_said_before_the_chat(terminal: Callable[..., Any], module: Path) -> None:
     one = terminal("chat", "-t", "1", "--tools", str(module))
-    one.wait_for("leaves out the tools", seconds=120)
+    one.wait_for("omits the tools", seconds=120)
     assert ">>>" not in one.seen

@@ -129,7 +129,7 @@ def test_without_a_terminal_it_is_said_that_nothing_is_called(tooled: Path, tmp_
     module = tmp_path / "mine.py"
     module.write_text("def go(n: bool) -> str: ...\n", encoding="utf-8")
     found = run("chat", str(tooled), "--tools", str(module), *CALLING, "-p", "Hi")
-    assert found.returncode == 0 and "[calls go(" in found.stdout and "(not called: " in found.stderr
+    assert found.returncode == 0 and "[calls go(" in found.stdout and "(no function was called: " in found.stderr
 
 
 def test_what_steers_a_terminal_is_shown_there_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

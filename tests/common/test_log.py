@@ -107,7 +107,7 @@ def test_what_the_command_says(cache: Path) -> None:
     if cache.stat().st_mode & 0o777 == 0o700:
         assert len(first) == 1
     else:
-        refused = f"genai: compiled CPU kernels are not kept on disk: {cache} can be written by others, and "
+        refused = f"genai: compiled CPU kernels are not stored on disk: {cache} is writable by other users, but "
         assert len(first) == 2 and first[1].startswith(refused)
 
 

@@ -32,7 +32,7 @@ def test_fields() -> None:
         assert choice.form == "json"
     assert seen[0].filename == __file__
     assert replace(choice, size=2) == Choice("json", 2)
-    with pytest.raises(TypeError, match="form is the earlier name of format"):
+    with pytest.raises(TypeError, match="form is the old name of format"):
         make(form="json", format="text")
 
 

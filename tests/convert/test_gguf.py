@@ -121,7 +121,7 @@ def test_experts_that_are_not_are_rounded_and_it_is_said(tmp_path: Path) -> None
     wide = logits(build_model(tmp_path / "a.gguf", tmp_path / "wide", ExportOptions(precision="fp32")))
     assert 0 < np.linalg.norm(found - wide) < 0.01 * np.linalg.norm(wide)
     (remark,) = plan.rounded
-    assert remark.startswith("Q4_K weights of experts are now 8-bit integers, relative error 0.3")
+    assert remark.startswith("Q4_K expert weights are quantised to 8-bit integers (relative error 0.3")
 
 
 def test_mixed_types_as_files_have_them(tmp_path: Path) -> None:
@@ -208,7 +208,9 @@ def test_build_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[st
     source = write_model(tmp_path / "a.gguf", SHAPES["qwen3moe"], "Q4_K")
     assert run(["build", str(source), "-o", str(tmp_path / "model")]) == 0
     shown = capsys.readouterr()
-    assert shown.out.strip() == str(tmp_path / "model") and "experts are now 8-bit integers" in shown.err
+    assert (
+        shown.out.strip() == str(tmp_path / "model") and "expert weights are quantised to 8-bit integers" in shown.err
+    )
     config = json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]
     assert config["eos_token_id"] == [VOCAB - 3, VOCAB - 2] and config["bos_token_id"] == VOCAB - 2
     with genai.LLM(tmp_path / "model") as llm:

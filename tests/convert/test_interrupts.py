@@ -126,7 +126,7 @@ def test_two_first_uses_at_once(start: Any, checkpoint: Path, tmp_path: Path) ->
         processes = [start(RESOLVE, checkpoint) for _ in range(2)]
         for process in processes:
             assert "Building an INT4 model" in process.stderr.readline()
-            assert "waiting for another build" in process.stderr.readline()
+            assert "waiting for another process" in process.stderr.readline()
     results = [process.communicate(timeout=120) for process in processes]
     checkpoint.chmod(0o755)
     assert [process.returncode for process in processes] == [0, 0], results

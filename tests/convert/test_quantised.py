@@ -73,7 +73,9 @@ def test_logits_are_those_of_the_same_numbers_as_floats(form: str, family: str, 
     if not is_rounded:
         np.testing.assert_allclose(found, wide, atol=TOLERANCE * np.abs(wide).max())
     else:
-        assert all("experts are now 8-bit integers, relative error 0." in remark for remark in plan.rounded)
+        assert all(
+            "expert weights are quantised to 8-bit integers (relative error 0." in remark for remark in plan.rounded
+        )
 
 
 # The operators of a layer's seven products, of which those of queries, keys and values are one.

@@ -75,8 +75,12 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
     "columns that are no groups": ("awq", put(f"{Q}.qweight", lambda a: a[:33]), ("2 groups of 33 columns",)),
     "zero points of other groups": ("awq", put(f"{Q}.qzeros", lambda a: a[:1]), ("has shape [1, 8]",)),
     "zero points of other outputs": ("gptq", put(f"{Q}.qzeros", lambda a: a[:, :3]), ("96 bits for 64 numbers",)),
-    "group that there is not": ("gptq_act_order", put(f"{Q}.g_idx", with_number(5, 2)), ("group 2 of 2",)),
-    "negative group": ("gptq_act_order", put(f"{Q}.g_idx", with_number(5, -3)), ("names group -3 of 2",)),
+    "group that there is not": (
+        "gptq_act_order", put(f"{Q}.g_idx", with_number(5, 2)), ("group 2, but the number of groups is 2",),
+    ),
+    "negative group": (
+        "gptq_act_order", put(f"{Q}.g_idx", with_number(5, -3)), ("group -3, but the number of groups is 2",),
+    ),
     "g_idx of another size": ("gptq", put(f"{Q}.g_idx", lambda a: a[:-1]), ("g_idx has shape [63], expected [64]",)),
     "scales that are infinite": ("awq", put(f"{Q}.scales", with_number((0, 0), np.inf)), ("NaN or infinite",)),
     "a matrix of floats and of integers": (
@@ -96,7 +100,7 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
     "a state that is no JSON": (
         "nf4", put(f"{Q}.weight.quant_state.bitsandbytes__nf4", with_number(0, 0)), ("is not a JSON object",),
     ),
-    "fewer bytes": ("nf4", put(f"{Q}.weight", lambda a: a[:7]), ("holds 7 bytes", "64 x 64")),
+    "fewer bytes": ("nf4", put(f"{Q}.weight", lambda a: a[:7]), ("has 7 bytes", "64 x 64")),
     "fewer scales": ("nf4", put(f"{Q}.weight.absmax", lambda a: a[:7]), ("has shape [7], expected [128]",)),
     "no largest numbers": ("int8", lambda t: t.pop(f"{Q}.SCB"), ("no tensor", f"{Q}.SCB")),
     "an axis that there is not": ("hqq", put(f"{Q}.axis", lambda a: np.array(2, np.int32)), ("axis 2",)),
@@ -113,9 +117,11 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
         "nvfp4", put(f"{Q}.weight_global_scale", lambda a: a[:0]), ("weight_global_scale has 0 numbers",),
     ),
     "HQQ of no number of bits": (
-        "hqq", put(f"{Q}.nbits", lambda a: np.array(np.nan, np.float32)), ("must be an integer",),
+        "hqq", put(f"{Q}.nbits", lambda a: np.array(np.nan, np.float32)), ("must contain one integer",),
     ),
-    "HQQ of infinite bits": ("hqq", put(f"{Q}.nbits", lambda a: np.array(np.inf, np.float32)), ("must be an integer",)),
+    "HQQ of infinite bits": (
+        "hqq", put(f"{Q}.nbits", lambda a: np.array(np.inf, np.float32)), ("must contain one integer",),
+    ),
     "MLX without least values": ("mlx", lambda t: t.pop(f"{Q}.biases"), ("no tensor", f"{Q}.biases")),
     "MLX of other words": ("mlx", put(f"{Q}.weight", lambda a: a[:, :5]), ("160 bits for 64 numbers",)),
 }  # fmt: skip
@@ -133,17 +139,17 @@ def test_groups_of_different_sizes(tmp_path: Path) -> None:
     source = change(
         write(tmp_path, "gptq_act_order")[0], put(f"{Q}.g_idx", lambda a: np.r_[a[:0], np.zeros(64, np.int32)])
     )
-    refused(source, UnsupportedModelError, "groups of different sizes", "desc_act false")
+    refused(source, UnsupportedModelError, "groups of different sizes", "desc_act=false")
 
 
 SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]]] = {
     "an unknown method": ("awq", {"quant_method": "aqlm"}, UnsupportedModelError, ("'aqlm'", "awq, gptq, auto-round")),
     "a typo": ("awq", {"quant_method": "gtpq"}, UnsupportedModelError, ("'gptq'",)),
-    "no method": ("gptq_v2", {"quant_method": None}, UnsupportedModelError, ("the quant_method is None",)),
-    "a number for a method": ("awq", {"quant_method": 4}, UnsupportedModelError, ("the quant_method is 4",)),
+    "no method": ("gptq_v2", {"quant_method": None}, UnsupportedModelError, ("quant_method is None",)),
+    "a number for a method": ("awq", {"quant_method": 4}, UnsupportedModelError, ("quant_method is 4",)),
     "another layout of AWQ": ("awq", {"version": "gemv"}, UnsupportedModelError, ("'gemv'", "'gemm'")),
     "a layout for one kernel": ("gptq", {"checkpoint_format": "marlin"}, UnsupportedModelError, ("'marlin'", "gptq")),
-    "other bits": ("gptq", {"bits": 8}, InputError, ("4-bit numbers, but quantization_config has 8",)),
+    "other bits": ("gptq", {"bits": 8}, InputError, ("4-bit numbers, but quantization_config sets 8 bits",)),
     "bits that are text": ("gptq", {"bits": "four"}, ConfigError, ("'four'",)),
     "another packing": ("auto_round", {"packing_format": "x:nvfp"}, UnsupportedModelError, ("'x:nvfp'",)),
     "sparse weights": ("w4a16", {"format": "marlin-24"}, UnsupportedModelError, ("'marlin-24'", "pack-quantized")),
@@ -159,14 +165,14 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]
     ),
     "what is rotated while it runs": (
         "w4a16", {"transform_config": {"config_groups": {"R4": {"apply": [{"location": "input"}]}}}},
-        UnsupportedModelError, ("has R4, applied to 'input'",),
+        UnsupportedModelError, ("applies R4 to 'input'",),
     ),
     "a rotation of nobody knows what": (
-        "w4a16", {"transform_config": {"config_groups": {"R4": 1}}}, UnsupportedModelError, ("has R4",),
+        "w4a16", {"transform_config": {"config_groups": {"R4": 1}}}, UnsupportedModelError, ("applies R4",),
     ),
     "a block of one size": ("fp8", {"weight_block_size": [128]}, ConfigError, ("two positive sizes",)),
     "tensors of another format": (
-        "awq", {"quant_method": "hqq"}, InputError, ("has hqq, but no tensor uses that format",),
+        "awq", {"quant_method": "hqq"}, InputError, ("sets hqq, but no tensor has this format",),
     ),
 }  # fmt: skip
 
@@ -203,7 +209,7 @@ def test_merging_into_integers_is_refused(tmp_path: Path) -> None:
     source, _ = write(tmp_path, "awq")
     adapter = AdapterParameters(tmp_path / "a", {}, "peft")
     with pytest.raises(
-        UnsupportedModelError, match="adapters cannot be merged into weights that are already quantised"
+        UnsupportedModelError, match="an adapter cannot be merged into weights that are already quantised"
     ):
         plan_build(source, merge=(adapter, 1.0))
 

@@ -313,7 +313,7 @@ def test_a_full_cache_raises_and_leaves_the_sequence_as_it_was(form_folder: Call
         with generator(loaded, max_length=96) as one, generator(loaded, max_length=96) as other:
             one.append_tokens(prompt(0, 60))
             logits = one.get_logits()
-            with pytest.raises(CacheCapacityError, match="no room"):
+            with pytest.raises(CacheCapacityError, match="KV cache is too small"):
                 other.append_tokens(prompt(1, 40))
             assert other.token_count() == 0
             other.append_tokens(prompt(1, 30))
@@ -371,7 +371,7 @@ def test_misuse(small: og.Model, action: Callable[[og.Generator], Any], error: t
         ({"temperature": float("nan")}, OptionError, "0 or greater"),
         ({"length_penalty": float("inf")}, OptionError, "a number"),
         ({"random_seed": float("inf")}, OptionError, "whole number"),
-        ({"temperature": "1"}, OptionError, "is a text"),
+        ({"temperature": "1"}, OptionError, "is a string"),
         ({"temperature": True}, OptionError, "is a boolean"),
         ({"top_k": -1}, OptionError, "0 \\(all\\) or greater"),
         ({"top_k": VOCAB + 1}, OptionError, "vocabulary has 320"),

@@ -121,7 +121,7 @@ def test_asking_changes_nothing(plain: Path) -> None:
     assert asked.get_output("logits").shape == (2, 3, VOCAB)
     assert asked.get_input("input_ids").tolist()[0] == [5, 6, 7]
     asked.rewind_to(3)
-    with pytest.raises(StateError, match="nothing was computed"):
+    with pytest.raises(StateError, match="no token has been computed"):
         asked.get_output("logits")
 
 
@@ -132,11 +132,11 @@ def test_what_is_not_shown(plain: Path) -> None:
             action(name)
         assert "logits" in caught.value.why or "input_ids" in caught.value.why
     generator.close()
-    with pytest.raises(StateError, match="nothing was computed"):
+    with pytest.raises(StateError, match="no token has been computed"):
         generator.get_output("logits")
     fresh = og.Generator(generator._model, og.GeneratorParams(generator._model))
     for action, name in ((fresh.get_output, "logits"), (fresh.get_input, "input_ids")):
-        with pytest.raises(StateError, match="nothing was computed"):
+        with pytest.raises(StateError, match="no token has been computed"):
             action(name)
 
 

@@ -107,12 +107,12 @@ def test_kernels_for_gpus_go_when_nobody_has_used_them_for_long(kernels: Path, t
     caches = inspect_caches(environment(tmp_path), key=KEY)
     assert len(caches.for_gpus) == 3 and len(caches.stale) == 2
     found = check_cache(Machine(environment=environment(tmp_path)))
-    assert "; for GPUs: 3 kernels, 30 B, of which 1 have not been used for 30 days, 10 B;" in found.text
+    assert "; 3 GPU kernels, 30 B, of which 1 (10 B) have not been used for 30 days;" in found.text
     assert "--clean-cache" in found.fix and found.facts["num_gpu_files"] == 3 and found.facts["num_gpu_bytes"] == 30
     removed, kept = remove_stale(caches)
     assert [path.name for path in removed] == [OLDER, OLD, f"{2:064x}.cubin"] and not kept
     assert sorted(path.name for path in (kernels / "cuda").iterdir())[2:] == ["notes.txt"]
-    assert "; for GPUs: 2 kernels, 20 B" in check_cache(Machine(environment=environment(tmp_path))).text
+    assert "; 2 GPU kernels, 20 B" in check_cache(Machine(environment=environment(tmp_path))).text
 
 
 def old_kernel(folder: Path) -> Path:
@@ -166,7 +166,7 @@ def test_a_home_that_is_a_file(tmp_path: Path) -> None:
 
 def test_a_folder_that_others_can_write(kernels: Path, tmp_path: Path) -> None:
     kernels.chmod(0o777)
-    assert "can be written by others" in inspect_caches(environment(tmp_path), key=KEY).reason
+    assert "is writable by other users" in inspect_caches(environment(tmp_path), key=KEY).reason
 
 
 def test_a_cache_in_a_folder_that_others_can_write(
@@ -174,7 +174,7 @@ def test_a_cache_in_a_folder_that_others_can_write(
 ) -> None:
     monkeypatch.setattr(kernel_cache, "_is_own_group", lambda group: False)
     tmp_path.chmod(0o775)
-    assert f"{tmp_path} can be written by others" in inspect_caches(environment(tmp_path), key=KEY).reason
+    assert f"{tmp_path} is writable by other users" in inspect_caches(environment(tmp_path), key=KEY).reason
     tmp_path.chmod(0o1777)
     assert inspect_caches(environment(tmp_path), key=KEY).reason == ""
 
@@ -183,7 +183,7 @@ def test_a_cache_in_a_folder_that_others_can_write(
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
-        assert "cannot be written" in inspect_caches(environment(tmp_path), key=KEY).reason
+        assert "is not writable" in inspect_caches(environment(tmp_path), key=KEY).reason
     finally:
         tmp_path.chmod(0o700)
 

@@ -103,7 +103,7 @@ def test_bandwidth_is_measured_where_there_is_memory(place: Machine, write: Writ
 
 def test_a_large_cache_is_said(place: Machine, write: Write) -> None:
     write("sys/devices/system/cpu/cpu0/cache/index3/size", "480M")
-    assert "may hold part of" in checkup.check_bandwidth(place).text
+    assert "may contain part of" in checkup.check_bandwidth(place).text
 
 
 def test_an_unsteady_measurement_is_said(place: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ PATH = KernelPath("znver9", "AVX-512", 512, True, 512, {})
             Mark.NOTE,
             "unset NUMBA_CPU_NAME",
         ),
-        (replace(PATH, vector_bits=256), Mark.NOTE, "see Numba's .numba_config.yaml"),
+        (replace(PATH, vector_bits=256), Mark.NOTE, "check Numba's .numba_config.yaml"),
         (replace(PATH, compiled=False), Mark.PROBLEM, "unset NUMBA_DISABLE_JIT"),
     ],
 )
@@ -160,7 +160,7 @@ def test_gpu(place: Machine, write: Write) -> None:
 
 
 def test_cache(place: Machine) -> None:
-    assert "the first start compiles them" in checkup.check_cache(place).text
+    assert "kernels are compiled at the first start" in checkup.check_cache(place).text
     stale = Path(place.environment["GENAI_CACHE_DIR"]) / "genai" / "kernels" / ("e" * 32)
     stale.mkdir(parents=True)
     (stale / "a.o").write_bytes(bytes(2048))

@@ -23,7 +23,7 @@ def test_a_gated_model_without_a_token(hub: LocalHub, checkpoint: dict[str, byte
     with pytest.raises(AccessError, match="the model is gated") as caught:
         pull()
     page = f"{hub.url}/org/name"
-    assert f"accept it at {page}" in caught.value.fix
+    assert f"accept the licence at {page}" in caught.value.fix
     assert "HF_TOKEN" in caught.value.fix and "settings/tokens" in caught.value.fix
     assert models() == []
 
@@ -54,7 +54,7 @@ def test_no_such_repository(hub: LocalHub, checkpoint: dict[str, bytes], monkeyp
     hub.add("org/tiny-llama", checkpoint)
     with pytest.raises(AccessError, match="not found") as caught:
         pull("org/tiny-lama")
-    assert "no such repository, or it is private" in caught.value.why
+    assert "does not exist, or it is private" in caught.value.why
     pull("org/tiny-llama")
     with pytest.raises(AccessError, match="not found") as caught:
         pull("org/tiny-lama")
@@ -69,7 +69,7 @@ def test_revisions(hub: LocalHub, checkpoint: dict[str, bytes]) -> None:
     hub.add("org/name", checkpoint, revisions=("main", "v1", "refs/pr/1"))
     for revision in ("v1", "refs/pr/1", hub.repositories["org/name"].commit):
         assert (pull(f"org/name@{revision}") / "config.json").is_file()
-    with pytest.raises(DownloadError, match="no such revision") as caught:
+    with pytest.raises(DownloadError, match="the revision does not exist") as caught:
         pull("org/name@v2")
     assert "`genai pull org/name`" in caught.value.fix
     assert len(models()) == 3
@@ -81,7 +81,7 @@ def test_a_near_name_is_said_only_where_a_name_leads_nowhere(
     hub.add("org/tiny-llama", checkpoint)
     hub.add("org/tiny-lama", {"README.md": b"x"})
     pull("org/tiny-llama")
-    with pytest.raises(DownloadError, match="it has no model that can run here") as caught:
+    with pytest.raises(DownloadError, match="the repository has no model that can run here") as caught:
         pull("org/tiny-lama")
     assert "did you mean" not in caught.value.fix
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -120,7 +120,7 @@ def test_a_token_that_cannot_be_sent(
     hub.add("org/name", checkpoint)
     for token in ("hf_\xe9", "hf_\x01"):
         monkeypatch.setenv("HF_TOKEN", token)
-        with pytest.raises(AccessError, match="the token cannot be sent") as caught:
+        with pytest.raises(AccessError, match="the Hugging Face token cannot be sent") as caught:
             pull()
         assert token not in str(caught.value)
     assert not hub.requests

@@ -113,7 +113,7 @@ def test_projectors_of_images_are_no_models() -> None:
 
 def test_what_was_left_out_is_said() -> None:
     odd = replace(listing(["README.md"]), left_out=("a:b.gguf",))
-    with pytest.raises(DownloadError, match="it has no model that can run here") as caught:
+    with pytest.raises(DownloadError, match="the repository has no model that can run here") as caught:
         choose(odd)
     assert "names that are invalid on some systems are skipped: 'a:b.gguf'" in caught.value.why
 
@@ -132,22 +132,22 @@ def test_a_precision_wants_weights_that_can_be_quantised() -> None:
         (["README.md", "config.json"], "org/name", "it has no weights"),
         (["config.json", "pytorch_model.bin"], "org/name", "pickles"),
         (["consolidated.00.pth", "params.json"], "org/name", "pickles"),
-        (["adapter_config.json", "adapter_model.safetensors"], "org/name", "it is an adapter"),
+        (["adapter_config.json", "adapter_model.safetensors"], "org/name", "it contains an adapter"),
         (["model_index.json", "unet/model.safetensors"], "org/name", "no config.json"),
         (["model.safetensors"], "org/name", "no config.json"),
-        (["onnx/model.onnx", "config.json"], "org/name", "no genai_config.json"),
+        (["onnx/model.onnx", "config.json"], "org/name", "needs a genai_config.json"),
         (CUDA, "org/name", "for other devices"),
         (["a.gguf", "b.gguf"], "org/name", "several GGUF files"),
         (["a-Q8_0.gguf", "b-Q8_0.gguf"], "org/name:Q8_0", "several models match"),
         (["a-Q8_0.gguf", "a-Q4_K_M.gguf"], "org/name:Q4_K", "did you mean 'Q4_K_M'"),
         (CHECKPOINT, "org/name:Q4_K_M", "no GGUF file and no ONNX folder"),
-        (CHECKPOINT, "org/name:model.safetensors", "one file of a model"),
+        (CHECKPOINT, "org/name:model.safetensors", "only a part of a model"),
         (
             ["a-Q8_0-00001-of-00003.gguf", "a-Q8_0-00003-of-00003.gguf"],
             "org/name",
             "2 of its 3 parts are in the repository",
         ),
-        (["pytorch_model.bin"], "org/name:pytorch_model.bin", "one file of a model"),
+        (["pytorch_model.bin"], "org/name:pytorch_model.bin", "only a part of a model"),
     ],
 )
 def test_what_is_said_instead(files: list[str], reference: str, says: str) -> None:

@@ -38,14 +38,14 @@ def test_chat_with_a_name(tiny: LocalHub, cache: Path, capsys: Capture, monkeypa
     """The first use asks, pulls and builds; the second use does none of these."""
     assert run(["chat", "org/tiny-llama", *QUESTION]) == 1
     said = capsys.readouterr().err
-    assert "org/tiny-llama is not in the cache" in said and "there is no terminal" in said
+    assert "org/tiny-llama is not in the cache" in said and "is not a terminal" in said
     assert "`genai pull org/tiny-llama`" in said and "--yes" in said
     assert left(cache) == []
 
     assert run(["chat", "org/tiny-llama", "--yes", *QUESTION]) == 0
     first = capsys.readouterr()
     assert first.out.strip() == "19"
-    for text in ("safetensors (1 file), 8.8 MB, into", "licence: mit", "its weights need about", "INT4 model"):
+    for text in ("safetensors (1 file), 8.8 MB, into", "licence: mit", "the weights need about", "INT4 model"):
         assert text in first.err
     assert not any("pytorch_model" in path for path in tiny.paths())
 
@@ -64,7 +64,7 @@ def test_a_model_that_does_not_fit_is_said_before_the_download(
     monkeypatch.setattr("genai.common.memory_limits.available_memory", lambda: 1_000_000)
     assert run(["chat", "org/tiny-llama", *QUESTION]) == 1
     said = capsys.readouterr().err
-    assert "it will not fit in memory: its weights need about 2.8 MB of memory; 1.0 MB is free" in said
+    assert "the model will not fit in memory: the weights need about 2.8 MB of memory; 1.0 MB is free" in said
     assert not any("/resolve/" in path for path in tiny.paths())
 
 
@@ -82,7 +82,7 @@ def test_precisions(tiny: LocalHub, capsys: Capture) -> None:
     assert run(["chat", "--precision", "int8", *QUESTION]) == 2
     assert "without MODEL" in capsys.readouterr().err
     assert run(["chat", str(bundled_model()), "--precision", "int8", *QUESTION]) == 2
-    assert "it is not a checkpoint" in capsys.readouterr().err
+    assert "only a checkpoint can be stored in another precision" in capsys.readouterr().err
 
 
 def test_an_onnx_folder_in_a_repository(hub: LocalHub, capsys: Capture) -> None:
@@ -144,7 +144,7 @@ def test_a_gguf_file(hub: LocalHub, tmp_path: Path, capsys: Capture, monkeypatch
 
 def test_list_show_and_rm(tiny: LocalHub, cache: Path, capsys: Capture) -> None:
     assert run(["list"]) == 0
-    assert "no models yet" in capsys.readouterr().err
+    assert "the cache is empty" in capsys.readouterr().err
     assert run(["pull", "org/tiny-llama"]) == 0
     assert run(["show", "tiny-llama"]) == 0
     assert "nothing yet" in capsys.readouterr().out
@@ -213,7 +213,7 @@ def test_programs_name_models(tiny: LocalHub, capsys: Capture) -> None:
 
 def test_other_commands_take_names(tiny: LocalHub, capsys: Capture, tmp_path: Path) -> None:
     assert run(["build", "org/tiny-llama", "-o", str(tmp_path / "out")]) == 1
-    assert "there is no terminal" in capsys.readouterr().err
+    assert "is not a terminal" in capsys.readouterr().err
     assert run(["pull", "org/tiny-llama"]) == 0
     assert run(["build", "org/tiny-llama", "-o", str(tmp_path / "out"), "--precision", "fp16"]) == 0
     assert (tmp_path / "out" / "genai_config.json").is_file()
@@ -306,7 +306,7 @@ def test_something_in_the_place_of_a_model(tiny: LocalHub, cache: Path, capsys: 
     place.write_text("x")
     asked = len(tiny.requests)
     assert run(["pull", "org/tiny-llama"]) == 1
-    assert f"move {place} away" in capsys.readouterr().err
+    assert f"move {place} to another folder" in capsys.readouterr().err
     place.unlink()
     assert run(["pull", "org/tiny-llama"]) == 0
     assert len(tiny.requests) == asked + 2  # two listings; the files were there

@@ -27,7 +27,7 @@ def facts(**entry: Any) -> dict[str, Any]:
 )
 def test_names_that_lead_elsewhere(path: str) -> None:
     assert not is_safe(path)
-    with pytest.raises(DownloadError, match="response about it is invalid") as caught:
+    with pytest.raises(DownloadError, match="response about this repository is invalid") as caught:
         listing_of(Reference("org/name"), facts(rfilename=path))
     assert "could leave the folder" in caught.value.why
 
@@ -55,9 +55,9 @@ def test_names_that_do_not(path: str) -> None:
 
 @pytest.mark.parametrize("size", [-1, 1.5, "2", None, True, 1 << 60, [2]])
 def test_sizes_that_no_file_has(size: object) -> None:
-    with pytest.raises(DownloadError, match="response about it is invalid"):
+    with pytest.raises(DownloadError, match="response about this repository is invalid"):
         listing_of(Reference("org/name"), facts(size=size))
-    with pytest.raises(DownloadError, match="response about it is invalid"):
+    with pytest.raises(DownloadError, match="response about this repository is invalid"):
         listing_of(Reference("org/name"), facts(lfs={"size": size, "sha256": "0" * 64}))
 
 
@@ -72,13 +72,13 @@ def test_sizes_that_no_file_has(size: object) -> None:
     ],
 )  # fmt: skip
 def test_answers_that_are_no_listing(answer: dict[str, Any]) -> None:
-    with pytest.raises(DownloadError, match="response about it is invalid"):
+    with pytest.raises(DownloadError, match="response about this repository is invalid"):
         listing_of(Reference("org/name"), answer)
 
 
 def test_too_many_files() -> None:
     many = [{"rfilename": f"f{i}", "size": 1} for i in range(200_001)]
-    with pytest.raises(DownloadError, match="response about it is invalid") as caught:
+    with pytest.raises(DownloadError, match="response about this repository is invalid") as caught:
         listing_of(Reference("org/name"), {"sha": COMMIT, "siblings": many})
     assert "200,001 files" in caught.value.why
 
@@ -101,7 +101,7 @@ def test_hostile_answers_end_in_errors(hub: LocalHub, monkeypatch: pytest.Monkey
     hub.add("org/name", {"config.json": b"{}"})
     for body in (b"<html>", b"[]", b"\xff\xfe", b"{" * 100_000, b'{"sha": ' + b"[" * 100_000):
         hub.faults["/api/"] = [Fault(body=body)]
-        with pytest.raises(DownloadError, match=r"JSON|an object|response about it is invalid|too deeply"):
+        with pytest.raises(DownloadError, match=r"JSON|an object|response about this repository is invalid|too deeply"):
             genai.pull("org/name", quiet=True)
     monkeypatch.setattr("genai.hub.client._MOST_ANSWERS", 1 << 16)
     hub.faults["/api/"] = [Fault(body=b" " * (1 << 17))]

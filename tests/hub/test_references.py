@@ -80,7 +80,7 @@ def test_an_address_with_a_password_is_not_written_down() -> None:
 
 
 def test_a_checksum_that_is_none() -> None:
-    with pytest.raises(ModelFolderError, match="not downloaded"):
+    with pytest.raises(ModelFolderError, match="the checksum is invalid"):
         parse("https://example.com/a.gguf#sha256=12")
 
 

@@ -185,7 +185,7 @@ def test_something_in_the_place_of_a_model(hub: LocalHub, checkpoint: dict[str, 
     hub.add("org/name", checkpoint)
     (cache / "org--name").mkdir(parents=True)
     (cache / "org--name" / "file").write_text("x")
-    with pytest.raises(ModelFolderError, match="cannot create") as caught:
+    with pytest.raises(ModelFolderError, match="cannot be created") as caught:
         genai.pull("org/name", quiet=True)
     assert "genai rm org--name" in caught.value.fix
     assert [folder.name for folder in store.unfinished()] == ["org--name", "org--name"]

@@ -19,7 +19,7 @@ def test_questions_and_a_bar(hub: LocalHub, chatting: dict[str, bytes], tmp_path
     build = ("build", "org/tiny-llama", "-o", str(tmp_path / "out"))
     for no in ("n\r", "\x04"):  # Ctrl-D
         terminal = opened(*build)
-        shown = terminal.wait_for(r"Download 8.8 MB of org/tiny-llama\? \[Y/n\] ")
+        shown = terminal.wait_for(r"Download org/tiny-llama \(8.8 MB\)\? \[Y/n\] ")
         assert "safetensors (1 file)" in shown and "licence" in shown
         terminal.type(no)
         terminal.wait_for("was not pulled")

@@ -166,7 +166,7 @@ MESSES = {
         never=("bin",),
     ),
     "an adapter": Mess(
-        lambda files: {"adapter_config.json": b"{}", "adapter_model.safetensors": JUNK}, "it is an adapter"
+        lambda files: {"adapter_config.json": b"{}", "adapter_model.safetensors": JUNK}, "it contains an adapter"
     ),
     "code of its own": Mess(
         lambda files: {
@@ -178,7 +178,7 @@ MESSES = {
     ),
     "a shard is missing": Mess(
         lambda files: without(sharded(without(files, GGUF)), "model-00002-of-00002.safetensors"),
-        "names 1 files that are not in the repository",
+        "lists 1 files that are not in the repository",
         never=("-of-00002",),
     ),
     "an index that is none": Mess(
@@ -203,8 +203,8 @@ MESSES = {
         lambda files: without({**files, "tokenizer_config.json": b"{}"}, GGUF, "chat_template.jinja"),
         "no chat template",
     ),
-    "ONNX folders for other devices": Mess(lambda files: onnx("cuda/cuda-int4"), "are for other devices"),
-    "graphs that say nothing of text": Mess(lambda files: {"onnx/model.onnx": JUNK}, "no genai_config.json"),
+    "ONNX folders for other devices": Mess(lambda files: onnx("cuda/cuda-int4"), "are built for other devices"),
+    "graphs that say nothing of text": Mess(lambda files: {"onnx/model.onnx": JUNK}, "needs a genai_config.json"),
     "parts of another kind of model": Mess(
         lambda files: {"model_index.json": b"{}", "unet/model.safetensors": JUNK}, "no config.json"
     ),

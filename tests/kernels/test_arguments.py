@@ -144,7 +144,7 @@ def test_declarations_that_cannot_be(library: Library) -> None:
     assert size(full) == MAX_ARGUMENTS
     for declaration, message in (
         (text, "Text.name cannot be <class 'str'>"),
-        (more, f"More takes {MAX_ARGUMENTS + 4} entries, the maximum is {MAX_ARGUMENTS}"),
+        (more, f"More has {MAX_ARGUMENTS + 4} entries, but the maximum is {MAX_ARGUMENTS}"),
     ):
         with pytest.raises(TypeError, match=message):
             library.native_op(declaration)

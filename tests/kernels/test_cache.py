@@ -168,7 +168,7 @@ def test_damaged_files_are_rebuilt(root: Path, sources: Path, damage: str, logge
 def assert_warned_once(messages: list[str], reason: str) -> None:
     """One message of three parts: what, why, what to do; and none but of compiling."""
     (message,) = [message for message in messages if not message.endswith("...")]
-    assert "compiled CPU kernels are not kept on disk" in message
+    assert "compiled CPU kernels are not stored on disk" in message
     assert reason in message
     assert "GENAI_CACHE_DIR" in message
     assert "Traceback" not in message and "\n" not in message
@@ -249,7 +249,7 @@ def test_a_folder_that_others_can_write_is_refused(
     logged()
     program = Program(sources)
     program.assert_works()
-    assert_warned_once(logged(), "can be written by others")
+    assert_warned_once(logged(), "is writable by other users")
     assert files(root) == [file]
     assert file.read_bytes() == before
 
@@ -292,9 +292,9 @@ def test_the_group_of_one_user_is_nobody_else(
     for level in (root.parent, root):
         level.chmod(0o775)
     reason = kernel_cache.reason_to_refuse(root / "kernels" / "key")
-    assert (reason is None) == is_own and (is_own or f"{root.parent} can be written by others" in str(reason))
+    assert (reason is None) == is_own and (is_own or f"{root.parent} is writable by other users" in str(reason))
     root.parent.chmod(0o777)
-    assert "can be written by others" in str(kernel_cache.reason_to_refuse(root / "kernels" / "key"))
+    assert "is writable by other users" in str(kernel_cache.reason_to_refuse(root / "kernels" / "key"))
     kernel_cache._is_own_group.cache_clear()
 
 
@@ -339,9 +339,9 @@ def test_what_the_environment_names_must_not_be_open_to_others(
     assert (program.library.folder.path is None) == refused
     said = logged()
     if refused:
-        assert_warned_once(said, f"{root.parent} can be written by others")
+        assert_warned_once(said, f"{root.parent} is writable by other users")
     else:
-        assert "not kept" not in str(said)
+        assert "not stored" not in str(said)
     assert root.exists() != refused
 
 
@@ -354,7 +354,7 @@ def test_what_is_made_for_it_is_private_whatever_others_may_do_with_new_files(
     finally:
         os.umask(before)
     assert Program(sources).prepare().loaded == 1
-    assert "not kept" not in str(logged())
+    assert "not stored" not in str(logged())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mode bits say nothing on Windows")
@@ -386,7 +386,7 @@ def test_files_that_others_may_have_written_are_rebuilt(
         return assert_warned_once(logged(), "directory")
     assert stat.S_ISREG(file.lstat().st_mode) and not file.stat().st_mode & 0o022
     assert len(file.read_bytes()) == len(whole) and Program(sources).prepare().loaded == 1
-    return None if "not kept" not in str(logged()) else pytest.fail("it was said")
+    return None if "not stored" not in str(logged()) else pytest.fail("it was said")
 
 
 def another_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +426,7 @@ def test_no_home_folder(sources: Path, monkeypatch: pytest.MonkeyPatch, logged: 
 
     monkeypatch.setattr(Path, "home", homeless)
     Program(sources).assert_works()
-    assert_warned_once(logged(), "there is no home folder")
+    assert_warned_once(logged(), "the home folder is unknown")
 
 
 def test_where_the_cache_is() -> None:

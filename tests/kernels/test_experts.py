@@ -154,7 +154,7 @@ def test_refused(op_type: str, constants: list[Any], attributes: dict[str, Any])
         (1, lambda a: a[:, :, :1], {}, "scales has"),
         (2, lambda a: a[:, 1:], {}, "the bias 'c2' must have"),
         (3, lambda a: a[:, :-1], {}, "weight has|scales has"),
-        (0, lambda a: a, {"k": 0}, "k is 0, expected 1 to 5"),
+        (0, lambda a: a, {"k": 0}, "k is 0, but it must be from 1 to 5"),
         (0, lambda a: a, {"k": 6}, "k is 6"),
         (0, lambda a: a, {"block_size": 33}, "block_size is 33"),
         (0, lambda a: a, {"expert_weight_bits": 3}, "bits is 3"),
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_before_it_runs(
 
 def test_layers_of_other_experts_are_refused(floats: dict[str, np.ndarray]) -> None:
     for first, second in ((floats["fc1"][:4], floats["fc2"]), (floats["fc1"], floats["fc2"][:, :, 1:])):
-        with pytest.raises(KernelError, match="do not fit together"):
+        with pytest.raises(KernelError, match="do not match each other"):
             run("reference", "MoE", floats["x"], floats["scores"], [first, None, second], **SWIGLU)
 
 

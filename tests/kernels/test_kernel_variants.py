@@ -97,7 +97,7 @@ def test_one_kernel_has_a_name(tmp_path: Path) -> None:
 
     found = at_once(lambda: library.kernel(same))
     refused = [str(one) for one in found if isinstance(one, ValueError)]
-    assert refused == ["a kernel named 'same' already exists; each variant needs its own"] * (THREADS - 1)
+    assert refused == ["a kernel named 'same' already exists; each variant needs a unique name"] * (THREADS - 1)
 
 
 def test_models_that_threads_load_at_once(tmp_path: Path) -> None:

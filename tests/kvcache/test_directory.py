@@ -221,9 +221,9 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
             cache(tmp_path / inside)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(DirectoryError, match="written by others"):
+    with pytest.raises(DirectoryError, match="writable by other users"):
         cache(tmp_path / "open")
-    with pytest.raises(DirectoryError, match="open can be written by others"):
+    with pytest.raises(DirectoryError, match="open is writable by other users"):
         cache(tmp_path / "open" / "inside")
     assert not (tmp_path / "open" / "inside").exists()
     (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody renames what belongs to others

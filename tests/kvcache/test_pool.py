@@ -13,7 +13,7 @@ def test_allocates_every_block_once_then_is_full():
     pool = BlockPool(3)
     assert sorted(pool.allocate(1)[0] for _ in range(3)) == [0, 1, 2]
     assert pool.num_free == 0
-    with pytest.raises(CacheFull, match="1 cache blocks needed, 0 of 3 are free"):
+    with pytest.raises(CacheFull, match="1 cache blocks are needed, but only 0 of 3 are free"):
         pool.allocate(1)[0]
 
 
@@ -28,7 +28,7 @@ def test_low_ids_first_and_the_last_released_again_first():
 def test_allocate_gives_all_or_nothing(sound):
     pool = BlockPool(4)
     pool.allocate(1)[0]
-    with pytest.raises(CacheFull, match="4 cache blocks needed, 3 of 4 are free"):
+    with pytest.raises(CacheFull, match="4 cache blocks are needed, but only 3 of 4 are free"):
         pool.allocate(4)
     assert pool.num_free == 3
     assert pool.allocate(0) == []
@@ -61,7 +61,7 @@ def test_a_block_that_nobody_holds_cannot_be_used(operation, sound):
 @pytest.mark.parametrize("block", [-1, 2])
 @pytest.mark.parametrize("operation", ["release", "share", "references", "is_writable"])
 def test_a_block_outside_the_pool_is_an_error(operation, block):
-    with pytest.raises(BlockError, match="its blocks are 0 to 1"):
+    with pytest.raises(BlockError, match="which has the blocks 0 to 1"):
         getattr(BlockPool(2), operation)([block] if operation in ("release", "share") else block)
 
 

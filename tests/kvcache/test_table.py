@@ -27,7 +27,7 @@ def test_slots_follow_the_blocks():
 def test_a_full_pool_leaves_the_table_as_it_was():
     pool = BlockPool(2)
     table = table_of(pool, 3)
-    with pytest.raises(CacheFull, match="2 cache blocks needed, 1 of 2 are free"):
+    with pytest.raises(CacheFull, match="2 cache blocks are needed, but only 1 of 2 are free"):
         table.append(6)
     assert (table.length, list(table.blocks), pool.num_free) == (3, [0], 1)
     assert table.append(5) == ([3, 4, 5, 6, 7], [])
@@ -49,7 +49,7 @@ def test_truncate_frees_blocks_and_later_slots_are_reused(sound):
 
 @pytest.mark.parametrize("length", [-1, 4])
 def test_truncate_refuses_a_length_it_does_not_have(length):
-    with pytest.raises(ValueError, match=f"length = {length}: the table holds 3 tokens"):
+    with pytest.raises(ValueError, match=f"length = {length}: the table has 3 tokens"):
         table_of(BlockPool(2), 3).truncate(length)
 
 

@@ -398,7 +398,7 @@ def test_choices_that_mean_nothing(llm: LLM) -> None:
         with pytest.raises(OptionError, match="scale of adapter 'z'"):
             llm.load_adapter(llm.adapters.info("a")["source"], "z", scale)  # type: ignore[arg-type]
     for name in ("", 3, "x" * 300):
-        with pytest.raises(OptionError, match="an adapter's name is"):
+        with pytest.raises(OptionError, match="the adapter's name is"):
             llm.load_adapter(llm.adapters.info("a")["source"], name)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="lora = 1"):
         Model(llm.model.folder, lora=1)  # type: ignore[arg-type]

@@ -247,7 +247,7 @@ def test_only_what_cannot_fit_alone_fails(
             generator.append_tokens([9] * 90)
             fits = llm.stream([5] * 40, temperature=0, max_tokens=50, ignore_eos=True)
             too_long = llm.stream([6] * 60, temperature=0, max_tokens=100, ignore_eos=True)
-            with pytest.raises(genai.errors.CacheCapacityError, match="no room"):
+            with pytest.raises(genai.errors.CacheCapacityError, match="KV cache is too small"):
                 list(too_long)
             assert too_long.completion.token_ids
             list(fits)

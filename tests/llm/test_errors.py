@@ -251,7 +251,10 @@ def test_the_engine_goes_on(llm: genai.LLM) -> None:
         ({"device": "mps"}, ["device = 'mps'", "only NVIDIA GPUs are supported"]),
         ({"device": "cuda:one"}, ["device = 'cuda:one'", "did you mean 'cuda'?"]),
         ({"device": "CPU"}, ["did you mean 'cpu'?"]),
-        ({"device": "reference", "threads": 2}, ["device = 'reference' with threads = 2", "that NumPy chooses"]),
+        (
+            {"device": "reference", "threads": 2},
+            ["device = 'reference' cannot be used with threads = 2", "that NumPy chooses"],
+        ),
         ({"device": "reference", "accuracy": "int8"}, ["with accuracy = 'int8'", "full precision"]),
         ({"kv_dtype": "fp61"}, ["did you mean 'fp16'?"]),
         ({"thread": 2}, ["unknown option 'thread' = 2", "did you mean 'threads'?"]),

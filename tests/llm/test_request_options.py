@@ -102,7 +102,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 2, "early_stopping": "always"}, "early_stopping"),
     ({"length_penalty": 2.0}, "without beams"),
     ({"early_stopping": True}, "without beams"),
-    ({"num_beams": 2, "keep_state": True}, "keep_state with num_beams"),
+    ({"num_beams": 2, "keep_state": True}, "keep_state cannot be used with num_beams"),
     ({"num_beams": 2, "temperature": 0.7}, "temperature"),
     ({"num_beams": 2, "top_k": 5}, "top_k"),
     ({"num_beams": 2, "stop": "x"}, "stop"),
@@ -155,10 +155,10 @@ def test_beams_of_many_prompts_fit_a_small_cache(bundled: genai.Model, bundled_f
         pool = llm.model.decoder.pool
         assert pool is not None
         held = pool.allocate(pool.num_free - 2)
-        with pytest.raises(CacheCapacityError, match=r"no room for \d beams") as caught:
+        with pytest.raises(CacheCapacityError, match=r"too small for \d beams") as caught:
             llm.generate(prompts[0], **options)
         assert (
-            f"other sequences of this model {len(held)}" in caught.value.why
+            f"other sequences of this model use {len(held)}" in caught.value.why
             and "the other sequences" in caught.value.fix
         )
         pool.release(held)
@@ -172,7 +172,7 @@ def test_beams_are_refused_only_where_they_need_more_blocks_than_there_are(bundl
     with genai.LLM(bundled_folder, context_size=128, cache_bytes=7 * block, threads=1) as llm:
         assert llm.generate([7] * 100, **options)
     with genai.LLM(bundled_folder, context_size=128, cache_bytes=6 * block, threads=1) as llm:
-        with pytest.raises(CacheCapacityError, match="no room for 4 beams of 101 tokens") as caught:
+        with pytest.raises(CacheCapacityError, match="too small for 4 beams of 101 tokens") as caught:
             llm.generate([7] * 100, **options)
         assert "other sequences of this model 0" in caught.value.why and "close" not in caught.value.fix
         assert "fewer beams" in caught.value.fix and "max_tokens" in caught.value.fix

@@ -103,7 +103,7 @@ def test_info_and_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(["lora", "info", str(adapter)]) == 0
     assert "gguf" in capsys.readouterr().out
     assert run(["lora", "convert", str(adapter), "-o", str(tmp_path / "peft")]) == 1
-    assert "set the base with --model" in capsys.readouterr().err
+    assert "pass the base model with --model" in capsys.readouterr().err
     other = write(tmp_path / "b.gguf", PAIR, "qwen2")
     assert run(["lora", "convert", str(other), "-o", str(tmp_path / "peft")]) == 0
     np.testing.assert_array_equal(read_adapter(tmp_path / "peft").pairs["model.layers.0.mlp.up_proj"].b, 4 * B)

@@ -80,9 +80,9 @@ def test_reads_what_the_engine_needs(tmp_path: Path) -> None:
     [
         ("modl", {}, "unknown key 'modl'"),
         ("model.vocab_sise", 1, "did you mean 'vocab_size'"),
-        ("model.vocab_size", "100", "expected int, not str"),
-        ("model.vocab_size", True, "expected int, not bool"),
-        ("model.vocab_size", 1.5, "expected int, not float"),
+        ("model.vocab_size", "100", "int is expected, not str"),
+        ("model.vocab_size", True, "int is expected, not bool"),
+        ("model.vocab_size", 1.5, "int is expected, not float"),
         ("model.vocab_size", 0, "at least 1"),
         ("model.vocab_size", ..., "model.vocab_size is missing"),
         ("model.decoder", ..., "model.decoder is missing"),
@@ -94,8 +94,8 @@ def test_reads_what_the_engine_needs(tmp_path: Path) -> None:
         ("model.eos_token_id", ["2"], "below vocab_size"),
         ("model.decoder.inputs", {"past_key_names": "past"}, "exactly one %d"),
         ("model.decoder.inputs", {"past_key_names": "past_%d_%s"}, "exactly one %d"),
-        ("model.decoder.inputs", [], "expected dict, not list"),
-        ("search.top_k", 1.5, "expected int"),
+        ("model.decoder.inputs", [], "dict is expected, not list"),
+        ("search.top_k", 1.5, "int is expected"),
         ("search.min_p", 0.1, "unknown key 'search.min_p'"),
         ("model.vocab_size", 2**31, "32 bits"),
         ("model.vocab_size", 2**63, "32 bits"),
@@ -161,7 +161,7 @@ def test_missing_folder_file_instead_and_missing_config(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="no such folder"):
         Config(tmp_path / "none")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelFolderError, match="a file, not a model folder"):
+    with pytest.raises(ModelFolderError, match="a file is not a model folder"):
         Config(tmp_path / "file")
     with pytest.raises(ModelFolderError, match=r"genai_config\.json is missing"):
         Config(tmp_path)
@@ -235,7 +235,7 @@ def test_a_file_without_end(read: Callable[[Path], object], tmp_path: Path, monk
 
 def test_a_stream_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai.common.reading._MOST_BYTES", 1000)
-    with Path("/dev/zero").open("rb") as endless, pytest.raises(InputError, match="stdin: cannot be read"):
+    with Path("/dev/zero").open("rb") as endless, pytest.raises(InputError, match="stdin: the text cannot be read"):
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=endless))
         read_stdin()
 

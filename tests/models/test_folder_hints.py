@@ -28,12 +28,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("given", "texts"),
     [
-        ("meta-llama/Llama-3.2-1B", ["Hugging Face name", "`genai pull meta-llama/Llama-3.2-1B`", "pull=True"]),
+        (
+            "meta-llama/Llama-3.2-1B",
+            ["no Hugging Face model of this name has been pulled", "`genai pull meta-llama/Llama-3.2-1B`", "pull=True"],
+        ),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", ["`genai pull Qwen/Qwen3-0.6B`"]),
         ("hf.co/Qwen/Qwen3-0.6B", ["genai pull Qwen/Qwen3-0.6B"]),
         (
             "models/phi-3.Q4_K_M.gguf",
-            ["_M.gguf: no such GGUF file", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"],
+            ["_M.gguf: the GGUF file does not exist", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"],
         ),
         ("model.onnx", [".onnx file is not a model folder", "no such file"]),
         ("llama3", ["`genai list` shows no model with this name", "org/name", 'genai chat -p "…"']),
@@ -62,7 +65,7 @@ def test_a_file_of_a_folder(here: Path) -> None:
     folder.mkdir()
     for name in ("model.onnx", "model.safetensors", "pytorch_model.bin", "notes.txt"):
         (folder / name).touch()
-    with pytest.raises(ModelFolderError, match=r"genai info \S*model.onnx` describes the graph"):
+    with pytest.raises(ModelFolderError, match=r"to describe the graph, use `genai info \S*model.onnx`"):
         Config(folder / "model.onnx")
     with pytest.raises(ModelFolderError, match=r"model.onnx: an .onnx file is not a model folder|about model.onnx"):
         Config(folder)
@@ -112,7 +115,7 @@ def test_what_hugging_face_has_downloaded(here: Path) -> None:
     snapshot.mkdir(parents=True)
     with pytest.raises(ModelFolderError, match=f"genai chat {snapshot}") as caught:
         Config("Qwen/Qwen3-0.6B")
-    assert "`genai pull Qwen/Qwen3-0.6B` imports it from there" in caught.value.fix
+    assert "to import the copy, run `genai pull Qwen/Qwen3-0.6B`" in caught.value.fix
 
 
 @pytest.mark.parametrize("given", ["meta-llama/Llama-3.2-1B", "https://hf.co/Qwen/Qwen3-0.6B", "a.gguf", "here.gguf"])

@@ -239,7 +239,7 @@ def test_a_vocabulary_that_the_graph_does_not_tell(folder: Path, dense: bool) ->
 
 def test_a_vocabulary_beyond_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai.models.decoder_graph.available_memory", lambda: 1000)
-    refused(folder, CacheCapacityError, "vocab_size 64")
+    refused(folder, CacheCapacityError, "vocab_size is 64")
 
 
 @pytest.mark.parametrize("number", ["7", "100000000", "4000000000"])

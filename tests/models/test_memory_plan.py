@@ -139,9 +139,9 @@ def test_budgets() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"cache_bytes": 319}, CacheCapacityError, "not even one block"),
+        ({"cache_bytes": 319}, CacheCapacityError, "too small for one block"),
         ({"cache_bytes": 640, "context_size": 65}, CacheCapacityError, "64 tokens fit"),
-        ({"cache_bytes": 640, "context_size": 1001}, OptionError, "context_length is 1000"),
+        ({"cache_bytes": 640, "context_size": 1001}, OptionError, "context length of the model is 1000"),
         ({"context_size": 200}, CacheCapacityError, "at most 128"),
         ({"context_size": 0}, OptionError, "1 to 1000"),
     ],

@@ -206,5 +206,5 @@ def test_too_few_features():
         **weights, **NODES,
     )  # fmt: skip
     model.graph.input[0].type.tensor_type.ClearField("shape")
-    with pytest.raises(genai.Fail, match="2 features, the input has 1"):
+    with pytest.raises(genai.Fail, match=r"2 features, .*the input has 1"):
         genai.InferenceSession(model).run(None, {"x": ROWS[:, :1].copy()})

@@ -218,7 +218,7 @@ def test_positions_outside_the_rotary_tables(domain, position, one_node):
     )
     model = one_node("RotaryEmbedding", order, domain=domain, version=23)
     model.ir_version = 10
-    refused(model, order, f"position_ids from {position}")
+    refused(model, order, f"position_ids range from {position}")
 
 
 @pytest.mark.parametrize("index", [-1, 3])
@@ -229,15 +229,15 @@ def test_indices_that_count_from_the_front_only(index, one_node):
     embedding = {"i": ids, "k": None, "w": table, "p": table, "t": None, "g": norm, "b": norm}
     given = {key: value for key, value in embedding.items() if value is not None}
     model = one_node("EmbedLayerNormalization", embedding, 2, domain="com.microsoft")
-    refused(model, given, f"ids from {index}")
+    refused(model, given, f"ids range from {index}")
     columns = {"x": row, "i": np.array([index])}
-    refused(one_node("ArrayFeatureExtractor", columns, domain="ai.onnx.ml"), columns, f"indices from {index}")
+    refused(one_node("ArrayFeatureExtractor", columns, domain="ai.onnx.ml"), columns, f"indices range from {index}")
     writing = {"c": np.zeros((1, 3, 1), np.float32), "u": np.ones((1, 1, 1), np.float32), "n": np.array([index])}
     model = one_node("TensorScatter", writing, version=24)
     model.ir_version = 11
-    refused(model, writing, f"places from {index}")
+    refused(model, writing, f"write positions range from {index}")
     regions = {"x": np.ones((3, 1, 4, 4), np.float32), "r": np.ones((1, 4), np.float32), "n": np.array([index])}
-    refused(one_node("RoiAlign", regions, version=16), regions, f"batch_indices from {index}")
+    refused(one_node("RoiAlign", regions, version=16), regions, f"batch_indices range from {index}")
 
 
 @pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
@@ -272,13 +272,15 @@ def test_shapes_that_contradict_the_hidden_size(op_type, direction, one_node, bo
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
     for size in (4, 6):
         model = one_node(op_type, inputs, hidden_size=size, **attributes)
-        refused(model, feed, f"W has shape .*hidden_size {size}")
+        refused(model, feed, f"W has shape .*hidden_size is {size}")
         with pytest.raises(Exception, match="Input W must have shape"):
             both(model, feed)
     for name, value in feed.items():
         wrong = {**feed, name: np.concatenate([value, value], axis=-1)}
         refused(
-            one_node(op_type, {**inputs, **wrong}, hidden_size=5, **attributes), wrong, r"has shape .*, expected \["
+            one_node(op_type, {**inputs, **wrong}, hidden_size=5, **attributes),
+            wrong,
+            r"has shape .*, but it must have shape \[",
         )
 
 
@@ -309,7 +311,7 @@ def test_a_kernel_shape_that_contradicts_the_weight(op_type, constant, one_node,
 def test_a_number_is_one_number(values, one_node):
     """Several numbers for a scalar are an error; the first one is not used."""
     feed = {"x": np.ones((3, 3), np.float32), "k": np.array(values)}
-    refused(one_node("Trilu", feed), feed, "expected a single number")
+    refused(one_node("Trilu", feed), feed, "a single number is expected")
 
 
 def test_arg_max_needs_an_element(one_node):
@@ -433,4 +435,4 @@ def test_weights_of_a_product_must_be_constants(missing, one_node):
     )
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    refused(model, {"x": given["x"], missing: given[missing]}, f"'{missing}'.* to be a constant")
+    refused(model, {"x": given["x"], missing: given[missing]}, f"'{missing}'.* must be a constant")

@@ -44,7 +44,7 @@ def test_attributes_take_the_types_of_parameters_and_unknown_ones_are_ignored():
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"mode": "c"}, "mode is 'c', expected one of a, b"),
+        ({"mode": "c"}, "mode is 'c', but it must be one of a, b"),
         ({"count": 0}, "at least 1"),
         ({"rest": -1}, "at least 0"),
     ],
@@ -74,7 +74,7 @@ def test_a_missing_attribute_is_named():
     def needs(x: Any, *, axis: int) -> Any:
         return x
 
-    with pytest.raises(ValueError, match="Op needs the attribute 'axis'"):
+    with pytest.raises(ValueError, match="Op: the attribute 'axis' is missing"):
         from_function(needs)(spec_of(1))
 
 
@@ -82,5 +82,5 @@ def test_a_refused_attribute_in_a_session(one_node):
     x = np.ones(2, np.uint8)
     with pytest.raises(genai.GenaiError, match="BitShift") as caught:
         genai.InferenceSession(one_node("BitShift", {"x": x, "y": x}, direction="UP"))
-    assert "direction is 'UP', expected one of LEFT, RIGHT" in caught.value.why
+    assert "direction is 'UP', but it must be one of LEFT, RIGHT" in caught.value.why
     assert caught.value.fix

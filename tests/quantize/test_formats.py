@@ -201,7 +201,7 @@ def test_experts_that_do_not_fit_their_operator(mixture: Path, tmp_path: Path) -
         ({"format": "nl4", "block_size": 128}, "block_size is 128"),
         ({"format": "nf4", "symmetric": False}, "nf4 cannot be stored with zero points"),
         ({"format": "iq4_nl", "qdq": True}, "iq4_nl cannot be stored as QDQ"),
-        ({"qdq": True, "bits": 3}, "qdq cannot store 3 bits"),
+        ({"qdq": True, "bits": 3}, "qdq cannot be used with 3 bits"),
         ({"bits": 7}, "bits is 7"),
         ({"block_size": 48}, "block_size is 48"),
     ],

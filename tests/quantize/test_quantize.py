@@ -285,7 +285,7 @@ def test_a_recipe(small: Path, tmp_path: Path) -> None:
         ("rules:\n  - {mach: '*'}", "unknown key 'mach'"),
         ("rules:\n  - {match: '*', bits: 7}", "bits is 7"),
         ("rules:\n  - {match: '*', method: gtpq}", "method is 'gtpq'"),
-        ("rules:\n  - {bits: 8}", "has no pattern"),
+        ("rules:\n  - {bits: 8}", "has no 'match' pattern"),
         ("rules: 3", "rules is a number"),
         ("rules:\n  - {match: '*', bits: 4.0}", "bits is 4.0"),
         ("rules:\n  - {match: '*', qdq: 1}", "qdq is 1"),
@@ -374,16 +374,20 @@ def test_texts(small: Path, tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.txt", "", "contains no text"),
-        ("a.txt", "Short.", "at least 160 are needed, and 384 were requested"),
-        ("a.jsonl", "{}", "line 1 is not a text"),
-        ("a.jsonl", "[1]", "line 1 is not a text"),
-        ("a.jsonl", '{"messages": 3}', "line 1 is not a text"),
-        ("a.jsonl", '{"text": "a"}\n{"text": 5}', "line 2 is not a text\n  why: text is a number"),
-        ("a.jsonl", '{"prompt": "a"}', "there is no completion; the keys are prompt"),
-        ("a.jsonl", "[" * 100_000, "line 1 is not a text\n  why: it is nested too deeply"),
+        ("a.txt", "Short.", "at least 160 tokens are needed, and 384 were requested"),
+        ("a.jsonl", "{}", "line 1 is not a valid record"),
+        ("a.jsonl", "[1]", "line 1 is not a valid record"),
+        ("a.jsonl", '{"messages": 3}', "line 1 is not a valid record"),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"text": 5}',
+            "line 2 is not a valid record\n  why: text is a number, but a string is expected",
+        ),
+        ("a.jsonl", '{"prompt": "a"}', "the key completion is missing; the keys are prompt"),
+        ("a.jsonl", "[" * 100_000, "line 1 is not a valid record\n  why: the JSON is nested too deeply"),
         ("a.jsonl", '{"messages": [5]}', "a.jsonl, line 1: "),
         ("a.jsonl", '{"text": "\\ud800"}', "a.jsonl, line 1: "),
-        ("a.jsonl", '{"text": "one\u2028two"', "line 1 is not a text\n  why: it is not JSON"),
+        ("a.jsonl", '{"text": "one\u2028two"', "line 1 is not a valid record\n  why: the line is not JSON"),
         ("a.txt", b"\xff\xfe", "is not UTF-8"),
         ("b.txt", None, "no such file"),
     ],
@@ -414,9 +418,9 @@ def test_bad_texts(name: str, content: str | bytes | None, message: str, small: 
         ({"target_bits": float("nan")}, "target_bits is nan"),
         ({"target_size": 0}, "target_size is 0"),
         ({"target_bits": 5.0, "recipe": Path("x")}, "recipe and target_bits"),
-        ({"evaluate": False, "eval_file": Path("x")}, "it has no effect"),
-        ({"target_bits": 5.0, "bits": 8}, "a target determines these"),
-        ({"target_kld": 0.1, "format": "q4_k"}, "a target determines these"),
+        ({"evaluate": False, "eval_file": Path("x")}, "eval_file has no effect without an evaluation"),
+        ({"target_bits": 5.0, "bits": 8}, "a target determines the format, the bits and the block size"),
+        ({"target_kld": 0.1, "format": "q4_k"}, "a target determines the format, the bits and the block size"),
         ({"target_runtime": "any"}, "there is no target"),
         ({"target_bits": 5.0, "target_runtime": "onnx"}, "target_runtime is 'onnx'"),
         ({"sensitivity": Path("x")}, "there is no target"),
@@ -430,7 +434,7 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 def test_a_recipe_with_a_default_says_all_of_it(small: Path, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("default: {bits: 2}\nrules:\n  - {match: '*o_proj*', bits: 8}\n")
     for given in ({"bits": 8}, {"bits": 4}, {"method": "gptq"}, {"symmetric": False}):
-        with pytest.raises(OptionError, match=f"has a default, and {next(iter(given))} is also set"):
+        with pytest.raises(OptionError, match=f"sets a default, and {next(iter(given))} is also set"):
             quantize_model(small, tmp_path / "out", quick(recipe=tmp_path / "recipe.yaml", **given))
     (tmp_path / "recipe.yaml").write_text("rules:\n  - {match: '*o_proj*', bits: 8}\n")
     options = quick(recipe=str(tmp_path / "recipe.yaml"), bits=2, evaluate=False)
@@ -459,7 +463,7 @@ def test_more_tokens_are_wanted_than_there_are(small: Path, tmp_path: Path) -> N
 def test_a_calibration_text_that_nothing_needs(small: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("What is 12 + 7? It is 19. " * 200)
-    with pytest.raises(OptionError, match="neither the methods in use nor the evaluation need calibration data"):
+    with pytest.raises(OptionError, match="neither the methods in use nor the evaluation needs calibration data"):
         quantize_model(small, tmp_path / "out", quick(method="search", calib=text, evaluate=False))
     report = quantize_model(small, tmp_path / "out", quick(method="search", calib=text))
     assert report.calibration is None and report.evaluation is not None and str(text) in report.evaluation
@@ -515,7 +519,7 @@ def test_what_was_written_here_is_quantised(
 def test_sizes() -> None:
     assert [parse_size(text) for text in ("2GB", "1.5 GiB", "700m", "123")] == [2 * 10**9, 3 * 2**29, 700 * 10**6, 123]
     for bad in ("", "GB", "-1GB", "1TB", "1e9"):
-        with pytest.raises(OptionError, match="is not a size"):
+        with pytest.raises(OptionError, match="a size is a number and a unit"):
             parse_size(bad)
 
 

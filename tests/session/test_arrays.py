@@ -86,5 +86,5 @@ def test_the_peer_refuses(tmp_path, saved):
     pytest.importorskip("onnxruntime")
     with pytest.raises(InputError, match="refuses"):
         Peer(str(tmp_path / "absent.onnx"))
-    with pytest.raises(InputError, match="fails"):
+    with pytest.raises(InputError, match="cannot run the model"):
         Peer(str(saved)).run({"a": np.ones(3)})

@@ -47,7 +47,7 @@ def test_bytes_that_are_no_text(make_model):
     kind = (TensorProto.STRING, ["n"])
     session = ort.InferenceSession(make_model([helper.make_node("Identity", ["a"], ["b"])], {"a": kind}, {"b": kind}))
     for given in (np.array([b"\xff\xfe"]), np.array([b"\xff\xfe"], np.void), np.array([b"\xff"], object), [b"\xff"]):
-        with pytest.raises(ort.InvalidArgument, match="'a': bytes are not UTF-8 text") as caught:
+        with pytest.raises(ort.InvalidArgument, match="'a' contains bytes that are not UTF-8") as caught:
             session.run(None, {"a": given})
         assert has_three_parts(caught.value)
     given = np.array([b"a\0b", "c", 1, None], object)
@@ -244,7 +244,7 @@ def test_attributes_that_cannot_be(op_type, attributes, make_model):
         ort.InferenceSession(model)
     value = attributes[wrong]
     assert str(value) in caught.value.what
-    assert caught.value.why.startswith("by the operator's definition, it ")
+    assert caught.value.why.startswith("by the operator's definition, the attribute ")
     onnxruntime = pytest.importorskip("onnxruntime")
     if (op_type, attributes) not in ((("ConvTranspose"), {"pads": [-1, 0, 0, 0]}),):
         with pytest.raises(

@@ -90,7 +90,7 @@ def test_copies_between_values():
     assert target.numpy().tolist() == [1, 1]
     source.update_inplace(genai.OrtValue.ortvalue_from_numpy(np.full(2, 9, np.float32)))
     assert source.numpy().tolist() == [9, 9]
-    with pytest.raises(genai.GenaiError, match="1 tensors to 2"):
+    with pytest.raises(genai.GenaiError, match="1 tensors cannot be copied to 2 tensors"):
         genai.copy_tensors([source], [target, target])
 
 

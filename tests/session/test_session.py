@@ -58,7 +58,7 @@ def test_settings(make_model, ones):
     assert session.run({"a": ones})["c"].tolist() == (ones + 5).tolist()
     assert session.profiler is not None and sum(calls for calls, _ in session.profiler.totals().values()) == 1
     for wrong in ({"threads": -1}, {"max_value_bytes": -1}, {"dims": {"N": -2}}):
-        with pytest.raises(errors.OptionError, match="must not be negative"):
+        with pytest.raises(errors.OptionError, match="cannot be negative"):
             SessionConfig(**wrong)
 
 

@@ -130,8 +130,8 @@ PIECE = field(1, field(1, b"<unk>") + b"\x18\x02")
     [
         (b"", "0 pieces"),
         (b"not a model", "not a protobuf message"),
-        (b"\x0a", "or truncated"),
-        (b"\x0a\xff\xff\xff\xff\x0f", "or truncated"),
+        (b"\x0a", "the file is truncated"),
+        (b"\x0a\xff\xff\xff\xff\x0f", "the file is truncated"),
         (b"\xff" * 11, "not a protobuf message"),
         (b"\x08\x01", "0 pieces"),
         (field(1, field(1, b"\xff\xfe")), "not UTF-8"),
@@ -149,7 +149,7 @@ PIECE = field(1, field(1, b"<unk>") + b"\x18\x02")
     ],
 )
 def test_what_is_no_model_is_an_error(tmp_path: Path, data: bytes, why: str) -> None:
-    with pytest.raises(TokenizerError, match=r"tokenizer\.model: is not a SentencePiece model") as caught:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model: the file is not a SentencePiece model") as caught:
         Tokenizer(make_folder(tmp_path, data))
     assert why in caught.value.why
     assert caught.value.fix

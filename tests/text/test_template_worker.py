@@ -87,7 +87,7 @@ def test_ordinary_conversations_may_be_long(bundled_folder: Path) -> None:
 
 def test_too_long_conversations_never_reach_the_template(worker: TemplateWorker) -> None:
     """Keys and nested texts count; each of several conversations may have the maximum length."""
-    with pytest.raises(InputError, match=r"a conversation of 4,200,003 characters") as caught:
+    with pytest.raises(InputError, match=r"the conversation has 4,200,003 characters") as caught:
         worker.render("{{ x }}", {}, [{"x": "short"}, {"x": [{"y": "a" * 4_200_000, "z": 1}]}])
     assert caught.value.why and caught.value.fix == "shorten the messages"
     long = [{"x": "a" * 4_000_000}] * 2

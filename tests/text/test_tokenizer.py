@@ -291,7 +291,7 @@ def test_tokenizer_dir_stays_in_the_folder(model_folder, name):
 
 @pytest.mark.parametrize("source", [None, 5, b"folder", ["folder"]])
 def test_other_sources_are_refused(source):
-    with pytest.raises(InputError, match=r"Tokenizer: got (null|a )") as caught:
+    with pytest.raises(InputError, match=r"Tokenizer: the argument is (null|a )") as caught:
         Tokenizer(source)
     assert_three_parts(caught.value)
 

@@ -95,5 +95,7 @@ class LoraAdapter:
 
 def _int32(name: str, value: Any) -> int:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
-        raise InputError(f"{name} = {value!r}", "a whole number that fits in 32 bits is expected", "pass an int32")
+        raise InputError(
+            f"{name} = {value!r}", "a 32-bit signed integer is expected", "pass an integer in the range of int32"
+        )
     return int(value)

@@ -40,7 +40,7 @@ class SessionRep(BackendRep):
             if len(given) != len(names):
                 raise InputError(
                     f"{len(given)} inputs were given",
-                    f"the model has {len(names)}: {', '.join(names)}",
+                    f"the model has {len(names)} inputs: {', '.join(names)}",
                     "pass every input",
                 )
             inputs = dict(zip(names, given, strict=True))
@@ -75,7 +75,7 @@ class SessionBackend(Backend):
         if isinstance(model, SessionRep):
             return model
         if device is not None and not cls.supports_device(device):
-            raise OptionError(f"device = {device!r}", "a session backend computes on the CPU", "omit device")
+            raise OptionError(f"device = {device!r}", "a backend session runs only on the CPU", "omit device")
         if isinstance(model, InferenceSession):
             return SessionRep(model)
         if hasattr(model, "SerializeToString"):
@@ -93,7 +93,7 @@ class SessionBackend(Backend):
     def run_node(cls, *arguments: Any, **options: Any) -> Any:
         """Raises OptionError, because a single node does not specify its operator set."""
         raise OptionError(
-            "run_node was called", "a single node names no operator set", "run a model that contains the node"
+            "run_node is not supported", "a single node has no opset version", "run a model that contains the node"
         )
 
 
@@ -101,7 +101,9 @@ def _with(object_: Any, options: Mapping[str, Any]) -> Any:
     for name, value in options.items():
         if name.startswith("_") or not hasattr(object_, name) or callable(getattr(object_, name)):
             raise OptionError(
-                f"unknown option {name!r}", f"{type(object_).__name__} has no attribute of that name", "remove it"
+                f"unknown option {name!r}",
+                f"{type(object_).__name__} has no attribute of that name",
+                "remove the option",
             )
         setattr(object_, name, value)
     return object_

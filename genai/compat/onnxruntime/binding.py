@@ -68,7 +68,9 @@ class IOBinding:
             return
         if element_type is None or shape is None:
             raise InvalidArgument(
-                f"output {name!r} is bound to memory without a type or shape", "both are needed", "pass both"
+                f"output {name!r} is bound to memory without a type or shape",
+                "memory needs an element type and a shape",
+                "pass element_type and shape",
             )
         self._outputs[name] = OrtValue(_memory(element_type, shape, buffer_ptr, driver))
 
@@ -78,7 +80,7 @@ class IOBinding:
         if not isinstance(ortvalue, OrtValue):
             kind = type(ortvalue).__name__
             raise InvalidArgument(
-                f"a {kind} for output {name!r}", "results are written to OrtValues", "pass an OrtValue"
+                f"output {name!r} is bound to a {kind}", "results are written to OrtValues", "pass an OrtValue"
             )
         self._outputs[name] = ortvalue
 
@@ -151,7 +153,7 @@ class IOBinding:
 def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
         raise InvalidArgument(
-            f"failed to find {kind} {name!r}", f"the model's {kind}s are {', '.join(known)}", "rename it"
+            f"failed to find {kind} {name!r}", f"the model's {kind}s are {', '.join(known)}", "use one of these names"
         )
 
 
@@ -167,7 +169,9 @@ def _memory(element_type: Any, shape: Sequence[int], address: int, driver: Drive
     # In some libraries, empty arrays have the address 0.
     if address < 0 or (address == 0 and count) or any(size < 0 for size in shape):
         raise InputError(
-            f"address {address} with shape {list(shape)}", "the address is not valid memory", "pass array.ctypes.data"
+            f"address {address} cannot hold an array of shape {list(shape)}",
+            "the address must point to valid memory",
+            "pass array.ctypes.data",
         )
     if not count:
         return np.zeros(tuple(shape), dtype) if driver is None else empty(driver, shape, dtype)

@@ -52,7 +52,7 @@ class InferenceSession(Single):
         if unsupported:
             raise InvalidArgument(
                 f"InferenceSession takes no {', '.join(sorted(unsupported))}",
-                "it accepts path_or_bytes, sess_options, providers and provider_options",
+                "the arguments are path_or_bytes, sess_options, providers and provider_options",
                 "remove the other arguments",
             )
         if sess_options is not None and not isinstance(sess_options, SessionOptions):
@@ -117,7 +117,7 @@ class InferenceSession(Single):
         chosen = self._choose(providers, provider_options, must_exist=True)
         if [name for name, _ in chosen] != self.get_providers():
             raise InvalidArgument(
-                f"providers {[name for name, _ in chosen]} after loading",
+                f"providers {[name for name, _ in chosen]} cannot be set after loading",
                 "the graph is divided among providers only when it is loaded",
                 "create a new session with these providers",
             )

@@ -34,7 +34,11 @@ def get_build_info() -> str:
 def set_default_logger_severity(severity: int) -> None:
     """Ignored: sessions do not log. Raises OptionError if the severity is not 0 to 4."""
     if not 0 <= int(severity) <= 4:
-        raise OptionError(f"log severity {severity}", "severities are 0 (verbose) to 4 (fatal)", "use one of these")
+        raise OptionError(
+            f"log severity {severity} is out of range",
+            "severities are integers from 0 (verbose) to 4 (fatal)",
+            "use a severity in this range",
+        )
 
 
 def set_seed(seed: int) -> None:
@@ -44,7 +48,7 @@ def set_seed(seed: int) -> None:
         OptionError: the seed is not a whole number.
     """
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
-        raise OptionError(f"seed {seed!r}", "a seed is a whole number", "pass an int")
+        raise OptionError(f"the seed is {seed!r}", "a seed must be an integer", "pass an int")
     _seed_nodes(int(seed))
 
 
@@ -58,9 +62,7 @@ def set_global_thread_pool_sizes(intra_op_num_threads: int = 0, inter_op_num_thr
     """
     for name, value in (("intra_op", intra_op_num_threads), ("inter_op", inter_op_num_threads)):
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
-            raise OptionError(
-                f"{name}_num_threads {value!r}", "a whole number of at least 0 is expected", "pass an int"
-            )
+            raise OptionError(f"{name}_num_threads is {value!r}", "an integer of at least 0 is expected", "pass an int")
     _global_threads[0] = int(intra_op_num_threads)
 
 

@@ -72,7 +72,9 @@ class _Entries:
         does not support (docs/reference/session-options.md). Entries of runs are ignored."""
         if not isinstance(key, str) or not isinstance(value, str):
             raise OptionError(
-                f"config entry {key!r}: {value!r}", "keys and values of config entries are strings", "pass str(value)"
+                f"config entry {key!r}: {value!r}",
+                "keys and values of config entries must be strings",
+                "pass str(value)",
             )
         self._entries[key] = value
 
@@ -81,8 +83,8 @@ class _Entries:
         if key not in self._entries:
             raise OptionError(
                 f"there is no config entry {key!r}",
-                f"entries: {', '.join(sorted(self._entries)) or 'none'}",
-                "add the entry first",
+                f"existing entries: {', '.join(sorted(self._entries)) or 'none'}",
+                "add the entry before you read it",
             )
         return self._entries[key]
 
@@ -134,8 +136,8 @@ class SessionOptions(_Entries):
         if not name.startswith("_") and name not in _SESSION_OPTIONS:
             raise OptionError(
                 f"SessionOptions has no option {name!r}",
-                f"it has {', '.join(sorted(_SESSION_OPTIONS))}",
-                "correct the name",
+                f"the options are {', '.join(sorted(_SESSION_OPTIONS))}",
+                "use one of these names",
             )
         kind = _SESSION_OPTIONS.get(name)
         object.__setattr__(self, name, value if kind is None else _checked("SessionOptions", name, kind, value))
@@ -158,7 +160,9 @@ class SessionOptions(_Entries):
         """Use values in place of several initializers."""
         if len(names) != len(values):
             raise OptionError(
-                f"{len(names)} names and {len(values)} values", "each name needs a value", "check the lists"
+                f"{len(names)} names and {len(values)} values were given",
+                "each name needs a value",
+                "pass lists of equal length",
             )
         self._initializers.update(zip(names, values, strict=True))
 
@@ -168,9 +172,9 @@ class SessionOptions(_Entries):
         """Provide the contents of external data files, which then need not exist."""
         if not len(file_names) == len(buffers) == len(lengths):
             raise OptionError(
-                f"{len(file_names)} names, {len(buffers)} buffers and {len(lengths)} lengths",
+                f"{len(file_names)} names, {len(buffers)} buffers and {len(lengths)} lengths were given",
                 "each file needs a name, a buffer and a length",
-                "check the lists",
+                "pass lists of equal length",
             )
         for name, buffer, length in zip(file_names, buffers, lengths, strict=True):
             self._external_files[name] = bytes(memoryview(buffer)[:length])
@@ -202,8 +206,8 @@ class SessionOptions(_Entries):
             OptionError: always.
         """
         raise OptionError(
-            f"custom operator library {path!r}",
-            "native libraries for onnxruntime cannot be loaded here",
+            f"the custom operator library {path!r} cannot be loaded",
+            "native libraries for onnxruntime are not supported",
             "register the operators in Python with @genai.register_op",
         )
 
@@ -226,7 +230,9 @@ class RunOptions(_Entries):
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in _RUN_OPTIONS:
             raise OptionError(
-                f"RunOptions has no option {name!r}", f"it has {', '.join(_RUN_OPTIONS)}", "correct the name"
+                f"RunOptions has no option {name!r}",
+                f"the options are {', '.join(_RUN_OPTIONS)}",
+                "use one of these names",
             )
         kind = _RUN_OPTIONS.get(name)
         object.__setattr__(self, name, value if kind is None else _checked("RunOptions", name, kind, value))
@@ -246,7 +252,8 @@ class RunOptions(_Entries):
         if not isinstance(adapter, LoraAdapter) or adapter.arrays is None:
             raise InputError(
                 f"the adapter is {'empty' if isinstance(adapter, LoraAdapter) else 'a ' + type(adapter).__name__}",
-                "its arrays replace inputs of the model", "pass a LoraAdapter on which Load(path) was called",
+                "the arrays of an adapter replace inputs of the model",
+                "pass a LoraAdapter on which Load(path) was called",
             )  # fmt: skip
         self._adapters.append(adapter)
 
@@ -280,9 +287,12 @@ def _checked(owner: str, name: str, kind: type, value: Any) -> Any:
     elif kind is int and isinstance(value, int | np.integer) and not isinstance(value, bool):
         number = int(value)
         if name.endswith("num_threads") and number < 0:
-            why, wanted = "the number must not be negative", "pass a number of threads, or 0 for one per core"
+            why, wanted = "the number of threads cannot be negative", "pass a number of threads, or 0 for one per core"
         elif name == "log_severity_level" and number not in _SEVERITIES:
-            why, wanted = "levels are 0 (everything) to 4 (fatal errors only), or -1 (unchanged)", "use one of these"
+            why, wanted = (
+                "levels are 0 (everything) to 4 (fatal errors only), or -1 (unchanged)",
+                "use one of these levels",
+            )
         elif abs(number) >= 1 << 31:
             why, wanted = "the value must fit in 32 bits", "use a smaller number"
         else:
@@ -292,7 +302,9 @@ def _checked(owner: str, name: str, kind: type, value: Any) -> Any:
 
 def _extent(name: str, value: int) -> int:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
-        raise OptionError(f"dimension {name!r} = {value!r}", "an extent is a whole number of at least 0", "pass an int")
+        raise OptionError(
+            f"dimension {name!r} = {value!r}", "a dimension must be an integer of at least 0", "pass an int"
+        )
     return int(value)
 
 
@@ -334,7 +346,7 @@ _REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "ep.context_enable": (("0",), _NO_CONTEXT),
     "ep.context_file_path": ((), _NO_CONTEXT),
     "ep.context_model_external_initializers_file_name": ((), _NO_CONTEXT),
-    "optimization.disable_specified_optimizers": ((), "only graph_optimization_level selects the rewrites"),
+    "optimization.disable_specified_optimizers": ((), "only graph_optimization_level selects the optimisations"),
     "optimization.enable_gelu_approximation": (("0",), "GELU is computed as the model defines it"),
     "session.collect_node_memory_stats_to_file": ((), "memory statistics are not written to a file"),
     "session.compile_only": (("0",), _NO_CONTEXT),
@@ -363,19 +375,19 @@ def check_entries(entries: Mapping[str, str]) -> None:
         if why and value not in ("", *harmless):
             raise OptionError(f"config entry {key} = {value!r}", why, "remove the entry")
         if not why and key not in OBEYED | _WITHOUT_EFFECT and not key.startswith(_PREFIXES_WITHOUT_EFFECT):
-            hint = did_you_mean(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], "check its name")
+            hint = did_you_mean(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], "check the name of the entry")
             warn_caller(f"the config entry {key!r} is unknown and has no effect; {hint}")
     for key in (MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES):
         if key in entries and whole_number(entries[key]) is None:
             raise OptionError(
-                f"config entry {key} = {entries[key]!r:.80}", "a number of bytes is expected", "correct the value"
+                f"config entry {key} = {entries[key]!r:.80}", "a number of bytes is expected", "use plain digits"
             )
     for key in (KEEPS_QDQ, RECORDS_ASSIGNMENT):
         if entries.get(key, "0") not in ("0", "1"):
-            raise OptionError(f"config entry {key} = {entries[key]!r}", "'0' or '1' is expected", "correct the value")
+            raise OptionError(f"config entry {key} = {entries[key]!r}", "'0' or '1' is expected", "use '0' or '1'")
     folder = entries.get(WEIGHTS_FOLDER)
     if folder is not None and not Path(folder).is_dir():
-        raise OptionError(f"config entry {WEIGHTS_FOLDER} = {folder!r}", "there is no such folder", "check the path")
+        raise OptionError(f"config entry {WEIGHTS_FOLDER} = {folder!r}", "the folder does not exist", "check the path")
 
 
 def session_config(options: SessionOptions, providers: Sequence[ChosenProvider]) -> SessionConfig:

@@ -57,7 +57,7 @@ def chosen_providers(
         more = _listed("provider_options", provider_options)
         if len(more) != len(given) or any(not isinstance(item, str) for item in given):
             raise InvalidArgument(
-                f"{len(more)} provider_options for the providers {given}",
+                f"{len(more)} provider_options were given for the providers {given}",
                 "provider_options must contain one dict for each name in providers",
                 "pass one dict per name, or only (name, options) pairs",
             )
@@ -69,8 +69,8 @@ def chosen_providers(
         if must_exist and reason and name not in _ELSEWHERE:
             raise InvalidArgument(
                 f"provider {name!r} is unknown",
-                f"available: {', '.join(get_available_providers())}",
-                "choose one of these",
+                f"the available providers are {', '.join(get_available_providers())}",
+                "use one of these providers",
             )
         if reason:
             warn_caller(
@@ -78,7 +78,7 @@ def chosen_providers(
                 f"Available providers: '{', '.join(get_available_providers())}'{reason}"
             )
         elif used.setdefault(name, own) is not own:
-            warn_caller(f"provider '{name}' is named twice; the first options are used")
+            warn_caller(f"provider '{name}' is listed twice, and only its first options are used")
     used.setdefault(CPU_PROVIDER, {})
     return list(used.items())
 
@@ -103,7 +103,7 @@ def _why_not(name: str, options: Mapping[str, Any]) -> str:
 
 def _listed(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise InvalidArgument(f"{name} is a {type(value).__name__}", "it must be a list", f"pass [{value!r}]")
+        raise InvalidArgument(f"{name} is a {type(value).__name__}", "the value must be a list", f"pass [{value!r}]")
     return list(value)
 
 
@@ -113,5 +113,7 @@ def _pair(item: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], dict):
         return item[0], dict(item[1])
     raise InvalidArgument(
-        f"provider {item!r}", "a provider is a name or a (name, options) pair", f"pass {CPU_PROVIDER!r}"
+        f"{item!r} is not a provider",
+        "a provider is a name or a (name, options) pair",
+        f"pass a name such as {CPU_PROVIDER!r}",
     )

@@ -142,8 +142,8 @@ class OrtMemoryInfo:
         """
         if mem_type != OrtDeviceMemoryType.DEFAULT or alignment != 0:
             raise InputError(
-                f"memory of type {mem_type} with alignment {alignment}",
-                "values are in ordinary memory that NumPy allocates",
+                f"memory of type {mem_type} with alignment {alignment} is not supported",
+                "NumPy allocates the memory of values",
                 "use OrtDeviceMemoryType.DEFAULT and alignment 0",
             )
         return OrtMemoryInfo(name, allocator_type, device_id, OrtMemType.DEFAULT, vendor_id, device_type)
@@ -157,7 +157,11 @@ class OrtMemoryInfo:
 def check_device(name: str, device_id: int = 0) -> None:
     """Raise InputError if the device is not the CPU."""
     if name.lower() != CPU or device_id != 0:
-        raise InputError(f"device {name!r} number {device_id}", "values of a session are on the CPU", "use 'cpu', 0")
+        raise InputError(
+            f"device {name!r} number {device_id} is not supported",
+            "values of a session are on the CPU",
+            "use device 'cpu' and number 0",
+        )
 
 
 def device_of(name: str, device_id: int = 0) -> Driver | None:
@@ -171,14 +175,14 @@ def device_of(name: str, device_id: int = 0) -> Driver | None:
         return None
     if name.lower() not in (CUDA, "gpu"):
         raise InputError(
-            f"device {name!r} number {device_id}",
+            f"device {name!r} number {device_id} is not supported",
             "values of a session are on the CPU or on an NVIDIA GPU",
-            "use 'cpu', 0, or 'cuda' and a GPU's number",
+            "use device 'cpu' and number 0, or device 'cuda' and the number of a GPU",
         )
     try:
         return open_gpu(device_id)
     except NoDevice as error:
-        instead = "use 'cpu', 0 for the CPU"
+        instead = "to use the CPU, pass device 'cpu' and number 0"
         raise no_gpu(f"device {name!r} number {device_id} cannot hold values", error, instead) from error
 
 
@@ -205,7 +209,9 @@ class OrtValue:
         """
         driver = device_of(device_type, device_id)
         if not isinstance(numpy_obj, np.ndarray | np.generic):
-            raise InputError(f"got a {type(numpy_obj).__name__}", "a NumPy array is expected", "pass np.asarray(…)")
+            raise InputError(
+                f"numpy_obj is a {type(numpy_obj).__name__}", "a NumPy array is expected", "pass np.asarray(…)"
+            )
         DataType.from_numpy(numpy_obj.dtype)
         array = np.asarray(numpy_obj)
         if driver is None:
@@ -224,7 +230,7 @@ class OrtValue:
         if data.dtype.itemsize != dtype.itemsize:
             raise InputError(
                 f"{data.dtype} cannot be read as ONNX type {onnx_element_type}",
-                f"their elements have {data.dtype.itemsize} and {dtype.itemsize} bytes",
+                f"the elements of the two types have {data.dtype.itemsize} and {dtype.itemsize} bytes",
                 "pass an array with the same element size",
             )
         return OrtValue(data.view(dtype))
@@ -375,7 +381,7 @@ class OrtValue:
         raise InputError(
             f"this OrtValue is {type_name(self._value)}",
             "only tensors have elements and a shape",
-            "use its value attribute",
+            "use the attribute `value` of the OrtValue",
         )
 
 
@@ -388,7 +394,9 @@ def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any =
     """
     if len(src) != len(dst):
         raise InputError(
-            f"{len(src)} tensors to {len(dst)}", "each tensor needs a target", "pass lists of equal length"
+            f"{len(src)} tensors cannot be copied to {len(dst)} tensors",
+            "each tensor needs a target",
+            "pass lists of equal length",
         )
     for source, target in zip(src, dst, strict=True):
         target.update_inplace(source)
@@ -396,7 +404,9 @@ def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any =
 
 def _check_no_text(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
-        raise InputError("text on a GPU", "GPU memory holds only numbers", "use 'cpu', 0")
+        raise InputError(
+            "text cannot be stored on a GPU", "GPU memory contains only numbers", "use device 'cpu' and number 0"
+        )
 
 
 def element_dtype(given: Any) -> np.dtype[Any]:
@@ -407,5 +417,7 @@ def element_dtype(given: Any) -> np.dtype[Any]:
         return DataType(int(given)).numpy_dtype
     except ValueError:
         raise InputError(
-            f"ONNX element type {given}", f"types are 1 to {max(DataType)}", "use onnx.TensorProto's numbers"
+            f"ONNX element type {given} does not exist",
+            f"element types are integers from 1 to {max(DataType)}",
+            "use a value of onnx.TensorProto.DataType",
         ) from None

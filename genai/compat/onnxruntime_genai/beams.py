@@ -46,7 +46,7 @@ class BeamGenerator(Generator):
         self._check_running()
         if self._searches:
             raise StateError(
-                "append_tokens after the search began", "the beams have diverged", "create a new Generator"
+                "append_tokens was called after the search began", "the beams have diverged", "create a new Generator"
             )
         config = self._model.config.model
         rows = token_rows(tokens, len(self._sequences), config.vocab_size, config.pad_token_id)
@@ -120,13 +120,15 @@ class BeamGenerator(Generator):
         searches, wanted = self._begun(), self._beam_options.num_return_sequences
         most = len(searches) * wanted
         if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < most:
-            raise InputError(f"get_sequence({index!r})", f"there are {most} outputs", f"use 0 to {most - 1}")
+            raise InputError(
+                f"get_sequence({index!r})", f"the search has {most} outputs", f"use an index from 0 to {most - 1}"
+            )
         prompt, rank = divmod(int(index), wanted)
         self._conclude()
         finished = searches[prompt].policy.finished
         if rank >= len(finished):
-            why = "masks and a small vocabulary allowed no more beams"
-            raise StateError(f"prompt {prompt} has {len(finished)} outputs", why, "use a smaller index")
+            why = "masks or a small vocabulary allowed no more beams"
+            raise StateError(f"prompt {prompt} has only {len(finished)} outputs", why, "use a smaller index")
         output = finished[rank][1]
         return np.array([*self._prompts[prompt], *output.tokens], np.int32)
 
@@ -154,8 +156,8 @@ class BeamGenerator(Generator):
 
     def _refuse(self, call: str) -> NoReturn:
         raise StateError(
-            f"{call} with num_beams = {self._beam_options.num_beams}",
-            "the caller cannot change or read the beams of a search individually",
+            f"{call} cannot be used with num_beams = {self._beam_options.num_beams}",
+            "a beam search does not give access to individual beams",
             "omit the call, or use num_beams = 1",
         )
 

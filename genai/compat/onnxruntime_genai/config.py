@@ -23,8 +23,8 @@ class Config(core.Config):
     def from_package_ep(cls, path: str, ep: str) -> NoReturn:
         """Not supported: models are read from folders, not from packages of several models."""
         raise NotSupportedYetError(
-            f"{path}: model packages are not read",
-            "a model is a folder with a genai_config.json",
+            f"{path}: model packages are not supported",
+            "a model is a folder that contains genai_config.json",
             "pass one of the package's folders to Config",
         )
 
@@ -49,8 +49,8 @@ class Config(core.Config):
             if whole_number(str(value)) is None:
                 raise OptionError(
                     f"device_id = {value!r:.80} of provider {name!r}",
-                    "the number of a GPU is expected, in plain digits",
-                    'use "0" for the first GPU',
+                    "a GPU number in plain digits is expected",
+                    'for the first GPU, use "0"',
                 )
             self._gpu = str(int(value))
 
@@ -71,7 +71,7 @@ class Config(core.Config):
                 raise NotSupportedYetError(
                     f"provider {name!r} is not available",
                     "this version runs on the CPU and on NVIDIA GPUs",
-                    'use "cpu", "cuda" or no provider',
+                    'use "cpu" or "cuda", or omit the provider',
                 )
 
     @property

@@ -156,7 +156,7 @@ class Engine(Single):
         if limit > self.model.context_size:
             raise OptionError(
                 f"max_session_tokens = {limit}",
-                f"the context holds {self.model.context_size} tokens",
+                f"the context size is {self.model.context_size} tokens",
                 "use a smaller limit",
             )
         return Request(self, limit or self.model.context_size)
@@ -164,7 +164,7 @@ class Engine(Single):
     def create_event_buffer(self, capacity: int) -> EngineEventBuffer:
         """Create a buffer for this number of events per run. The next run returns further events."""
         if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
-            raise OptionError(f"capacity = {capacity!r:.40}", "a whole number of at least 1 is expected", "pass an int")
+            raise OptionError(f"capacity = {capacity!r:.40}", "an integer of at least 1 is expected", "pass an int")
         return EngineEventBuffer(int(capacity))
 
     def run(self, buffer: EngineEventBuffer) -> EngineEventBuffer:
@@ -176,7 +176,9 @@ class Engine(Single):
         self._check_thread()
         if not isinstance(buffer, EngineEventBuffer):
             raise InputError(
-                f"run({type(buffer).__name__})", "an EngineEventBuffer is expected", "use create_event_buffer"
+                f"run({type(buffer).__name__})",
+                "an EngineEventBuffer is expected",
+                "pass the result of create_event_buffer()",
             )
         _ = self.model.decoder
         if not self._events and self._core.has_work:
@@ -260,14 +262,16 @@ class Request(Single):
             )
         if turn_options is not None and (not isinstance(turn_options, TurnOptions) or turn_options.request is not self):
             raise InputError(
-                "turn_options were not created for this request", "they depend on it", "create TurnOptions(request)"
+                "turn_options were not created for this request",
+                "the options depend on the request",
+                "create TurnOptions(request)",
             )
         options = TurnOptions(self) if turn_options is None else turn_options
         new = token_row(tokens, self.engine.model.config.model.vocab_size)
         if len(self._tokens) + len(new) >= self.max_session_tokens:
             raise ContextOverflowError(
-                f"{len(new)} tokens after {len(self._tokens)}",
-                f"the request may have {self.max_session_tokens} tokens, including the reply",
+                f"{len(new)} tokens cannot be appended to {len(self._tokens)} tokens",
+                f"the request can have at most {self.max_session_tokens} tokens, including the reply",
                 "shorten the prompt, rewind to the start of a turn, or create a new request",
             )
         params = options.sampling()
@@ -294,10 +298,14 @@ class Request(Single):
         """
         self._check_open()
         if self._turn is not None:
-            raise StateError("a turn is in progress", "only completed turns can be discarded", "cancel the turn first")
+            raise StateError(
+                "a turn is in progress", "only completed turns can be discarded", "cancel the current turn first"
+            )
         if turn_id not in self._starts:
             known = ", ".join(map(str, self._starts)) or "none"
-            raise InputError(f"Cannot rewind to unknown Turn ID {turn_id}.", f"turns: {known}", "use one of these")
+            raise InputError(
+                f"Cannot rewind to unknown Turn ID {turn_id}.", f"the turns are {known}", "use one of these turn IDs"
+            )
         start = self._starts[turn_id]
         self._starts = {turn: begin for turn, begin in self._starts.items() if turn < turn_id}
         del self._tokens[start:]
@@ -320,7 +328,7 @@ class Request(Single):
         self.engine._check_thread()
         if self._closed:
             raise StateError(
-                "Cannot use a closed request.", "close() freed the request's tokens", "create another request"
+                "Cannot use a closed request.", "close() freed the tokens of the request", "create another request"
             )
 
     def _drop(self) -> None:

@@ -62,7 +62,9 @@ class GeneratorParams:
     def __init__(self, model: Model) -> None:
         if not isinstance(model, Model):
             raise InputError(
-                f"GeneratorParams needs a Model, not {type(model).__name__}", "options depend on it", "pass a Model"
+                f"GeneratorParams needs a Model, not {type(model).__name__}",
+                "the options depend on the model",
+                "pass a Model",
             )
         self.model = model
         self._grammar: Grammar | None = None
@@ -89,11 +91,13 @@ class GeneratorParams:
         for name in ("max_length", "min_length"):
             if new.get(name, 0) > context:
                 length = self.model.config.model.context_length
-                why = f"the context holds {context} tokens; the model's context_length is {length}"
-                raise OptionError(f"{name} = {new[name]}", why, f"use at most {context}")
+                why = f"the context size is {context} tokens (the model's context_length is {length})"
+                raise OptionError(f"{name} = {new[name]}", why, f"use a value of at most {context}")
         if new.get("top_k", 0) > vocab:
             raise OptionError(
-                f"top_k = {new['top_k']}", f"the model's vocabulary has {vocab} tokens", f"use 0 (all) to {vocab}"
+                f"top_k = {new['top_k']}",
+                f"the model's vocabulary has {vocab} tokens",
+                f"use a value from 0 (all tokens) to {vocab}",
             )
         self._options.update(new)
 
@@ -146,13 +150,13 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if not isinstance(model, Model) or not isinstance(params, GeneratorParams):
             raise InputError(
                 f"Generator needs (Model, GeneratorParams), not ({type(model).__name__}, {type(params).__name__})",
-                "it generates tokens with this model and these options",
-                "pass both in this order",
+                "a Generator generates tokens with a model and options",
+                "pass a Model and a GeneratorParams in this order",
             )
         if params.model is not model:
             raise InputError(
                 "params belong to another model",
-                "their limits depend on the model",
+                "the limits of params depend on the model",
                 "create GeneratorParams(model) again",
             )
         self._options = dict(params._options)
@@ -184,7 +188,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
     @property
     def _sequences(self) -> list[DecoderSequence]:
         if not self._batch.is_open:
-            raise StateError("the generator is closed", "close() freed its KV cache", "create a new Generator")
+            raise StateError("the generator is closed", "close() freed the KV cache", "create a new Generator")
         return self._batch.sequences
 
     @property
@@ -226,8 +230,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         longest, before, limit = max(map(len, rows)), self._shown.width, self.max_length
         if before + longest > limit:
             raise ContextOverflowError(
-                f"{longest} tokens after {before} exceed max_length {limit}",
-                f"the model's context_length is {config.context_length}, and all rows count as long as the longest",
+                f"{longest} tokens after {before} tokens exceed max_length = {limit}",
+                f"the model's context_length is {config.context_length}, and rows have the same length",
                 "shorten the prompt, or raise max_length if the context allows",
             )
         self._shown.append(rows)
@@ -331,7 +335,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
         """
         if self._next_tokens is None:
             raise StateError(
-                "no token was generated yet", "there is nothing to return", "call generate_next_token first"
+                "no token has been generated yet",
+                "get_next_tokens returns the last generated tokens",
+                "call generate_next_token first",
             )
         return self._next_tokens.copy()
 
@@ -346,7 +352,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
         """
         count = len(self._batch.rows)
         if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < count:
-            raise InputError(f"get_sequence({index!r})", f"the batch has {count} sequences", f"use 0 to {count - 1}")
+            raise InputError(
+                f"get_sequence({index!r})", f"the batch has {count} sequences", f"use an index from 0 to {count - 1}"
+            )
         return self._shown.row(int(index))
 
     def token_count(self) -> int:
@@ -392,7 +400,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         array = np.asarray(value)
         if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
             raise InputError(
-                f"set_model_input: got {array.dtype}", "an array of numbers is expected", "pass a numeric array"
+                f"set_model_input received {array.dtype}", "an array of numbers is expected", "pass a numeric array"
             )
         for sequence in self._sequences:
             sequence.give(name, array)
@@ -412,14 +420,14 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if not isinstance(adapters, Adapters) or adapters.model is not self._model:
             raise InputError(
                 f"set_active_adapter needs the Adapters of this model, not {type(adapters).__name__}",
-                "adapters change the projections of the model that they were loaded for",
+                "an adapter can be used only with the model that it was loaded for",
                 "create Adapters(model) and load the adapter into it",
             )
         if self._adapters not in (None, adapters):
             raise StateError(
                 "Generator state can only register a single Adapters container.",
-                "names are unique only within one container",
-                "load all adapters of a generator into one Adapters",
+                "adapter names are unique only within one container",
+                "load all adapters of a generator into one Adapters object",
             )
         self._open_decoder()
         self._batch.settle()
@@ -435,8 +443,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         for one in active:
             if shared := adapters.modules(one) & adapters.modules(name):
                 raise InputError(
-                    f"adapters {one!r} and {name!r} both change {min(shared)!r}, and {one!r} also changes others",
-                    "the later adapter would replace only a part of the earlier adapter",
+                    f"adapters {one!r} and {name!r} both change {min(shared)!r}, and {one!r} changes other modules too",
+                    "the later adapter would replace only part of the earlier adapter",
                     "use only one adapter, or add several with LLM and adapter={name: weight}",
                 )
         mix = adapters.mix(dict.fromkeys([*active, name], 1.0))
@@ -448,8 +456,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         """Switch to the graph as it was exported, whose inputs include the adapter's arrays."""
         if self._active:
             raise InputError(
-                f"adapter {name!r} replaces inputs of the graph, and {self._active[0]!r} is active",
-                "the first needs the graph as exported, but the second adds to the base model's projections",
+                f"adapter {name!r} replaces inputs of the graph, but adapter {self._active[0]!r} is active",
+                "adapters that replace inputs cannot be combined with adapters that change projections",
                 "use each adapter in a separate generator",
             )
         self._batch.move_to(self._model.decoder_as_exported())
@@ -469,7 +477,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
         """
         if key != "terminate_session" or value not in ("0", "1"):
             raise OptionError(
-                f"runtime option {key!r} = {value!r}", "there is no onnxruntime session to configure", _TERMINATE
+                f"runtime option {key!r} = {value!r}",
+                "the generator has no onnxruntime session with runtime options",
+                _TERMINATE,
             )
         self._terminated = value == "1"
         if self._terminated:
@@ -499,7 +509,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         size = len(self._sequences) * self._batch.decoder.vocab_size
         if array.dtype.kind not in "fiu" or array.size != size:
             raise InputError(
-                f"set_logits: got {array.dtype} {list(array.shape)}",
+                f"set_logits received {array.dtype} {list(array.shape)}",
                 f"{len(self._sequences)} x {self._batch.decoder.vocab_size} = {size} numbers are expected",
                 "change the array that get_logits returned and pass it back",
             )
@@ -568,7 +578,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
             count = len(sequence.tokens)
             sequence.close()
             raise StateMismatchError(
-                f"{path}: the state has {count} tokens", f"max_length is {self.max_length}", "raise max_length"
+                f"{path}: the state has {count} tokens", f"max_length is {self.max_length} tokens", "raise max_length"
             )
         if sequence.num_computed == len(sequence.tokens):
             sequence.rewind(len(sequence.tokens))  # the last logits are needed again
@@ -589,7 +599,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._without_beams(call)
         if len(self._sequences) != 1:
             raise StateError(
-                f"{call} of {len(self._sequences)} sequences", "a state contains one sequence", "use batch_size = 1"
+                f"{call} cannot be used with {len(self._sequences)} sequences",
+                "a state contains one sequence",
+                "use batch_size = 1",
             )
         return self._sequences
 
@@ -625,23 +637,27 @@ def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:
     beams, wanted = options["num_beams"], options["num_return_sequences"]
     if beams > 1 and guided:
         raise OptionError(
-            f"guidance with num_beams = {beams}",
-            "a beam search compares whole beams, and does not apply a grammar to its candidates",
-            "remove one of them",
+            f"guidance cannot be used with num_beams = {beams}",
+            "a beam search does not apply a grammar to candidates",
+            "remove one of the two options",
         )
     if wanted > beams:
         raise OptionError(
-            f"num_return_sequences = {wanted}", f"num_beams = {beams} limits the number of outputs", "raise num_beams"
+            f"num_return_sequences = {wanted}",
+            f"num_beams = {beams} is the maximum number of outputs",
+            "raise num_beams",
         )
     if beams > 1 and options["diversity_penalty"]:
         raise NotSupportedYetError(
-            f"diversity_penalty = {options['diversity_penalty']} with num_beams = {beams}",
-            "beams of one prompt form one group (onnxruntime-genai reads this option and ignores it)",
-            "leave it out",
+            f"diversity_penalty = {options['diversity_penalty']} is not supported with num_beams = {beams}",
+            "the beams of a prompt are not divided into groups (onnxruntime-genai ignores this option)",
+            "omit diversity_penalty",
         )
     if beams > 1 and options["do_sample"]:
         raise OptionError(
-            f"do_sample with num_beams = {beams}", "a beam search does not sample tokens", "remove one of them"
+            f"do_sample cannot be used with num_beams = {beams}",
+            "a beam search does not sample tokens",
+            "remove one of the two options",
         )
 
 

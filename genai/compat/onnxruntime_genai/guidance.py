@@ -23,7 +23,7 @@ def guidance_grammar(type: str, data: str) -> Grammar | None:
         raise OptionError(
             f"Unsupported guidance type: {type!r:.80}",
             "only json_schema, regex, and lark_grammar are supported",
-            did_you_mean(type, _TYPES, "use one of these"),
+            did_you_mean(type, _TYPES, "use one of these types"),
         )
     if bool(type) != bool(data):
         raise OptionError(

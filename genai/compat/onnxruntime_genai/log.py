@@ -42,8 +42,8 @@ def set_log_options(**options: bool | str) -> None:
             known = ", ".join(sorted(_WRITTEN))
             raise OptionError(
                 f"log option {name} = {value!r}",
-                f"options are enabled, {known} (True or False), and filename (a string)",
-                "use one of these",
+                f"the options are enabled, {known} (True or False), and filename (a string)",
+                "use one of these options",
             )
     if "filename" in options:
         _open(str(options["filename"]))
@@ -61,7 +61,7 @@ def set_log_callback(callback: Callable[[str], object] | None) -> None:
     global _callback
     if callback is not None and not callable(callback):
         raise InputError(
-            f"set_log_callback: got {kind_of(callback)}", "a function is expected", "pass a function or None"
+            f"set_log_callback received {kind_of(callback)}", "a function is expected", "pass a function or None"
         )
     if callback is not None:
         _open("")

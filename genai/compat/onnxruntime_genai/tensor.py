@@ -31,11 +31,13 @@ class Tensor:
 
     def __init__(self, array: NDArray[Any]) -> None:
         if not isinstance(array, np.ndarray):
-            raise InputError(f"Tensor: got {kind_of(array)}", "a NumPy array is expected", "pass np.asarray(…)")
+            raise InputError(f"Tensor received {kind_of(array)}", "a NumPy array is expected", "pass np.asarray(…)")
         # Types of ml_dtypes such as bfloat16 have kind "V", but unlike records their scalar type is not np.void.
         if array.dtype.kind not in _KINDS and (array.dtype.kind != "V" or array.dtype.type is np.void):
             raise InputError(
-                f"Tensor: dtype {array.dtype}", "numbers or booleans are expected", "convert the array first"
+                f"Tensor received an array of {array.dtype}",
+                "numbers or booleans are expected",
+                "convert the array first",
             )
         self._array = np.array(array, order="C")
 
@@ -73,12 +75,12 @@ class NamedTensors(UserDict[str, Tensor]):
             InputError: the name is not a string, or the value is neither a Tensor nor a NumPy array.
         """
         if not isinstance(name, str):
-            raise InputError(f"NamedTensors: name {name!r}", "a name is a string", "pass a str")
+            raise InputError(f"NamedTensors received the name {name!r}", "a name must be a string", "pass a str")
         super().__setitem__(name, value if isinstance(value, Tensor) else Tensor(value))
 
     def __missing__(self, name: object) -> NoReturn:
         held = ", ".join(self.data) or "none"
-        raise InputError(f"NamedTensors: there is no {name!r}", f"names here: {held}", "use one of these")
+        raise InputError(f"NamedTensors contains no {name!r}", f"the names are {held}", "use one of these names")
 
     def __delitem__(self, name: str) -> None:
         self[name]  # raises InputError if the name is unknown

@@ -119,7 +119,7 @@ class LastRun:
         if name not in names:
             raise InputError(
                 f"Generator output {name!r} was not found",
-                f"the outputs are {', '.join(names)}; keys and values are in the blocks of the KV cache",
+                f"the outputs are {', '.join(names)} (keys and values are in the KV cache)",
                 "use one of these names",
             )
         self._check()
@@ -151,7 +151,7 @@ class LastRun:
         if name not in known:
             raise InputError(
                 f"Generator input {name!r} was not found",
-                f"the inputs are {', '.join(known)}; keys and values are in the blocks of the KV cache",
+                f"the inputs are {', '.join(known)} (keys and values are in the KV cache)",
                 "use one of these names",
             )
         self._check()
@@ -188,4 +188,6 @@ class LastRun:
 
     def _check(self) -> None:
         if not self._ranges:
-            raise StateError("nothing was computed yet", "there is no result to show", "call append_tokens first")
+            raise StateError(
+                "no token has been computed yet", "there is no result to return", "call append_tokens first"
+            )

@@ -18,12 +18,12 @@ def _marker(name: str, marks: str) -> property:
         if name not in self._markers:
             raise TokenizerError(
                 f"{name} is not defined for this model",
-                "the model block of its genai_config.json does not define it",
-                "add it to that block, or look up the marker's id with to_token_id()",
+                "the key is missing from the model section of genai_config.json",
+                "add the key to this section, or look up the token id with to_token_id()",
             )
         return self._markers[name]
 
-    read.__doc__ = f"The id that {marks}.\n\nRaises:\n    TokenizerError: genai_config.json does not define it."
+    read.__doc__ = f"The id that {marks}.\n\nRaises:\n    TokenizerError: genai_config.json does not define the id."
     return property(read)
 
 

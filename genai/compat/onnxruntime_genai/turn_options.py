@@ -98,12 +98,16 @@ class TurnOptions:
     def set_stop_strings(self, texts: Sequence[str]) -> None:
         """Set the strings that end the turn: at most 16, with a total size of at most 16 KiB."""
         if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-            raise OptionError(f"stop strings {texts!r:.80}", "a list of non-empty strings is expected", "pass a list")
+            raise OptionError(
+                f"the stop strings are {texts!r:.80}",
+                "a list of non-empty strings is expected",
+                "pass a list of strings",
+            )
         if len(texts) > _MOST_STOPS or sum(len(text.encode()) for text in texts) > _MOST_STOP_BYTES:
             raise OptionError(
-                f"{len(texts)} stop strings",
-                f"at most {_MOST_STOPS}, with a total size of 16 KiB, are allowed",
-                "use fewer",
+                f"{len(texts)} stop strings were given",
+                f"at most {_MOST_STOPS} stop strings with a total size of 16 KiB are allowed",
+                "use fewer or shorter stop strings",
             )
         self._stops = tuple(texts)
 
@@ -153,15 +157,15 @@ class TurnOptions:
             for name in given:
                 if self._search[name]:
                     raise OptionError(
-                        f"{name} = {self._search[name]} for a turn that does not sample",
-                        "the most likely token is chosen",
+                        f"{name} = {self._search[name]} cannot be used for a turn that does not sample",
+                        "greedy decoding chooses the most likely token",
                         "call set_do_sample(True), or omit the option",
                     )
         if draws and not asked.get("top_k", SEARCH_OPTIONS["top_k"].default) and not asked.get("top_p"):
             raise OptionError(
                 "a turn that samples has neither top_k nor top_p",
-                "onnxruntime-genai requires one of them",
-                "set top_k above 0, or top_p = 1 for the whole vocabulary",
+                "onnxruntime-genai requires one of these two options",
+                "set top_k above 0, or set top_p = 1 for the whole vocabulary",
             )
         asked["top_k"] = min(asked.get("top_k", SEARCH_OPTIONS["top_k"].default), config.model.vocab_size)
         asked.pop("min_length", None)
@@ -171,5 +175,5 @@ class TurnOptions:
 
 def _whole(name: str, value: Any, most: int = 2**31 - 1) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= int(value) <= most:
-        raise OptionError(f"{name} = {value!r:.40}", f"a whole number from 0 to {most} is expected", "pass an int")
+        raise OptionError(f"{name} = {value!r:.40}", f"an integer from 0 to {most} is expected", "pass an int")
     return int(value)

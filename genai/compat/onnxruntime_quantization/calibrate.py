@@ -46,7 +46,9 @@ class CalibrationDataReader(metaclass=abc.ABCMeta):
     def set_range(self, start_index: int, end_index: int) -> None:
         """Restrict the reader to these feeds. Raises NotSupportedYetError: this reader does not implement it."""
         raise NotSupportedYetError(
-            "this reader returns all its feeds", "it has no set_range", "implement set_range in the subclass"
+            "set_range is not supported",
+            "this reader always returns all feeds",
+            "implement set_range in the subclass",
         )
 
 
@@ -72,7 +74,9 @@ class CalibraterBase:
     ) -> None:
         if per_channel:
             raise NotSupportedYetError(
-                "per_channel=True for activations", "activations have a single scale here", "leave it out"
+                "per_channel=True is not supported for activations",
+                "each activation has a single scale",
+                "omit per_channel",
             )
         self.model_path, self.symmetric = model_path, symmetric
         self.op_types_to_calibrate = tuple(op_types_to_calibrate or ())
@@ -160,7 +164,9 @@ class MinMaxCalibrater(CalibraterBase):
         super().__init__(model_path, op_types_to_calibrate, symmetric=symmetric, per_channel=per_channel)
         if not 0 < averaging_constant <= 1:
             raise OptionError(
-                f"averaging_constant is {averaging_constant}", "a weight above 0 and at most 1 is expected", "pass 0.01"
+                f"averaging_constant is {averaging_constant}",
+                "a weight above 0 and at most 1 is expected",
+                "pass a weight such as 0.01",
             )
         self._constant = averaging_constant if moving_average else None
 
@@ -207,9 +213,15 @@ class HistogramCalibrater(CalibraterBase):
         if method == "distribution":
             raise refused_distribution()
         if method not in _HISTOGRAM_METHODS:
-            raise OptionError(f"method is {method!r}", "'entropy' or 'percentile' is expected", "pass one of these")
+            raise OptionError(
+                f"method is {method!r}", "'entropy' or 'percentile' is expected", "pass one of these methods"
+            )
         if not 0 < percentile <= 100:
-            raise OptionError(f"percentile is {percentile}", "it must be above 0 and at most 100", "pass 99.999")
+            raise OptionError(
+                f"percentile is {percentile}",
+                "a percentile above 0 and at most 100 is expected",
+                "pass a number such as 99.999",
+            )
         self._method, self._bins = _HISTOGRAM_METHODS[method], max(BINS, -(-num_bins // 4) * 4)
         self._levels, self.percentile = max(256, num_quantized_bins), percentile
 
@@ -303,15 +315,15 @@ def create_calibrator(
         raise OptionError(
             f"calibrate_method is {calibrate_method!r}",
             "a CalibrationMethod is expected",
-            "pass CalibrationMethod.MinMax",
+            "pass a member such as CalibrationMethod.MinMax",
         )
     kind, known = _CALIBRATERS[calibrate_method]
     options = dict(extra_options or {})
     if unknown := sorted(set(options) - set(known)):
         raise OptionError(
-            f"extra_options has {unknown[0]!r}",
-            f"options of {kind.__name__}: {', '.join(known)}",
-            did_you_mean(unknown[0], known, "leave it out"),
+            f"extra_options contains {unknown[0]!r}",
+            f"the options of {kind.__name__} are {', '.join(known)}",
+            did_you_mean(unknown[0], known, "remove this option"),
         )
     calibrator = kind(model, op_types_to_calibrate, **options)
     if providers:

@@ -174,8 +174,8 @@ def _calibration_options(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in _CALIBRATION:
             raise OptionError(
-                f"calibrate_args has {name!r}",
-                f"known: {', '.join(_CALIBRATION)}",
-                did_you_mean(name, _CALIBRATION, "leave it out"),
+                f"calibrate_args contains {name!r}",
+                f"the known arguments are {', '.join(_CALIBRATION)}",
+                did_you_mean(name, _CALIBRATION, "remove this argument"),
             )
     return {_CALIBRATION[name]: value for name, value in given.items()}

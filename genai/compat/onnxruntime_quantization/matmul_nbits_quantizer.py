@@ -158,7 +158,7 @@ class GPTQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 
 
 class NVAWQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Not supported: it passes the model to an NVIDIA package."""
+    """Not supported: this configuration requires an NVIDIA package."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class NVAWQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
     ) -> None:
         raise NotSupportedYetError(
             "NVAWQWeightOnlyQuantConfig is not supported",
-            "it passes the model to an NVIDIA package, with a data set that it downloads",
+            "this configuration requires an NVIDIA package that downloads a data set",
             "use DefaultWeightOnlyQuantConfig",
         )
 
@@ -272,21 +272,21 @@ def _refuse(config: WeightOnlyQuantConfig) -> None:
     for name, known in (("axis", 1), ("percdamp", 0.01), ("perchannel", True)):
         if getattr(config, name, known) != known:
             raise NotSupportedYetError(
-                f"{name}={getattr(config, name)} is not supported", f"{config.algorithm} uses {name}={known} here",
-                "leave it out",
+                f"{name}={getattr(config, name)} is not supported", f"{config.algorithm} always uses {name}={known}",
+                "omit this argument",
             )  # fmt: skip
     if getattr(config, "ratios", None):
-        raise NotSupportedYetError("ratios are not supported", "ranges are not clipped per node", "leave them out")
+        raise NotSupportedYetError("ratios are not supported", "ranges are not clipped per node", "omit ratios")
     if getattr(config, "channel_wised_quantize", False):
         raise NotSupportedYetError(
-            "channel_wised_quantize is not supported", "a block has at most 256 columns", "use block_size=256"
+            "channel_wised_quantize is not supported", "a block can have at most 256 columns", "use block_size=256"
         )
     for name, axis in config.quant_axes.items():
         if BLOCK_AXES.get(name) != axis:
             raise NotSupportedYetError(
-                f"quant_axes has {name!r}: {axis}",
-                f"blocks run along the axes {BLOCK_AXES}, as the operators require",
-                "leave quant_axes out",
+                f"quant_axes contains {name!r}: {axis}",
+                f"the operators require blocks along the axes {BLOCK_AXES}",
+                "omit quant_axes",
             )
 
 
@@ -297,15 +297,15 @@ def _customized(config: WeightOnlyQuantConfig, form: BlockFormat, graph: Graph) 
     for name, given in (config.customized_weight_config or {}).items():
         if name not in names:
             raise OptionError(
-                f"customized_weight_config names {name!r}",
+                f"customized_weight_config contains the node {name!r}",
                 "the model has no such node",
                 did_you_mean(name, names, "correct the name"),
             )
         if unknown := sorted(set(given) - {"bits", "group_size", "scheme"}):
             raise OptionError(
-                f"customized_weight_config[{name!r}] has {unknown[0]!r}",
-                "supported: bits, group_size and scheme",
-                "leave it out",
+                f"customized_weight_config[{name!r}] contains {unknown[0]!r}",
+                "the supported keys are bits, group_size and scheme",
+                "remove this key",
             )
         found[name] = replace(
             form,

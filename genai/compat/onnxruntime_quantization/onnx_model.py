@@ -72,6 +72,6 @@ class ONNXModel:
             raise AttributeError(name)
         raise NotSupportedYetError(
             f"ONNXModel.{name} is not supported",
-            "graphs are edited with genai.onnx, or with onnx on `model`",
-            "change `model`, and create a new ONNXModel from it",
+            "this class cannot edit graphs",
+            "edit `model` with genai.onnx or onnx, and create a new ONNXModel from the result",
         )

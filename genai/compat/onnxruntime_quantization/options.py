@@ -11,11 +11,11 @@ from ...quantize.onnx_graph.options import DynamicOptions, StaticOptions
 from ...quantize.onnx_graph.overrides import read_overrides
 
 _REFUSED = {
-    "SmoothQuant": "SmoothQuant is not implemented",
-    "SmoothQuantAlpha": "it belongs to SmoothQuant, which is not supported",
-    "SmoothQuantFolding": "it belongs to SmoothQuant, which is not supported",
+    "SmoothQuant": "SmoothQuant is not supported",
+    "SmoothQuantAlpha": "SmoothQuant is not supported",
+    "SmoothQuantFolding": "SmoothQuant is not supported",
     "extra.Sigmoid.nnapi": "models for NNAPI are not supported",
-    "BlockSize": "static quantisation scales weights per tensor or channel; for blocks, see matmul_nbits_quantizer",
+    "BlockSize": "static quantisation has scales per tensor or channel (for blocks, use matmul_nbits_quantizer)",
 }
 """Options that are refused, unless their value turns them off."""
 
@@ -68,7 +68,7 @@ def _axes(name: str, value: Any) -> dict[str, int]:
     # onnxruntime's table nests the axis in another dictionary.
     found: dict[str, Any] = {key: one.get("axis") if isinstance(one, Mapping) else one for key, one in value.items()}
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in found.values()):
-        raise _wrong(name, value, "an axis is a whole number")
+        raise _wrong(name, value, "an axis must be an integer")
     return found
 
 
@@ -80,7 +80,7 @@ def _element_type(name: str, value: Any) -> int:
 
 def _stride(name: str, value: Any) -> None:
     if value is not None and (not isinstance(value, int) or value < 1):
-        raise _wrong(name, value, "None, or a number of inputs of at least 1, is expected")
+        raise _wrong(name, value, "None or an integer of at least 1 is expected")
 
 
 _KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
@@ -158,16 +158,16 @@ def _refuse_or_complain(name: str, value: Any, known: tuple[str, ...]) -> None:
     if name in _REFUSED:
         return _refuse_unless_off(name, value, _REFUSED[name])
     raise OptionError(
-        f"extra_options has the key {name!r}",
-        f"known: {', '.join(sorted(known))}",
-        did_you_mean(str(name), (*known, *_REFUSED), "leave it out"),
+        f"extra_options contains the unknown key {name!r}",
+        f"the known keys are {', '.join(sorted(known))}",
+        did_you_mean(str(name), (*known, *_REFUSED), "remove this key"),
     )
 
 
 def _refuse_unless_off(name: str, value: Any, why: str) -> None:
     if value not in (None, False, 0) and value != {} and value != []:
-        raise NotSupportedYetError(f"the extra option {name} = {value!r:.80} is not supported", why, "leave it out")
+        raise NotSupportedYetError(f"the extra option {name} = {value!r:.80} is not supported", why, "omit this option")
 
 
 def _wrong(name: str, value: Any, why: str) -> OptionError:
-    return OptionError(f"extra_options[{name!r}] is {value!r:.80}", why, "correct the value")
+    return OptionError(f"extra_options[{name!r}] is {value!r:.80}", why, "correct the value in extra_options")

@@ -181,7 +181,7 @@ def quantize(
         raise OptionError(
             f"quant_config is a {type(quant_config).__name__}",
             "a StaticQuantConfig, DynamicQuantConfig or WeightOnlyQuantConfig is expected",
-            "pass one of these",
+            "pass an object of one of these classes",
         )
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 from ..refused import stand_in
 
-_PAGE = "see docs/reference/onnx-quantisation.md for what is supported"
+_PAGE = "for the supported names, see docs/reference/onnx-quantisation.md"
 _GRAPH = "onnxruntime's classes for editing graphs do not exist here; the functions of this module replace them"
-_QUANTIZER = "MatMulNBitsQuantizer in that file does its work"
+_QUANTIZER = "MatMulNBitsQuantizer replaces this class"
 REASONS = {
-    "CalibrationMethod.Distribution": "it fits float8 to a mean and a deviation, and float8 is not supported",
-    "CudaQuantizer": "its weight layout is for onnxruntime's CUDA kernels",
+    "CalibrationMethod.Distribution": "float8 is not supported",
+    "CudaQuantizer": "the weight layout is specific to onnxruntime's CUDA kernels",
     "QDQQuantizer": _GRAPH,
     "QuantType.QFLOAT8E4M3FN": "weights and activations are quantised to integers only",
     "base_quantizer": _GRAPH,
-    "cuda_quantizer": "its weight layout is for onnxruntime's CUDA kernels",
+    "cuda_quantizer": "the weight layout is specific to onnxruntime's CUDA kernels",
     "fusions": "quant_pre_process fuses nodes",
     "matmul_nbits_quantizer.DefaultWeightOnlyQuantizer": _QUANTIZER,
     "matmul_nbits_quantizer.HQQWeightOnlyQuantizer": _QUANTIZER,
@@ -26,7 +26,7 @@ REASONS = {
     "qdq_quantizer": _GRAPH,
     "registry": "operator rules are data, in genai/quantize/onnx_graph/operator_rules.py",
     "tensor_quant_overrides": "pass TensorQuantOverrides as an extra option",
-    "write_calibration_table": "it writes TensorRT tables; save_tensors_data writes ranges as JSON",
+    "write_calibration_table": "TensorRT tables are not supported; save_tensors_data writes ranges as JSON",
 }
 """Reasons by name. Names with a dot exist, and raise an error when they are used."""
 

@@ -56,21 +56,21 @@ def quant_pre_process(
         if name not in _RENAMED:
             raise OptionError(
                 f"quant_pre_process takes no {name!r}",
-                "it accepts the same arguments as onnxruntime",
-                did_you_mean(name, quant_pre_process.__annotations__, "leave it out"),
+                "the arguments are the same as in onnxruntime",
+                did_you_mean(name, quant_pre_process.__annotations__, "remove this argument"),
             )
         input_model = value if input_model is None else input_model
     if guess_output_rank:
         raise NotSupportedYetError(
             "guess_output_rank=True is not supported",
-            "values with unknown types stay float, which is always correct",
-            "leave it out",
+            "values of unknown type remain floats, which is always correct",
+            "omit guess_output_rank",
         )
     if input_model is None or output_model_path is None:
         raise OptionError(
-            "there is no " + ("input_model" if input_model is None else "output_model_path"),
-            "a model is read from input_model and written to output_model_path",
-            "pass both",
+            "the argument is missing: " + ("input_model" if input_model is None else "output_model_path"),
+            "the model is read from input_model and written to output_model_path",
+            "pass both arguments",
         )
     require_writable_path(output_model_path)
     model = read_model(input_model)

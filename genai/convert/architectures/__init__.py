@@ -19,6 +19,8 @@ def find(model_type: str) -> Architecture:
         raise UnsupportedModelError(
             f"model_type {model_type!r} is not supported",
             f"the supported types are {', '.join(MODEL_TYPES)}",
-            did_you_mean(model_type, MODEL_TYPES, "use a supported type, or add one (docs/how-to/convert.md)"),
+            did_you_mean(
+                model_type, MODEL_TYPES, "use a checkpoint of a supported type, or add a type (docs/how-to/convert.md)"
+            ),
         )
     return ARCHITECTURES[model_type]

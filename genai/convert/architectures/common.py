@@ -115,8 +115,8 @@ _ACTIVATIONS = {
 
 # Keys that change the computation and that no architecture supports.
 _REFUSED = {
-    "quantization_config": "quantised weights cannot be quantised again; use the float checkpoint",
-    "use_bidirectional_attention": "a decoder attends only to the past",
+    "quantization_config": "weights that are already quantised cannot be quantised again",
+    "use_bidirectional_attention": "only causal attention is supported",
     "add_cross_attention": "encoders are not supported",
     "is_encoder_decoder": "encoders are not supported",
 }
@@ -144,15 +144,21 @@ def decoder(
     """
     wrong = {name: why for name, why in _REFUSED.items() if config.get(name)}
     if not config.flag("is_causal", default=True):
-        wrong["is_causal"] = "a decoder attends only to the past"
+        wrong["is_causal"] = "only causal attention is supported"
     for name, why in wrong.items():
-        raise UnsupportedModelError(f"config.json has {name}: {config.get(name)}", why, "use another checkpoint")
+        raise UnsupportedModelError(
+            f"config.json sets {name} to {config.get(name)}", why, "use a float checkpoint of a causal decoder"
+        )
     heads = config.integer("num_attention_heads", "n_head")
     hidden = config.integer("hidden_size", "n_embd")
     vocab = config.integer("vocab_size")
     stop = config.token_ids("eos_token_id")
     if not stop and "eos_token_ids" not in fields:
-        raise ConfigError("config.json has no eos_token_id", "replies end with this token", "add it to config.json")
+        raise ConfigError(
+            "config.json has no eos_token_id",
+            "the model ends each reply with an end-of-sequence token",
+            "add eos_token_id to config.json",
+        )
     values: dict[str, Any] = {
         "model_type": family,
         "vocab_size": vocab,
@@ -193,7 +199,7 @@ def activation(name: str) -> str:
         raise UnsupportedModelError(
             f"activation {name!r} is not supported",
             f"the supported functions are {', '.join(_ACTIVATIONS)}",
-            "use another checkpoint",
+            "use a checkpoint with a supported function",
         )
     return _ACTIVATIONS[name]
 
@@ -244,7 +250,9 @@ def sliding_layers(config: HFConfig, pattern: int | None = None) -> tuple[int, .
     known = {"sliding_attention", "full_attention"}
     if other := sorted({str(kind) for kind in kinds} - known):
         raise UnsupportedModelError(
-            f"layer_types has {other[0]!r}", f"the values are {', '.join(sorted(known))}", "use another checkpoint"
+            f"layer_types in config.json contains {other[0]!r}",
+            f"the supported types are {', '.join(sorted(known))}",
+            "use a checkpoint with these types only",
         )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
 

@@ -40,8 +40,8 @@ def gpt2(config: HFConfig) -> DecoderSpec:
     """GPT-2: learned positions, biases everywhere, matrices stored as [inputs, outputs]."""
     if config.flag("scale_attn_by_inverse_layer_idx") or not config.flag("scale_attn_weights", default=True):
         raise UnsupportedModelError(
-            "config.json sets GPT-2 attention scores that are scaled by layer, or not scaled",
-            "only a scale of 1 / sqrt(head size) is supported",
+            "config.json sets scale_attn_by_inverse_layer_idx to true or scale_attn_weights to false",
+            "attention scores can only be scaled by 1 / sqrt(head size)",
             "use another checkpoint",
         )
     hidden = config.integer("n_embd", "hidden_size")
@@ -105,9 +105,9 @@ def falcon(config: HFConfig) -> DecoderSpec:
     """Falcon 7B, 40B and 180B: parallel parts, packed projections; models with ALiBi are rejected."""
     if config.flag("alibi"):
         raise UnsupportedModelError(
-            "config.json has alibi: true (Falcon with ALiBi)",
-            "attention with a bias that depends on the distance is not supported",
-            "use a Falcon model with rotary embeddings, such as 7B or 40B",
+            "config.json sets alibi to true",
+            "ALiBi, an attention bias that depends on the distance between tokens, is not supported",
+            "use a Falcon model with rotary embeddings, such as Falcon 7B or 40B",
         )
     heads, hidden = config.integer("num_attention_heads", "n_head"), config.integer("hidden_size")
     new = config.flag("new_decoder_architecture")

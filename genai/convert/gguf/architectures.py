@@ -176,7 +176,7 @@ def gguf_architecture_of(model: GgufModel) -> GgufArchitecture:
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"{model.path}: the architecture {name!r:.60} is not supported",
-            f"the supported ones are {', '.join(ARCHITECTURES)}",
+            f"the supported architectures are {', '.join(ARCHITECTURES)}",
             did_you_mean(name, ARCHITECTURES, "use a model with a supported architecture"),
         )
     if name == "llama" and Metadata(model.metadata, name, model.path).optional_integer("expert_count"):
@@ -193,20 +193,20 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
     architecture, data = gguf_architecture_of(model), Metadata(model.metadata, model.architecture, model.path)
     if TABLE not in model:
         raise InputError(
-            f"{model.path}: there is no tensor {TABLE!r}", "a decoder needs token embeddings",
-            "use a file with a whole language model, not with the vision part only (mmproj)",
+            f"{model.path}: the tensor {TABLE!r} is missing", "a decoder needs token embeddings",
+            "use the GGUF file of the language model, not of the vision encoder (mmproj)",
         )  # fmt: skip
     if not data.flag("attention.causal", True):
         raise UnsupportedModelError(
-            f"{model.path}: {model.architecture}.attention.causal is false", "a decoder attends only to the past",
+            f"{model.path}: {model.architecture}.attention.causal is false", "only causal attention is supported",
             "use another model",
         )  # fmt: skip
     heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
     size = _head_size(data)
     if (other := data.integer("attention.value_length", size)) != size:
         raise UnsupportedModelError(
-            f"{model.path}: keys have {size} elements per head, values {other}", "both must have the same size",
-            "use another model",
+            f"{model.path}: keys have {size} elements per head, but values have {other}",
+            "keys and values must have the same head size", "use another model",
         )  # fmt: skip
     epsilon = data.get("attention.layer_norm_rms_epsilon")
     name = "attention.layer_norm_rms_epsilon" if epsilon is not None else "attention.layer_norm_epsilon"
@@ -278,7 +278,7 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
         return {**values, "rope_scaling": {"type": "linear", "factor": factor}}
     raise UnsupportedModelError(
         f"{model.path}: {model.architecture}.rope.scaling.type is {kind!r:.40}",
-        f"the types are none, linear, yarn, and longrope with the tensors {ROPE_LONG} and {ROPE_SHORT}",
+        f"the supported types are none, linear, yarn, and longrope with the tensors {ROPE_LONG} and {ROPE_SHORT}",
         "convert the model again with a current convert_hf_to_gguf.py",
     )
 
@@ -309,14 +309,14 @@ def _divisors(model: GgufModel, name: str, pairs: int) -> list[float]:
     if name not in model or model[name].dtype != np.float32 or model[name].shape != (pairs,):
         actual = f"{model.info(name).kind} {list(model.info(name).shape)}" if name in model else "not present"
         raise InputError(
-            f"{model.path}: tensor {name!r} is {actual}", f"expected F32 [{pairs}], one number for each rotated pair",
-            "convert the model again",
+            f"{model.path}: tensor {name!r} is {actual}",
+            f"the expected tensor is F32 [{pairs}], with one number for each rotated pair", "convert the model again",
         )  # fmt: skip
     values = model[name]
     if not (np.isfinite(values) & (values > 0)).all():
         raise InputError(
-            f"{model.path}: tensor {name!r} contains numbers that are not positive", "frequencies are divided by them",
-            "download the file again",
+            f"{model.path}: tensor {name!r} contains numbers that are not positive and finite",
+            "rotation frequencies are divided by these numbers", "download the file again",
         )  # fmt: skip
     return [float(value) for value in values]
 

@@ -42,8 +42,8 @@ class GgufCheckpoint(Checkpoint):
         self.model = model = GgufModel(self.source)
         if model.files[0].single("general.type", "model") == _ADAPTER:
             raise UnsupportedModelError(
-                f"{path} is an adapter, not a model", "it contains factors to add to a model's weights",
-                f"use it with the model that it was trained for: --lora NAME={path}",
+                f"{path} is an adapter, not a model", "an adapter only contains changes to the weights of a model",
+                f"load the adapter with the model that it was trained for: --lora NAME={path}",
             )  # fmt: skip
         gguf_architecture_of(model)
         self.folder = Path(tempfile.mkdtemp(prefix="genai-gguf-"))
@@ -51,7 +51,7 @@ class GgufCheckpoint(Checkpoint):
         rows = model.info(TABLE).shape[0] if TABLE in model else 0
         tokens = write_tokenizer(model, rows, self.folder) if rows else {}
         self.config, unread = config_of(model, tokens)
-        self.remarks = [f"{self.source.name} has keys that are ignored: {', '.join(unread)}"] if unread else []
+        self.remarks = [f"{self.source.name} contains keys that are ignored: {', '.join(unread)}"] if unread else []
 
     @property
     def architecture(self) -> Architecture:

@@ -74,42 +74,50 @@ class Vocabulary:
         self.kind = self._text("model", "")
         self.tokens = self._strings("tokens")
         if not self.kind or not self.tokens:
-            self._fail("it has no vocabulary", f"{_KEY}model and {_KEY}tokens are required")
+            self._fail("the vocabulary is missing", f"{_KEY}model and {_KEY}tokens are required")
         if self.kind not in _WRITERS:
             raise UnsupportedModelError(
-                f"{self._path}: unsupported tokenizer kind {self.kind!r:.40}", f"the kinds are {', '.join(_WRITERS)}",
-                "use another model, or build the model from its checkpoint",
+                f"{self._path}: the tokenizer type {self.kind!r:.40} is not supported",
+                f"the supported types are {', '.join(_WRITERS)}",
+                "use another model, or build the model from the Hugging Face checkpoint",
             )  # fmt: skip
         if len(self.tokens) > min(MAX_TOKENS, size):
-            self._fail(f"it has {len(self.tokens)} tokens", f"it has embeddings for {size}; the limit is {MAX_TOKENS}")
+            self._fail(
+                f"the tokenizer has {len(self.tokens)} tokens",
+                f"the model has embeddings for {size} tokens, and at most {MAX_TOKENS} tokens are supported",
+            )
         for id_, token in enumerate(self.tokens):
             if not token or len(token) > _MOST_TOKEN or any("\ud800" <= one <= "\udfff" for one in token):
-                self._fail(f"token {id_} is {token!r:.60}", f"a token has 1 to {_MOST_TOKEN} characters of valid UTF-8")
+                self._fail(
+                    f"token {id_} is {token!r:.60}", f"a token must have 1 to {_MOST_TOKEN} characters of valid UTF-8"
+                )
         if len(set(self.tokens)) < len(self.tokens):
             twice = Counter(self.tokens).most_common(1)[0][0]
-            self._fail(f"two tokens have the text {twice!r:.60}", "texts must be unique")
+            self._fail(f"two tokens have the text {twice!r:.60}", "each token must have a unique text")
         self.types = [PieceType.BYTE if _BYTE.fullmatch(token) else PieceType.NORMAL for token in self.tokens]
         if (types := self._numbers("token_type", "iu")) is not None:
             known = set(PieceType)
             if not all(int(number) in known for number in types):
-                self._fail(f"{_KEY}token_type contains an unknown number", f"the known types are 1 to {max(known)}")
+                self._fail(
+                    f"{_KEY}token_type contains an unknown number", f"token types are integers from 1 to {max(known)}"
+                )
             self.types = [PieceType(int(number)) for number in types]
 
     def _fail(self, problem: str, why: str) -> NoReturn:
         raise TokenizerError(
-            f"{self._path}: {problem}", why, "convert the model again, or build the model from its checkpoint"
+            f"{self._path}: {problem}", why, "convert the model again, or build it from the Hugging Face checkpoint"
         )
 
     def _text(self, name: str, default: str) -> str:
         value = self._values.get(_KEY + name, default)
         if not isinstance(value, str):
-            self._fail(f"{_KEY}{name} is {value!r:.40}", "it must be a string")
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "the value must be a string")
         return value
 
     def _strings(self, name: str) -> list[str]:
         value = self._values.get(_KEY + name, [])
         if not isinstance(value, list):
-            self._fail(f"{_KEY}{name} is {value!r:.40}", "it must be a list of strings")
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "the value must be a list of strings")
         return value
 
     def _numbers(self, name: str, kinds: str) -> NDArray[Any] | None:
@@ -118,20 +126,26 @@ class Vocabulary:
         if value is None:
             return None
         if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) != len(self.tokens):
-            self._fail(f"{_KEY}{name} has the wrong form", f"it must have {len(self.tokens)} numbers, one per token")
+            self._fail(
+                f"{_KEY}{name} has the wrong type or length",
+                f"the value must be an array of {len(self.tokens)} numbers, one per token",
+            )
         return value
 
     def scores(self) -> list[float]:
         """Return each token's score. Raise TokenizerError if scores are missing or not finite."""
         scores = self._numbers("scores", "f")
         if scores is None or not np.isfinite(scores).all():
-            self._fail(f"{_KEY}scores are missing or not finite", f"a tokenizer of kind {self.kind} needs them")
+            self._fail(
+                f"{_KEY}scores is missing or contains NaN or infinity",
+                f"a tokenizer of type {self.kind} needs a score for each token",
+            )
         return [float(score) for score in scores]
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._values.get(_KEY + name, default)
         if not isinstance(value, bool):
-            self._fail(f"{_KEY}{name} is {value!r:.40}", "it must be true or false")
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "the value must be true or false")
         return value
 
     def id_of(self, name: str) -> int | None:
@@ -141,7 +155,7 @@ class Vocabulary:
         if value is None and default is not None and default < len(self.tokens):
             return default
         if value is not None and (type(value) is not int or not 0 <= value < len(self.tokens)):
-            self._fail(f"{_KEY}{name} is {value!r:.40}", f"ids are 0 to {len(self.tokens) - 1}")
+            self._fail(f"{_KEY}{name} is {value!r:.40}", f"token ids are integers from 0 to {len(self.tokens) - 1}")
         return value
 
     def charsmap(self) -> bytes:
@@ -150,7 +164,7 @@ class Vocabulary:
         if value is None:
             return b""
         if not isinstance(value, np.ndarray) or value.dtype.itemsize != 1:
-            self._fail(f"{_KEY}precompiled_charsmap is {value!r:.40}", "it must be an array of bytes")
+            self._fail(f"{_KEY}precompiled_charsmap is {value!r:.40}", "the value must be an array of bytes")
         return bytes(value.tobytes())
 
     @property
@@ -176,7 +190,7 @@ class Vocabulary:
         """Return the pairs of tokens to merge, in order of priority."""
         entries = self._strings("merges")
         if not entries or len(entries) > _MOST_MERGES:
-            self._fail(f"{_KEY}merges has {len(entries)} entries", f"byte-level BPE needs 1 to {_MOST_MERGES}")
+            self._fail(f"{_KEY}merges has {len(entries)} entries", f"byte-level BPE needs 1 to {_MOST_MERGES} merges")
         known, pairs = set(self.tokens), []
         for merge in entries:
             left, _, right = merge[0:1] + merge[1:].partition(" ")[0], "", merge[1:].partition(" ")[2]
@@ -190,8 +204,8 @@ class Vocabulary:
         name = self._text("pre", "default")
         if name not in PRE_TOKENIZERS:
             raise UnsupportedModelError(
-                f"{self._path}: {_KEY}pre is {name!r:.60}", f"the known names are {', '.join(PRE_TOKENIZERS)}",
-                did_you_mean(name, PRE_TOKENIZERS, "build the model from its checkpoint"),
+                f"{self._path}: {_KEY}pre is {name!r:.60}", f"the supported names are {', '.join(PRE_TOKENIZERS)}",
+                did_you_mean(name, PRE_TOKENIZERS, "build the model from the Hugging Face checkpoint"),
             )  # fmt: skip
         return name
 
@@ -213,7 +227,7 @@ def write_tokenizer(model: GgufModel, size: int, folder: Path) -> Json:
     try:
         text = _WRITERS[vocabulary.kind](vocabulary)
     except ModelFormatError as error:
-        vocabulary._fail("its vocabulary cannot be used", str(error))
+        vocabulary._fail("the vocabulary cannot be used", str(error))
     roles = {role: id_ for role, name in _ROLES.items() if (id_ := vocabulary.id_of(name)) is not None}
     config: Json = {role: vocabulary.tokens[id_] for role, id_ in roles.items()}
     config |= {"clean_up_tokenization_spaces": False, **_templates(model)}
@@ -245,7 +259,7 @@ def _templates(model: GgufModel) -> Json:
         ):
             raise ChatTemplateError(
                 f"{model.path}: {keys[name]} is {template!r:.60}",
-                f"a template must have at most {_MOST_TEMPLATE} characters of valid UTF-8",
+                f"a chat template must be valid UTF-8 of at most {_MOST_TEMPLATE} characters",
                 "convert the model again",
             )  # fmt: skip
     if len(templates) > 1:

@@ -20,7 +20,7 @@ def read(files: Files, settings: HFConfig) -> Matrices:
     if kind not in _GPTQ:
         raise UnsupportedModelError(
             f"quantization_config.packing_format is {format!r}",
-            "the supported layouts are auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq",
-            "use a checkpoint of the same model in one of these layouts, or the float checkpoint",
+            "the supported formats are auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq",
+            "use a checkpoint of the same model in one of these formats, or the float checkpoint",
         )
     return gptq.matrices(files, settings, 1 if kind in _LESS_ONE else 0)

@@ -21,7 +21,7 @@ def read(files: Files, settings: HFConfig) -> Matrices:
     if version != "gemm":
         raise UnsupportedModelError(
             f"quantization_config.version is {version!r}",
-            "the only supported AWQ layout is 'gemm', which nearly all checkpoints use",
+            "'gemm' is the only supported AWQ version",
             "use a 'gemm' checkpoint of the same model, or the float checkpoint",
         )
     for base in bases(files, ".qweight"):
@@ -37,9 +37,9 @@ def _codes(files: Files, settings: HFConfig, base: str) -> Codes:
     check_bits(parts[0], bits, settings, "bits", "w_bit")
     if bits != 4:
         raise UnsupportedModelError(
-            f"{base} has {bits} bits",
-            "AWQ's order within words is defined only for 4 bits",
-            "build from the float model",
+            f"{base} has {bits} bits per weight",
+            "AWQ defines the order of the numbers in a word only for 4 bits",
+            "build the model from the float checkpoint",
         )
     weight = words(files, parts[0], (None, zeros.shape[1]))
 

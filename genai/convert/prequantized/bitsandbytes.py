@@ -60,13 +60,13 @@ def _four_bits(files: Files, base: str, state_name: str) -> LazyMatrix:
     rows, columns = state.numbers("shape") if len(state.numbers("shape")) == 2 else (0, 0)
     block, kind = state.integer("blocksize"), state.text("quant_type")
     if kind not in ("nf4", "fp4") or min(rows, columns) < 1:
-        raise state.wrong("quant_type or shape", (kind, state.get("shape")), "nf4 or fp4, and a matrix")
+        raise state.wrong("(quant_type, shape)", (kind, state.get("shape")), "nf4 or fp4, and the shape of a matrix")
     count = -(-rows * columns // block)
     weight = part(files, base, ("uint8",))
     if weight.size != -(-rows * columns // 2):
         raise InputError(
-            f"{base} holds {weight.size} bytes, but its quant_state has {rows} x {columns} 4-bit numbers",
-            "one byte holds two numbers",
+            f"{base} has {weight.size} bytes, but its shape in quant_state is {rows} x {columns}",
+            "one byte contains two 4-bit numbers",
             "download the checkpoint again",
         )
     table = floats(files, f"{base}.quant_map", (16,)).astype(np.float32)
@@ -118,5 +118,9 @@ def _state(files: Files, name: str) -> HFConfig:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise InputError(f"{name} is not a JSON object", "it describes the integers", "download the checkpoint again")
+        raise InputError(
+            f"{name} is not a JSON object",
+            "this tensor must contain the quantisation settings as JSON",
+            "download the checkpoint again",
+        )
     return HFConfig(values, part=name)

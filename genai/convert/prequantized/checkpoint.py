@@ -48,13 +48,15 @@ class QuantisedCheckpoint(Checkpoint):
         self._last: tuple[str, NDArray[Any]] = "", np.empty(0)
         for name, matrix in quantisation.format.read(plain, quantisation.settings):
             if name in self._matrices or (name in plain and name not in matrix.parts):
-                raise InputError(f"{name} is stored twice", "it must be stored once", "download it again")
+                raise InputError(
+                    f"{name} is stored twice", "each matrix must be stored only once", "download the checkpoint again"
+                )
             self._matrices[name] = matrix
         if not self._matrices:
             raise InputError(
-                f"{self.folder}: quantization_config has {quantisation.method}, but no tensor uses that format",
-                "no tensor has one of the names that this format uses",
-                "remove quantization_config from config.json if the weights are floats",
+                f"{self.folder}: quantization_config sets {quantisation.method}, but no tensor has this format",
+                "no tensor has a name that this format uses",
+                "if the weights are floats, remove quantization_config from config.json",
             )
         parts = {part for matrix in self._matrices.values() for part in matrix.parts}
         self._plain = [name for name in plain if name not in parts]
@@ -67,7 +69,7 @@ class QuantisedCheckpoint(Checkpoint):
         count = len(self._matrices)
         return [
             f"{number} of {count} {title} matrices are converted to floats, then to the requested precision: no block "
-            f"format of ours supports {why}"
+            f"format supports {why}"
             for why, number in lost.items()
         ]
 

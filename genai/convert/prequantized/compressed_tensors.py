@@ -46,7 +46,7 @@ def read(files: Files, settings: HFConfig) -> Matrices:
     format = settings.text("format", default="mixed-precision")
     if format not in _FORMATS or _object(settings, "sparsity_config").get("format", "dense") != "dense":
         raise UnsupportedModelError(
-            f"quantization_config.format is {format!r}, or weights are stored in a sparse form",
+            f"quantization_config.format is {format!r}, or the weights are sparse",
             f"the supported compressed-tensors formats are {', '.join(_FORMATS)}, without sparsity",
             "use a checkpoint of the same model in one of these formats, or the float checkpoint",
         )
@@ -76,8 +76,8 @@ def _refuse_rotations(settings: HFConfig) -> None:
         locations = [entry.get("location") for entry in applied or [] if isinstance(entry, dict)]
         if not isinstance(applied, list) or not all(str(where).startswith("weight_") for where in locations):
             raise UnsupportedModelError(
-                f"transform_config of quantization_config has {name}, applied to {', '.join(map(repr, locations))}",
-                "rotations at run time are not supported, and the weights are wrong without them",
+                f"quantization_config.transform_config applies {name} to {', '.join(map(repr, locations))}",
+                "transforms at run time are not supported, and the weights are wrong without them",
                 "use a checkpoint without transforms, or the float checkpoint",
             )
 
@@ -134,7 +134,7 @@ def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) ->
         if points.shape[1] not in (1, scale.shape[1]):
             raise InputError(
                 f"{name} has {points.shape[1]} numbers per row, but {scale_name} has {scale.shape[1]}",
-                "each scale needs one zero point", "download the checkpoint again",
+                "a row needs one zero point, or one for each of its scales", "download the checkpoint again",
             )  # fmt: skip
         zeros = np.broadcast_to(points, scale.shape).astype(np.int16) + np.int16(128)
 
@@ -166,7 +166,7 @@ def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[int]) -
     bits = bits_of(names["packed"], weight.shape[1] * 32, columns)
     if widths and bits not in widths:
         raise InputError(
-            f"{names['packed']} contains {bits}-bit numbers, but quantization_config has {sorted(widths)}",
+            f"{names['packed']} contains {bits}-bit numbers, but quantization_config sets the widths {sorted(widths)}",
             "config_groups must list the bit widths of all matrices",
             "check that config.json and the weights belong to the same checkpoint",
         )
@@ -199,7 +199,9 @@ def _floats_of_4_bits(files: Files, base: str, parts: tuple[str, ...]) -> Codes:
         whole = floats(files, whole_name := f"{base}.weight_global_scale").reshape(-1).astype(np.float32)
         if whole.size != 1:
             raise InputError(
-                f"{whole_name} has {whole.size} numbers", "a matrix needs one", "download the checkpoint again"
+                f"{whole_name} has {whole.size} numbers",
+                "a matrix has exactly one global scale",
+                "download the checkpoint again",
             )
 
         def read() -> Array:

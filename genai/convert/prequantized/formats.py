@@ -86,17 +86,19 @@ def quantisation_of(
         name, settings = next(iter(old.items()))
         settings = {"quant_method": OLD_FILES[name], **settings}
     if not isinstance(settings, dict):
-        raise ConfigError(f"config.json: {key} is {settings!r:.80}", "it must be an object", "correct the file")
+        raise ConfigError(
+            f"config.json: {key} is {settings!r:.80}", "the value must be a JSON object", "correct config.json"
+        )
     # MLX writes its settings under both keys, without a method.
     default = "mlx" if "group_size" in settings and "bits" in settings else None
     method = settings.get("quant_method", default)
     method = _OTHER_NAMES.get(method, method) if isinstance(method, str) else method
     if not isinstance(method, str) or method not in FORMATS:
         raise UnsupportedModelError(
-            f"config.json: the quant_method is {method!r:.80}",
+            f"config.json: quant_method is {method!r:.80}",
             f"the supported methods are {', '.join(FORMATS)}",
-            did_you_mean(str(method), FORMATS, "use the float checkpoint, and run genai build --precision int4 on it"),
+            did_you_mean(str(method), FORMATS, "run genai build --precision int4 on the float checkpoint"),
         )
-    found = StoredQuantisation(method, FORMATS[method], HFConfig(settings, part=key or "the quantisation"))
+    found = StoredQuantisation(method, FORMATS[method], HFConfig(settings, part=key or "the quantisation settings"))
     list(found.format.read({}, found.settings))
     return found

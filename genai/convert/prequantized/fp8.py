@@ -69,7 +69,7 @@ def check_scale(name: str, scale: Array, shape: tuple[int, ...], block: list[int
     if scale.shape not in allowed:
         raise InputError(
             f"{name} has shape {list(scale.shape)} for a matrix of shape {list(shape)}",
-            "expected one scale per matrix or per row"
-            + (f", or per block of {block[0]} x {block[1]}" if block else "; weight_block_size is not set"),
+            "a matrix must have one scale, or one scale per row"
+            + (f" or per block of {block[0]} x {block[1]}" if block else " (weight_block_size is not set)"),
             "check that quantization_config and the weights belong to the same checkpoint",
         )

@@ -24,7 +24,7 @@ def read(files: Files, settings: HFConfig) -> Matrices:
     if format not in _LESS:
         raise UnsupportedModelError(
             f"quantization_config.checkpoint_format is {format!r}",
-            f"the supported GPTQ formats are {' and '.join(_LESS)}; others are laid out for one kernel",
+            f"the supported GPTQ formats are {' and '.join(_LESS)}",
             "use a checkpoint of the same model in one of these formats, or the float checkpoint",
         )
     return matrices(files, settings, _LESS[format])

@@ -38,7 +38,9 @@ def _number(files: Files, base: str, name: str, default: int | None = None) -> i
         return default
     tensor = part(files, full, ("int32", "int64", "uint8", "float32", "bool"))
     if tensor.size != 1 or not float(tensor.reshape(-1)[0]).is_integer():
-        raise InputError(f"{full} is {tensor.tolist()!r:.60}", "it must be an integer", "use another checkpoint")
+        raise InputError(
+            f"{full} is {tensor.tolist()!r:.60}", "the tensor must contain one integer", "use another checkpoint"
+        )
     return int(tensor.reshape(-1)[0])
 
 
@@ -52,12 +54,13 @@ def _matrix(files: Files, base: str) -> LazyMatrix:
         if _number(files, base, flag, 0):
             raise UnsupportedModelError(
                 f"{base}.{flag} is set", "quantised scales and complex views are not supported",
-                "build from the float checkpoint",
+                "build the model from the float checkpoint",
             )  # fmt: skip
     if bits not in _BY_BITS or axis not in (0, 1) or min(rows, columns, group) < 1 or rows * columns % group:
         raise InputError(
-            f"{base}: {bits} bits, axis {axis}, groups of {group}, shape {sizes}",
-            f"bits must be {', '.join(map(str, _BY_BITS))}, the axis 0 or 1, and the group size a divisor of the size",
+            f"{base} has {bits} bits, axis {axis}, group size {group} and shape {sizes}",
+            f"bits must be one of {', '.join(map(str, _BY_BITS))}, axis must be 0 or 1, and the group size must divide "
+            "the number of elements",
             "download the checkpoint again",
         )
     kind, shifts = _PACKINGS[_BY_BITS[bits]]
@@ -72,7 +75,7 @@ def _matrix(files: Files, base: str) -> LazyMatrix:
         return found.astype(np.uint8)
 
     if axis == 0 or bits == 1 or columns % group:
-        why = "groups that are not part of one row" if axis == 0 or columns % group else f"{bits} bits"
+        why = "groups that are not part of one row" if axis == 0 or columns % group else f"{bits}-bit weights"
 
         def values() -> Array:
             found = (codes().astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)

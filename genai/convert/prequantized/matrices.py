@@ -67,13 +67,15 @@ def part(files: Files, name: str, kinds: tuple[str, ...], shape: tuple[int | Non
     if name not in files:
         raise InputError(
             f"the checkpoint has no tensor {name!r}",
-            "the corresponding integers cannot be decoded without it",
-            "download the checkpoint again; if it is complete, the tool that wrote it omitted the tensor",
+            "the quantised matrix cannot be decoded without this tensor",
+            "download the checkpoint again, or use another checkpoint of the same model",
         )
     tensor = files[name]
     if tensor.dtype.name not in kinds:
         raise InputError(
-            f"{name} has type {tensor.dtype}", f"expected {' or '.join(kinds)}", "check quantization_config's method"
+            f"{name} has type {tensor.dtype}",
+            f"expected {' or '.join(kinds)}",
+            "check quant_method in quantization_config",
         )
     if shape is not None and (
         tensor.ndim != len(shape) or any(n is not None and n != m for n, m in zip(shape, tensor.shape, strict=True))
@@ -82,7 +84,7 @@ def part(files: Files, name: str, kinds: tuple[str, ...], shape: tuple[int | Non
         raise InputError(
             f"{name} has shape {list(tensor.shape)}, expected [{wanted}]",
             "the sizes follow from the matrix's other tensors and from quantization_config",
-            "check that quantization_config and the weights are of the same checkpoint",
+            "check that quantization_config and the weights belong to the same checkpoint",
         )
     return tensor
 
@@ -103,8 +105,8 @@ def bits_of(name: str, numerator: int, denominator: int) -> int:
     if rest or bits not in CODE_BITS:
         raise InputError(
             f"{name} has {numerator} bits for {denominator} numbers",
-            f"a number must have {', '.join(map(str, CODE_BITS))} bits",
-            "check that the tensor of scales belongs to the same matrix",
+            f"the supported widths are {', '.join(map(str, CODE_BITS))} bits per number",
+            "check that the scales belong to the same matrix",
         )
     return bits
 
@@ -114,9 +116,9 @@ def check_bits(name: str, found: int, settings: HFConfig, *keys: str) -> None:
     wanted = settings.integer(*keys, default=found)
     if found != wanted and not any(settings.get(key) for key in ("dynamic", "extra_config", "modules_to_not_convert")):
         raise InputError(
-            f"{name} contains {found}-bit numbers, but quantization_config has {wanted}",
-            "one of them is wrong",
-            "check that config.json and the weights are of the same checkpoint",
+            f"{name} contains {found}-bit numbers, but quantization_config sets {wanted} bits",
+            "the two bit widths must be equal",
+            "check that config.json and the weights belong to the same checkpoint",
         )
 
 
@@ -124,9 +126,9 @@ def groups_of(name: str, columns: int, groups: int) -> int:
     """Return the number of columns per group. Raise InputError if the groups do not divide the columns."""
     if not groups or columns % groups:
         raise InputError(
-            f"{name} has scales for {groups} groups of {columns} columns",
-            "all groups must have the same size",
-            "check that quantization_config and the weights are of the same checkpoint",
+            f"{name} has {groups} groups for {columns} columns",
+            "all groups must have the same number of columns",
+            "check that quantization_config and the weights belong to the same checkpoint",
         )
     return columns // groups
 
@@ -218,16 +220,17 @@ def group_order(
     index, columns = np.array(g_idx, np.int64), len(g_idx)
     if index.min(initial=0) < 0 or index.max(initial=0) >= groups:
         raise InputError(
-            f"{name} names group {int(index.max() if index.max() >= groups else index.min())} of {groups}",
-            "the tensor assigns a group, and thereby a scale, to each column",
+            f"{name} contains group {int(index.max() if index.max() >= groups else index.min())}, but the number of "
+            f"groups is {groups}",
+            "each entry must be the index of a group, starting from 0",
             "download the checkpoint again",
         )
     size = groups_of(name, columns, groups)
     if (np.bincount(index, minlength=groups) != size).any():
         raise UnsupportedModelError(
             f"{name} has groups of different sizes",
-            "columns are sorted by group, and all groups must have the same size",
-            "use the float checkpoint, or a checkpoint quantised with desc_act false",
+            "all groups must have the same number of columns",
+            "use the float checkpoint, or a checkpoint that was quantised with desc_act=false",
         )
     order = np.argsort(index, kind="stable")
     return (None if np.array_equal(order, np.arange(columns)) else order), size

@@ -35,7 +35,7 @@ def _check_mode(key: str, mode: str) -> None:
     if mode not in _MODES:
         raise UnsupportedModelError(
             f"{key} is {mode!r}", f"the supported MLX modes are {' and '.join(_MODES)}",
-            "use a folder of the same model in one of these modes, or the float checkpoint",
+            "use a checkpoint of the same model in one of these modes, or the float checkpoint",
         )  # fmt: skip
 
 
@@ -44,7 +44,11 @@ def _matrices(files: Files, base: str, group: int, mode: str) -> Matrices:
     names = tuple(f"{base}.{end}" for end in ends)
     scales = files[names[1]]
     if scales.ndim not in (2, 3):
-        raise InputError(f"{names[1]} has shape {list(scales.shape)}", "it must be a matrix", "download it again")
+        raise InputError(
+            f"{names[1]} has shape {list(scales.shape)}",
+            "scales must have two dimensions, or three for experts",
+            "download the checkpoint again",
+        )
     weight = words(files, names[0], (*scales.shape[:-1], None))
     columns = scales.shape[-1] * group
     bits = bits_of(names[0], weight.shape[-1] * 32, columns)

@@ -85,8 +85,8 @@ def token_logprobs(
         if np.isnan(normalizer):
             raise SamplingError(
                 f"the log-probabilities of row {row} cannot be computed",
-                "its logits contain NaN or infinity, or they are all -inf",
-                "check the model: its output overflowed, or the model is damaged",
+                "the logits of the row contain NaN or infinity, or are all -inf",
+                "check the model for damaged weights or an overflow",
             )
         alternatives = tuple(
             (other, value - normalizer) for other, value in zip(best, values, strict=True) if other >= 0
@@ -96,9 +96,9 @@ def token_logprobs(
 
 
 _REASONS = {
-    HAS_NAN: ("contain NaN", "check the model: it is damaged, or a computation overflowed"),
-    HAS_INFINITY: ("contain plus infinity", "check the model and the penalties: the logits overflowed"),
-    ALL_MASKED: ("allow no token", "mask fewer tokens: all logits are -inf"),
+    HAS_NAN: ("contain NaN", "check the model for damaged weights or an overflow"),
+    HAS_INFINITY: ("contain plus infinity", "check the model and the penalties for an overflow"),
+    ALL_MASKED: ("are all -inf", "mask fewer tokens"),
 }
 
 
@@ -140,7 +140,7 @@ class BegunBatch:
 
 def _refusal(row: int, code: int) -> SamplingError:
     why, fix = _REASONS[code]
-    return SamplingError(f"row {row} has no next token", f"its logits {why}", fix)
+    return SamplingError(f"row {row} has no next token", f"the logits of the row {why}", fix)
 
 
 def _active(rows: Sequence[RowSampler | None]) -> dict[int, RowSampler]:

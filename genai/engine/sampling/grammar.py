@@ -71,7 +71,7 @@ class Grammar:
         except GrammarError:
             raise
         except (ValueError, RecursionError) as error:  # Python reads deeper JSON than llguidance's 128 levels
-            raise GrammarError(f"{self.shown} cannot be read", str(error)[:200], "simplify it") from None
+            raise GrammarError(f"{self.shown} cannot be read", str(error)[:200], "simplify the grammar") from None
 
     def _source(self) -> str:
         from llguidance import LLMatcher
@@ -87,8 +87,8 @@ class Grammar:
         if self.body is None:
             lark = _as_lark(self.text)
             if (rules := lark.count(":")) > _MOST_RULES:
-                why = f"it has {rules:,} colons, one per rule; the limit is {_MOST_RULES:,} rules"
-                raise GrammarError("the grammar is too large", why, "simplify it")
+                why = f"the grammar has {rules:,} colons, one per rule, but the limit is {_MOST_RULES:,} rules"
+                raise GrammarError("the grammar is too large", why, "use fewer rules")
             return LLMatcher.grammar_from_lark(_with_held_numbers(lark))
         inner = self.body.source
         body = json.loads(inner)["grammars"][0] if inner.startswith("{") else {"lark_grammar": inner}
@@ -98,10 +98,12 @@ class Grammar:
         """Return the schema to pass to llguidance."""
         schema = json.loads(self.text)
         if (levels := depth(schema)) > _MOST_LEVELS:
-            why = f"with references followed, it may be {levels:,} levels deep; the limit is {_MOST_LEVELS:,}"
-            raise GrammarError("json_schema is too deeply nested", why, "simplify it")
+            why = (
+                f"with its references, the schema may have {levels:,} levels, but the limit is {_MOST_LEVELS:,} levels"
+            )
+            raise GrammarError("json_schema is too deeply nested", why, "use fewer nested levels")
         if not ends(schema):
-            why = "it requires itself recursively, so every instance would be infinite"
+            why = "the schema requires itself recursively, so every instance would be infinite"
             raise GrammarError("json_schema has no valid instance", why, "make the recursive part optional")
         hold_values(schema)
         # `true` and `false` are also schemas, but they cannot hold options.
@@ -130,8 +132,10 @@ def hold_values(schema: Any, name: str = "json_schema") -> None:
     move_bounds(schema)
     if far := far_number(schema):
         where, number = far
-        why = "grammars compute with floats and 64-bit integers, so replies would be held to a different number"
-        raise GrammarError(f"{name} has the number {number!r:.80} at {where}", why, "remove it, or use a string")
+        why = "grammars use floats and 64-bit integers, so replies would be checked against a different number"
+        raise GrammarError(
+            f"{name} has the number {number!r:.80} at {where}", why, "remove the number, or use a string"
+        )
 
 
 def _with_held_numbers(lark: str) -> str:
@@ -162,7 +166,9 @@ def _as_lark(text: str) -> str:
         return any_to_lark(_GBNF_PART.sub(_without_codes, text))
     except (Exception, RecursionError) as error:
         raise GrammarError(
-            "the grammar is not GBNF", str(error)[:300] or type(error).__name__, "correct it, or write it in Lark"
+            "the grammar is not GBNF",
+            str(error)[:300] or type(error).__name__,
+            "correct the grammar, or write it in Lark",
         ) from None
 
 
@@ -208,7 +214,7 @@ def schema_text(name: str, value: Any) -> str | None:
     if not isinstance(value, (str, Mapping, bool)):
         raise GrammarError(
             f"{name} is {kind_of(value)}",
-            "a schema is a JSON object, as a dictionary or as text, or a Pydantic model",
+            "a schema must be a JSON object (a dictionary or a text) or a Pydantic model",
             "pass a schema in one of these forms",
         )
     try:
@@ -220,8 +226,8 @@ def schema_text(name: str, value: Any) -> str | None:
     if not isinstance(parsed, (Mapping, bool)):
         raise GrammarError(
             f"{name} = {text[:80]} is not a schema",
-            "a schema is an object, true or false",
-            'such as {"type": "object"}',
+            "a schema must be a JSON object, true or false",
+            'pass a schema such as {"type": "object"}',
         )
     return _limited(name, text)
 
@@ -252,7 +258,7 @@ def _backslash(name: str, pattern: str) -> GrammarError:
     return GrammarError(
         f"{name}, {pattern[-80:]!r}, ends with a backslash",
         "the character to escape is missing",
-        "write two backslashes to match a backslash",
+        "to match a backslash, write two backslashes",
     )
 
 
@@ -262,7 +268,7 @@ def source_text(name: str, value: Any) -> str | None:
         return None
     if not isinstance(value, str) or not value.strip():
         shown = f"{name} = {value!r:.80}" if isinstance(value, str) else f"{name} is {kind_of(value)}"
-        raise GrammarError(shown, "expected: a non-empty string", "pass its source text")
+        raise GrammarError(shown, "expected: a non-empty string", "pass the text of the grammar")
     return _limited(name, value)
 
 
@@ -274,7 +280,7 @@ def choices(name: str, value: Any) -> tuple[str, ...]:
     if not valid or not all(isinstance(text, str) and text for text in value) or not 0 < len(value) <= MOST_CHOICES:
         raise GrammarError(
             f"{name} is not a list of strings", f"expected: 1 to {MOST_CHOICES:,} non-empty strings",
-            'such as ["yes", "no"]',
+            'pass a list such as ["yes", "no"]',
         )  # fmt: skip
     _limited(name, "".join(value))
     return tuple(dict.fromkeys(value))
@@ -283,13 +289,15 @@ def choices(name: str, value: Any) -> tuple[str, ...]:
 def _limited(name: str, text: str) -> str:
     if len(text) > MOST_CHARACTERS:
         raise GrammarError(
-            f"{name} has {len(text):,} characters", f"the limit is {MOST_CHARACTERS:,}", "make it smaller"
+            f"{name} has {len(text):,} characters", f"the limit is {MOST_CHARACTERS:,} characters", "shorten the text"
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise GrammarError(
-            f"{name} has an unpaired surrogate at position {error.start}", "it is not valid Unicode", "remove it"
+            f"{name} has an unpaired surrogate at position {error.start}",
+            "the text must be valid Unicode",
+            "remove the surrogate",
         ) from None
     return text
 
@@ -298,6 +306,6 @@ def contradictions(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> I
     """Yield pairs of options that contradict each other because of a grammar, with the reason and the fix."""
     given = [name for name in OPTIONS if options[name] != defaults[name]]
     if len(given) > 1:
-        yield given[0], given[1], "a reply can match only one grammar", "remove one of them"
+        yield given[0], given[1], "a reply can match only one grammar", "remove one of the two options"
     if given and options["ignore_eos"]:
         yield given[0], "ignore_eos = True", "the reply ends where the grammar ends", "remove ignore_eos"

@@ -102,7 +102,9 @@ class Guidance:
         except ThreadsRefused as error:
             raise no_threads(error) from error
         if not finished:
-            raise _refused(grammar.shown, f"it takes more than {SECONDS:.0f} seconds to compile", "simplify it")
+            raise _refused(
+                grammar.shown, f"the compilation takes more than {SECONDS:.0f} seconds", "simplify the grammar"
+            )
         return task.result()
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
@@ -190,13 +192,13 @@ class _Wrapper:
 def _said(message: str) -> str:
     """Return llguidance's message on one line, without markup."""
     text = " ".join(message.replace("<non-verbose/>", "").split())
-    return "nothing matches it" if text in ("NoExtensionBias", "NoExtension", "") else text[:300]
+    return "no reply can match the grammar" if text in ("NoExtensionBias", "NoExtension", "") else text[:300]
 
 
 def _fix(why: str) -> str:
     if "too" in why or "limit" in why or "fuel" in why:
-        return "simplify it: use fewer alternatives or smaller counts"
-    return "correct it (docs/how-to/structured-output.md lists what is supported)"
+        return "use fewer alternatives or smaller counts"
+    return "correct the grammar (for the supported features, see docs/how-to/structured-output.md)"
 
 
 def _refused(shown: str, why: str, fix: str, where: str = "") -> GrammarError:
@@ -283,4 +285,4 @@ class Matcher:
     def failure(self) -> GenaiError:
         """Return the error that stopped the grammar."""
         why = _said(self._matcher.get_error())
-        return GrammarError(f"the grammar cannot be followed after {self.num_followed} tokens", why, _fix(why))
+        return GrammarError(f"the grammar failed after {self.num_followed} tokens", why, _fix(why))

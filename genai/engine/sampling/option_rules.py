@@ -49,17 +49,23 @@ def parse_order(samplers: str | Sequence[str]) -> tuple[str, ...]:
         raise OptionError(
             f"samplers = {_shown(samplers)} is {kind_of(samplers)}",
             "expected: names joined by semicolons, or a sequence of names",
-            f"the default is {';'.join(DEFAULT_ORDER)}",
+            f"pass names, as in the default {';'.join(DEFAULT_ORDER)}",
         )
     names = [_OTHER_NAMES.get(name, name) for name in names]
     for name in names:
         if name not in DEFAULT_ORDER:
             hint = did_you_mean(name, DEFAULT_ORDER, f"the default is {';'.join(DEFAULT_ORDER)}")
             raise OptionError(
-                f"samplers contains the unknown name {name!r}", f"known: {', '.join(DEFAULT_ORDER)}", hint
+                f"samplers contains the unknown name {name!r}",
+                f"the known samplers are {', '.join(DEFAULT_ORDER)}",
+                hint,
             )
         if names.count(name) > 1:
-            raise OptionError(f"samplers contains {name!r} twice", "each sampler is applied once", "remove one of them")
+            raise OptionError(
+                f"samplers contains {name!r} twice",
+                "each sampler can be applied only once",
+                "remove one of the two names",
+            )
     return tuple(names)
 
 
@@ -119,7 +125,7 @@ class Number:
             raise OptionError(
                 f"{name} = {_shown(value)} is {kind_of(value)}",
                 f"expected: {'a whole number' if self.kind is int else 'a number'}",
-                f"allowed: {self.allowed}",
+                f"use an allowed value: {self.allowed}",
             )
         if not self.low <= value <= self.high or (self.excludes_low and value == self.low):
             raise _refuse(name, value, self.allowed)
@@ -239,7 +245,7 @@ def _found(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[
         if name in given and given.isdisjoint(needed):
             others = " and ".join(_said(other, options) for other in needed)
             fix = f"set {' or '.join(needed)}, or remove {name}"
-            yield _said(name, options), others, f"{name} has no effect without them", fix
+            yield _said(name, options), others, f"{name} has no effect with this setting", fix
     for sampler, switches in SAMPLERS.items():
         # Greedy decoding does not divide by the temperature, so the temperature sampler may be absent.
         off = [name for name in switches if name in given and (name != "temperature" or options[name] != 0)]
@@ -274,11 +280,11 @@ def _ends(options: Mapping[str, Any]) -> Iterator[_Contradiction]:
         for banned in options["banned_strings"]:
             if banned in stop:
                 why = "a stop string that contains a banned string can never occur"
-                yield f"stop = {stop!r}", f"banned_strings = {banned!r}", why, "remove one of them"
+                yield f"stop = {stop!r}", f"banned_strings = {banned!r}", why, "remove one of the two options"
             elif stop in banned and least == 0:
                 why = "the output ends before the banned string can occur"
-                yield f"banned_strings = {banned!r}", f"stop = {stop!r}", why, "remove one of them"
+                yield f"banned_strings = {banned!r}", f"stop = {stop!r}", why, "remove one of the two options"
     for token, bias in options["logit_bias"]:
         if bias == -math.inf and token in options["stop_token_ids"]:
             why = "a forbidden token is never generated"
-            yield f"stop_token_ids = {token}", f"logit_bias = {{{token}: -inf}}", why, "remove one of them"
+            yield f"stop_token_ids = {token}", f"logit_bias = {{{token}: -inf}}", why, "remove one of the two options"

@@ -173,8 +173,10 @@ class SamplingParams:
         known = [field.name for field in fields(cls)]
         for name, value in options.items():
             if name not in known:
-                hint = did_you_mean(name, known, f"known options: {', '.join(sorted(known))}")
-                raise OptionError(f"unknown sampling option {name!r} = {value!r}", "it is not part of the API", hint)
+                hint = did_you_mean(name, known, f"use one of the known options: {', '.join(sorted(known))}")
+                raise OptionError(
+                    f"unknown sampling option {name!r} = {value!r}", "the API has no option of this name", hint
+                )
         return cls(**options)
 
     @classmethod
@@ -286,9 +288,9 @@ def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
     for name in ("num_beams", "num_return_sequences"):
         if search.get(name, 1) != 1:
             raise NotSupportedYetError(
-                f"{name} = {search[name]} as a model's default",
+                f"{name} = {search[name]} is not supported as a model's default",
                 "streams and conversations have a single output, so beams must be requested in each call",
-                f"set it to 1 in genai_config.json, and pass {name} to LLM.generate",
+                f"set the default to 1 in genai_config.json, and pass {name} to LLM.generate",
             )
     if search.get("top_k"):
         search["top_k"] = min(search["top_k"], vocab_size)

@@ -77,7 +77,7 @@ def plan_sampling(
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
             what = f"the vocabulary has {vocab_size} tokens"
-            raise OptionError(f"{name} = {count}", what, f"use 0 to {vocab_size}")
+            raise OptionError(f"{name} = {count}", what, f"use a number from 0 to {vocab_size}")
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
     held_back = sorted(token for token in stop_ids | frozenset(eos_token_ids) if 0 <= token < vocab_size)
     steps, settings = _steps(params), _settings(params)
@@ -117,7 +117,7 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise OptionError(
                 f"{name} contains token {token}",
                 f"the vocabulary has {vocab_size} tokens",
-                f"use 0 to {vocab_size - 1}",
+                f"use token ids from 0 to {vocab_size - 1}",
             )
 
 
@@ -186,7 +186,9 @@ def breaker_tokens(
                         found[(token, *rests[rest])] = None
         if len(found) == before and not any(breaker in text for text in vocabulary):
             raise OptionError(
-                f"dry_sequence_breakers contains {breaker!r}", "no token in the vocabulary starts it", "remove it"
+                f"dry_sequence_breakers contains {breaker!r}",
+                "no token in the vocabulary can begin this string",
+                "remove this string",
             )
     return tuple(found)
 

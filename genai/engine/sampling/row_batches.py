@@ -33,7 +33,7 @@ def _run(processor: Any, token_ids: tuple[int, ...], row: NDArray[np.float32]) -
     except Exception as error:
         raise LogitsProcessorError(
             f"the logits processor {name} raised {type(error).__name__}: {error}",
-            f"it was called with {len(token_ids)} token ids and logits float32 {list(shape)}",
+            f"the processor was called with {len(token_ids)} token ids and float32 logits of shape {list(shape)}",
             "correct the processor, or remove it",
         ) from error
     result = row if result is None else result

@@ -82,6 +82,6 @@ def checked(name: str, value: Any) -> Any:
     """
     option = SEARCH_OPTIONS.get(name)
     if option is None:
-        hint = did_you_mean(name, SEARCH_OPTIONS, f"known options: {', '.join(sorted(SEARCH_OPTIONS))}")
-        raise OptionError(f"unknown search option {name!r} = {value!r}", "it is not part of the API", hint)
+        hint = did_you_mean(name, SEARCH_OPTIONS, f"use one of the known options: {', '.join(sorted(SEARCH_OPTIONS))}")
+        raise OptionError(f"unknown search option {name!r} = {value!r}", "the API has no option of this name", hint)
     return option.check(name, value)

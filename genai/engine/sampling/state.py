@@ -60,7 +60,7 @@ class SamplerState:
             raise StateError(
                 "a sampler with logits_processors cannot be saved",
                 "logits processors are Python functions, and a state file never contains code",
-                "save the state without them, and pass them again when you continue",
+                "save the state without logits_processors, and pass the processors again when you continue",
             )
         usual = SamplingParams().as_dict()
         options = {name: value for name, value in self.params.as_dict().items() if value != usual[name]}

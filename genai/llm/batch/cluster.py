@@ -100,7 +100,9 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
             nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
         except Exception as error:  # exceptions from Ray and from sockets
             raise StateError(
-                f"no Ray cluster at {address}", f"{error}"[:300], "start one (ray start --head), or check the address"
+                f"no Ray cluster at {address}",
+                f"{error}"[:300],
+                "start a cluster (ray start --head), or check the address",
             ) from error
         self._workers = [self._started(nodes[index % len(nodes)]) for index in range(workers or len(nodes))]
 
@@ -190,7 +192,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
             raise cause if isinstance(cause, GenaiError) else error from None
         except self._ray.exceptions.RayActorError as error:
             raise StateError(
-                dead, f"{error}".strip()[-500:], "check that the nodes have the model, enough memory and this toolkit"
+                dead, f"{error}".strip()[-500:], "check that every node has the model, enough memory and this toolkit"
             ) from error
 
     def close(self) -> None:
@@ -236,6 +238,8 @@ def _imported() -> Any:
         import ray.util.scheduling_strategies
     except ImportError:
         raise MissingPackageError(
-            "batches on several machines need ray", "it is not installed", "pip install 'onnx-genai-toolkit[ray]'"
+            "batches on a Ray cluster need ray",
+            "the package is not installed",
+            "run pip install 'onnx-genai-toolkit[ray]'",
         ) from None
     return ray

@@ -32,7 +32,9 @@ class InputFile:
         try:
             status = path.stat()
             if not path.is_file():
-                raise InputError(f"{path}: cannot be read", "it is not a file", "pass a file, or - for stdin")
+                raise InputError(
+                    f"{path}: the file cannot be read", "the path is not a file", "pass a file, or - for stdin"
+                )
             with path.open("rb"):
                 pass  # opening the file checks that it is readable
         except OSError as error:
@@ -47,9 +49,9 @@ class InputFile:
             current = ()
         if current != self._identity:
             raise InputError(
-                f"{self.path}: changed while it was read",
+                f"{self.path}: the file changed while it was read",
                 "lines read before and after the change do not belong together",
-                "leave the file unchanged until the end, and start again with --resume: answered lines are kept",
+                "leave the file unchanged during the run, and continue with --resume, which keeps finished lines",
             )
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
@@ -66,7 +68,7 @@ class InputFile:
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be read", str(error), "check the path and its permissions")
+    return InputError(f"{path}: the file cannot be read", str(error), "check the path and its permissions")
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:

@@ -164,9 +164,9 @@ class Journal:
         failed = head[4] != b"null"
         if line_id.settings != self._settings:
             raise InputError(
-                f"{self.path}: was started with other options",
+                f"{self.path}: the output was started with other options",
                 "its responses were generated with another model or template, or with other sampling options",
-                "pass the same options, or choose another output; --force starts over",
+                "pass the same options, choose another output, or start over with --force",
             )
         if line_id.number > self._most_lines:
             raise self.of_another_input()
@@ -174,7 +174,7 @@ class Journal:
             return True
         if not self.answered.add(line_id, failed=failed):
             raise InputError(
-                f"{self.path}: answers line {line_id.number} of the input twice",
+                f"{self.path}: the output has two responses to line {line_id.number} of the input",
                 f"the second response is in line {number}",
                 "delete one of the two lines, or start over with --force",
             )
@@ -251,45 +251,47 @@ class Journal:
     def of_another_input(self) -> InputError:
         """Return the error for an output that was written for another input."""
         return InputError(
-            f"{self.path}: does not belong to this input",
-            "it answers lines that the input does not have",
-            "pass the original input, or choose another output; --force starts over",
+            f"{self.path}: the output does not belong to this input",
+            "it contains responses to lines that the input does not have",
+            "pass the original input, choose another output, or start over with --force",
         )
 
     def _damaged(self, number: int) -> InputError:
         return InputError(
-            f"{self.path}: line {number} is damaged",
-            "it does not end like a response",
-            "delete that line, so that it is answered again; --force starts over",
+            f"{self.path}: line {number} of the output is damaged",
+            "the line does not end like a response",
+            "delete that line to process its request again, or start over with --force",
         )
 
     def _foreign(self, number: int) -> InputError:
         return InputError(
-            f"{self.path}: is not the output of a batch",
+            f"{self.path}: the file is not the output of a batch",
             f"line {number} is not a response",
-            "choose another name; --force replaces the file",
+            "choose another name, or replace the file with --force",
         )
 
     def _refused(self, error: OSError) -> InputError:
         return InputError(
-            f"{self.path}: cannot be written",
+            f"{self.path}: the file cannot be written",
             error.strerror or str(error),
-            "free space on the disk, or check permissions; then start again with --resume: finished lines are kept",
+            "free space on the disk, or check permissions; then continue with --resume, which keeps finished lines",
         )
 
 
 def check_output(path: Path, begin: str) -> None:
     """Raise InputError if a journal at this path could not start with the given value of `begin`."""
     if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is not a file", "the output must be a file", "choose another name")
+        raise InputError(f"{path}: the path is not a file", "the output must be a file", "choose another name")
     if not path.parent.is_dir():
         raise InputError(
-            f"{path}: cannot be written", "its folder does not exist", "create the folder, or choose another name"
+            f"{path}: the file cannot be written",
+            "its folder does not exist",
+            "create the folder, or choose another name",
         )
     if begin == "new" and path.exists() and (size := path.stat().st_size):
         raise InputError(
-            f"{path}: already exists",
-            f"it has {size:,} bytes, which may be responses",
+            f"{path}: the file already exists",
+            f"the file has {size:,} bytes, which may be responses",
             "continue with --resume, start over with --force, or choose another name",
         )
 
@@ -300,7 +302,9 @@ def _opened(path: Path) -> int:
     if not _is_locked(descriptor, path):
         os.close(descriptor)
         raise StateError(
-            f"{path}: another process writes to it", "two writers would write lines twice", "wait until it has ended"
+            f"{path}: another process is writing to the file",
+            "two writers would write lines twice",
+            "wait until that process has ended",
         )
     return descriptor
 

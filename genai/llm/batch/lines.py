@@ -105,12 +105,14 @@ class _ByLine(Lines):
         """Return the text of a line. Raise InputError if it is too long, or not UTF-8."""
         if len(line.content) > MOST_LINE_BYTES:
             raise InputError(
-                f"line {line.number} is longer than {MOST_LINE_BYTES >> 20} MiB", "this is the limit", "shorten it"
+                f"line {line.number} is longer than {MOST_LINE_BYTES >> 20} MiB",
+                "a line cannot exceed this limit",
+                "shorten the line",
             )
         try:
             return line.content.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"line {line.number} is not UTF-8 text", str(error), "save it as UTF-8") from error
+            raise InputError(f"line {line.number} is not UTF-8 text", str(error), "save the file as UTF-8") from error
 
 
 class TextLines(_ByLine):
@@ -210,7 +212,7 @@ def _column_names(name: str, row: list[str]) -> list[str]:
     if "" in names or len(set(names)) < len(names):
         raise InputError(
             f"{name}: the first row is {', '.join(map(repr, row)):.200}",
-            "the first row must have the names of the columns, and all names must be different",
+            "the first row must contain the column names, and each name must be unique",
             "add a row with the column names",
         )
     return names
@@ -232,7 +234,7 @@ class _PartlyRead(Mapping[str, Any]):
             raise InputError(
                 f"row {self._number}: {name!r} cannot be read",
                 self._unreadable[name],
-                "save that column as text or numbers, or leave it out",
+                "save the column as text or numbers, or remove it",
             )
         return self._cells[name]
 
@@ -255,8 +257,8 @@ class ParquetRows(_Table):
             import pyarrow.parquet
         except ImportError:
             raise MissingPackageError(
-                f"{name}: cannot be read", "Parquet files need pyarrow, which is not installed",
-                "pip install 'onnx-genai-toolkit[parquet]'",
+                f"{name}: the file cannot be read", "Parquet files need pyarrow, which is not installed",
+                "run pip install 'onnx-genai-toolkit[parquet]'",
             ) from None  # fmt: skip
         self.name, self._file = name, file
         self._open, self._refused = pyarrow.parquet.ParquetFile, (pyarrow.ArrowException, OSError)
@@ -268,7 +270,9 @@ class ParquetRows(_Table):
             raise self._not_parquet(error) from error
 
     def _not_parquet(self, error: Exception) -> InputError:
-        return InputError(f"{self.name}: is not a readable Parquet file", f"{error}"[:500], "write the file again")
+        return InputError(
+            f"{self.name}: the file is not a readable Parquet file", f"{error}"[:500], "write the file again"
+        )
 
     def __iter__(self) -> Iterator[Line]:
         number = 0
@@ -288,7 +292,9 @@ class ParquetRows(_Table):
     def fields(self, line: Line) -> Mapping[str, Any]:
         if len(line.content) > MOST_LINE_BYTES:
             raise InputError(
-                f"row {line.number} is longer than {MOST_LINE_BYTES >> 20} MiB", "this is the limit", "shorten a cell"
+                f"row {line.number} is longer than {MOST_LINE_BYTES >> 20} MiB",
+                "a row cannot exceed this limit",
+                "shorten a cell of the row",
             )
         row = json.loads(line.content)
         if isinstance(row, dict):
@@ -370,12 +376,16 @@ def open_lines(path: Path, format: str | None = None) -> Lines:
     """
     if format is not None and format not in FORMATS:
         raise OptionError(
-            f"format = {format!r}", f"allowed: {', '.join(FORMATS)}", "choose one of these formats, or leave it out"
+            f"format = {format!r}", f"allowed: {', '.join(FORMATS)}", "choose one of these formats, or leave format out"
         )
     if str(path) == "-":
         format = format or "jsonl"
         if format == "parquet":
-            raise InputError("stdin cannot be read as Parquet", "its index is at the end of the file", "pass a file")
+            raise InputError(
+                "stdin cannot be read as Parquet",
+                "the index of a Parquet file is at its end",
+                "pass the path of the file",
+            )
         return _opened(format, "stdin", None, sys.stdin.buffer)
     format = format or _BY_SUFFIX.get(path.suffix.lower(), "text")
     return _opened(format, str(path), InputFile(path), None)

@@ -50,7 +50,7 @@ def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     url, body = fields.get("url", CHAT), fields["body"]
     if fields.get("method", "POST") != "POST" or url not in (CHAT, COMPLETIONS):
         raise InputError(
-            f"method {fields.get('method', 'POST')!r:.40}, url {url!r:.80}",
+            f"the request has method {fields.get('method', 'POST')!r:.40}, url {url!r:.80}",
             f"requests must be POST to {CHAT} or {COMPLETIONS}",
             "use one of these URLs",
         )

@@ -27,7 +27,7 @@ def write_page(report: BatchReport, path: Path) -> None:
     try:
         path.write_text(page(report), encoding="utf-8", errors="replace")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written", str(error), "choose another file") from error
+        raise InputError(f"{path}: the report cannot be written", str(error), "choose another file") from error
 
 
 def page(report: BatchReport) -> str:

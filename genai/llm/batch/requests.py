@@ -51,7 +51,9 @@ class PromptTemplate:
             if name not in fields:
                 known = ", ".join(map(str, fields))[:200]
                 raise InputError(
-                    f"the line has no field {name!r}", f"its fields are {known}", did_you_mean(name, fields, "add it")
+                    f"the line has no field {name!r}",
+                    f"its fields are {known}",
+                    did_you_mean(name, fields, "add the field to the line"),
                 )
         return _PART.sub(lambda match: _written(match[1], fields[match[1]]) if match[1] else match[0][0], self.text)
 
@@ -60,7 +62,7 @@ def _written(name: str, value: Any) -> str:
     if value is None or value != value:  # NaN, which many tables use for missing values
         raise InputError(
             f"the field {name!r} is {'null' if value is None else 'NaN'}",
-            "the word itself would become part of the prompt",
+            "this word would become part of the prompt",
             "set a value, or an empty text",
         )
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -88,7 +90,9 @@ class PromptFormat:
         if custom_id is None or custom_id == "":
             return f"line-{number}"
         if not isinstance(custom_id, str):
-            raise InputError(f"custom_id = {custom_id!r:.80}", "a text is expected", "write a unique text per line")
+            raise InputError(
+                f"custom_id = {custom_id!r:.80}", "a text is expected", "write a unique text for each line"
+            )
         return custom_id
 
     def item(self, fields: Mapping[str, Any], *, are_cells: bool = False) -> tuple[Mapping[str, Any], str]:
@@ -119,8 +123,8 @@ class PromptFormat:
         if ("prompt" in item) == ("messages" in item):
             raise InputError(
                 f"the line has the fields {', '.join(map(str, fields)):.200}",
-                "it needs either a prompt (or text) or messages",
-                "pass a template that names the prompt's field, such as {question}",
+                "a line needs a field named prompt, text or messages",
+                "pass a template that contains the prompt's field, such as {question}",
             )
         with_messages = ("tools", "tool_choice", "template") if "messages" in item else ()
         for name in item:
@@ -128,7 +132,7 @@ class PromptFormat:
                 raise OptionError(
                     f"the line has a field {name!r}",
                     "without a template, the fields must be the prompt or messages, and options",
-                    did_you_mean(name, OPTIONS, "leave it out, or use a template: then fields are only data"),
+                    did_you_mean(name, OPTIONS, "leave the field out, or use a template, which treats fields as data"),
                 )
         if "prompt" in item:
             item = {**self._prompt(item.pop("prompt")), **item}

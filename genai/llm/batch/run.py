@@ -229,8 +229,8 @@ def _check_fits(journal: Journal, lines: Lines) -> None:
         return
     if not lines.can_be_read_again:
         raise InputError(
-            f"{journal.path}: cannot be resumed with {lines.name} as the input",
-            "the input must be read twice in order to find the lines that are already answered",
+            f"{journal.path}: the output cannot be resumed with {lines.name} as the input",
+            "the input must be read twice in order to find the lines that are already finished",
             "pass the input as a file",
         )
     if not journal.answered.fits(iter(lines)):

@@ -56,7 +56,7 @@ class Calibration:
         if not isinstance(self.method, CalibrationMethod):
             raise OptionError(
                 f"calibrate_method is {self.method!r}",
-                "it must be a CalibrationMethod",
+                "calibrate_method must be a CalibrationMethod",
                 "pass CalibrationMethod.MinMax",
             )
         if self.method is CalibrationMethod.Distribution:
@@ -90,8 +90,8 @@ def feeds_of(reader: Any) -> Any:
     get_next = getattr(reader, "get_next", None)
     if not callable(get_next):
         raise OptionError(
-            f"calibration_data_reader is {type(reader).__name__}",
-            "a reader must have get_next(), which returns {input: array}, and None at the end",
+            f"calibration_data_reader has the type {type(reader).__name__}",
+            "a reader must have a method get_next() that returns {input: array}, and None after the last item",
             "pass a CalibrationDataReader",
         )
     count = 0
@@ -100,14 +100,14 @@ def feeds_of(reader: Any) -> Any:
             raise InputError(
                 f"item {count} of the calibration data is a {type(feed).__name__}",
                 "get_next() must return one dict {input: array} at a time",
-                "correct get_next()",
+                "return a dict from get_next()",
             )
         yield feed
         count += 1
     if not count:
         raise InputError(
             "the calibration data reader returns no data",
-            "ranges of activations are derived from data; a reader that was read to its end returns no more data",
+            "activation ranges are computed from data, and a reader that was read to its end returns no more data",
             "create a new reader with at least one feed",
         )
 
@@ -153,7 +153,7 @@ class Observations:
         raise InputError(
             f"value {self.not_a_number!r}, {made_by}, is NaN for item {item} of the calibration data",
             "a NaN value has no range, and all values that depend on it would be wrong",
-            "check that item of the data, and check if the float model also computes NaN for the item",
+            "check this item of the data, and check whether the float model also computes NaN for the item",
         )
 
 
@@ -232,7 +232,9 @@ class Calibrator:
     def observations(self) -> Observations:
         """The observations; raises StateError if no data was collected."""
         if self._observations is None:
-            raise StateError("no data was collected", "ranges are derived from data", "call collect_data(reader) first")
+            raise StateError(
+                "no data was collected", "ranges are computed from collected data", "call collect_data(reader) first"
+            )
         return self._observations
 
     def ranges(self, calibration: Calibration) -> TensorsData:
@@ -284,7 +286,7 @@ def _require_names(item: int, feed: Mapping[str, Any], inputs: Sequence[str]) ->
     # Unknown names may override defaults, so the session checks them if nothing is missing.
     if missing:
         rename = f"rename {str(unknown[0])!r} to {missing[0]!r}" if len(unknown) == len(missing) == 1 else ""
-        fix = rename or did_you_mean(missing[0], [str(name) for name in unknown], f"provide {missing}")
+        fix = rename or did_you_mean(missing[0], [str(name) for name in unknown], f"add {missing} to each item")
         raise InputError(
             f"item {item} of the calibration data has no {missing[0]!r}",
             f"the model's inputs are {', '.join(inputs)}, and the item has {', '.join(map(str, feed)) or 'nothing'}",

@@ -63,7 +63,7 @@ def quantize_dynamically(model: OnnxModel, request: DynamicRequest) -> None:
     Raises:
         GenaiError: see `quantize_static`.
     """
-    require_float_model(model, _OPSET, "DynamicQuantizeLinear needs that version")
+    require_float_model(model, _OPSET, "DynamicQuantizeLinear needs this opset")
     prepare_model(model)
     requested = checked_op_types(request.op_types, (*DYNAMIC_OPERATORS, "Gemm"), model.graph, WITHOUT_EFFECT)
     op_types = {name for one in requested for name in _OF_OPERATOR.get(one, (one,))}

@@ -52,7 +52,9 @@ def read_overrides(option: str, overrides: Any) -> dict[str, TensorOverride]:
         NotSupportedYetError: an override has "convert".
     """
     if not isinstance(overrides, Mapping):
-        raise OptionError(f"{option} is {overrides!r:.80}", "it must map tensors to lists of dicts", "pass a dict")
+        raise OptionError(
+            f"{option} is {overrides!r:.80}", "the option must map tensor names to lists of dicts", "pass a dict"
+        )
     return {name: _tensor(name, override) for name, override in overrides.items()}
 
 
@@ -74,9 +76,9 @@ def _tensor(name: str, channels: Any) -> TensorOverride:
 def _channel(name: str, override: Mapping[str, Any]) -> ChannelOverride:
     if "convert" in override:
         raise NotSupportedYetError(
-            f"TensorQuantOverrides[{name!r}] has 'convert'",
+            f"TensorQuantOverrides[{name!r}] sets 'convert'",
             "a tensor can have only one quantised type",
-            "override 'quant_type' instead",
+            "set 'quant_type' instead",
         )
     for key in override:
         if key not in _KEYS and key != "axis":
@@ -102,4 +104,6 @@ def _channel(name: str, override: Mapping[str, Any]) -> ChannelOverride:
 
 
 def _wrong(name: str, override: Any, why: str) -> OptionError:
-    return OptionError(f"TensorQuantOverrides[{name!r}] is {override!r:.120}", why, "correct the override")
+    return OptionError(
+        f"TensorQuantOverrides[{name!r}] is {override!r:.120}", why, "correct this entry of TensorQuantOverrides"
+    )

@@ -159,7 +159,11 @@ class ParameterRules:
         try:
             low, high = channel_ranges(self._array(name), axis)
         except QuantizationError as error:
-            raise InputError(f"constant {name!r} cannot be quantised", str(error), "exclude its nodes") from error
+            raise InputError(
+                f"constant {name!r} cannot be quantised",
+                str(error),
+                "exclude the nodes that use the constant: nodes_to_exclude=[...]",
+            ) from error
         if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high))):
             raise _not_finite(name, "a weight must be finite")
         return low, high
@@ -276,7 +280,7 @@ def _check_overrides(placement: Placement, overrides: Mapping[str, TensorOverrid
     for name, override in overrides.items():
         if name not in known:
             raise OptionError(
-                f"TensorQuantOverrides names {name!r}",
+                f"TensorQuantOverrides contains {name!r}",
                 "no quantised value or constant has that name",
                 did_you_mean(name, known, "correct the name, or omit the override"),
             )

@@ -37,7 +37,7 @@ def require_float_model(model: OnnxModel, opset: int, why: str) -> None:
     version = model.opset_version() or 0
     if version < opset:
         raise GraphError(
-            f"the model has opset {version}, but {opset} is needed",
+            f"the model has opset {version}, but opset {opset} is needed",
             why,
             f"convert the model first: onnx.version_converter.convert_version(model, {max(opset, 13)})",
         )
@@ -73,13 +73,13 @@ def chosen_nodes(
 def _require_names(option: str, node_names: Sequence[str], names: Collection[str]) -> None:
     if isinstance(node_names, str) or not all(isinstance(name, str) for name in node_names):
         raise OptionError(
-            f"{option} is {node_names!r:.100}", "it must be a list of node names", f"pass {option}=['...']"
+            f"{option} is {node_names!r:.100}", "the option must be a list of node names", f"pass {option}=['...']"
         )
     for name in node_names:
         if name not in names:
             raise OptionError(
                 f"{option} names {name!r}",
-                f"none of the model's {len(names)} named nodes has that name",
+                f"none of the model's {len(names)} named nodes has this name",
                 did_you_mean(name, names, "list the names with [node.name for node in model.graph.node]"),
             )
 
@@ -101,7 +101,9 @@ def checked_op_types(
         return set(default)
     if isinstance(requested, str):
         raise OptionError(
-            f"op_types_to_quantize is {requested!r}", "it must be a list of operators", f"pass [{requested!r}]"
+            f"op_types_to_quantize is {requested!r}",
+            "the option must be a list of operator types",
+            f"pass [{requested!r}]",
         )
     present = {node.op_type for node in graph.nodes}
     known = {*default, *ELSEWHERE, *STATIC_OPERATORS, *passed_over}
@@ -112,13 +114,14 @@ def checked_op_types(
             continue
         if name in known or name in present:
             raise NotSupportedYetError(
-                f"op_types_to_quantize names {name!r}, and the model has such nodes",
+                f"op_types_to_quantize contains {name!r}, which cannot be quantised",
                 f"operators that can be quantised are {', '.join(default)}",
                 "omit the operator; its nodes stay float",
             )
         raise OptionError(
             f"op_types_to_quantize names {name!r}",
-            f"there is no rule for it, and it is not in the model; known operators are {', '.join(sorted(known))}",
+            "the operator has no quantisation rule and is not in the model; known operators are "
+            f"{', '.join(sorted(known))}",
             did_you_mean(name, known, "correct the name"),
         )
     return {name for name in requested if name in default}

@@ -65,7 +65,9 @@ class StaticRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.format, QuantFormat):
-            raise OptionError(f"quant_format is {self.format!r}", "it must be a QuantFormat", "pass QuantFormat.QDQ")
+            raise OptionError(
+                f"quant_format is {self.format!r}", "quant_format must be a QuantFormat", "pass QuantFormat.QDQ"
+            )
         known = STATIC_TYPES if self.format is QuantFormat.QDQ else BYTES
         for name in ("activation_type", "weight_type"):
             object.__setattr__(self, name, checked_type(name, getattr(self, name), known))
@@ -77,7 +79,7 @@ class StaticRequest:
             )
         if self.reader is None and (self.cache is None or not self.cache.exists()):
             raise OptionError(
-                "there is no calibration_data_reader",
+                "no calibration_data_reader is given",
                 "ranges of activations are derived from data"
                 + ("" if self.cache is None else f", and the file of ranges {str(self.cache)!r} does not exist"),
                 "pass a CalibrationDataReader, or use quantize_dynamic",
@@ -106,7 +108,7 @@ def quantize_statically(model: OnnxModel, source: Any, request: StaticRequest) -
     options = request.options
     opset = _OPSET_PER_CHANNEL if request.per_channel else _OPSET
     require_float_model(
-        model, opset, f"QuantizeLinear{' with per-channel scales' * request.per_channel} needs that version"
+        model, opset, f"QuantizeLinear{' with per-channel scales' * request.per_channel} needs this opset"
     )
     prepare_model(model)
     default = STATIC_OPERATORS if request.format is QuantFormat.QDQ else QOPERATOR_OPERATORS
@@ -135,9 +137,9 @@ def _ranges(source: Any, request: StaticRequest, placement: Placement) -> Tensor
         ranges = load_tensors_data(request.cache)
         if ranges.calibration_method is not request.method:
             raise InputError(
-                f"the ranges in {str(request.cache)!r} were found with {ranges.calibration_method}",
+                f"the ranges in {str(request.cache)!r} were computed with {ranges.calibration_method}",
                 f"calibrate_method is {request.method}",
-                "delete the file, or use that method",
+                "delete the file, or set calibrate_method to the method in the file",
             )
         return ranges
     calibration = _calibration(request)
@@ -167,8 +169,8 @@ def _tell_what_stays_float(parameters: Parameters) -> None:
     if parameters.float_values:
         shown = ", ".join(parameters.float_values[:5]) + ", ..." * (len(parameters.float_values) > 5)
         warn_caller(
-            f"{len(parameters.float_values)} values stay float, because they were infinite, beyond 1e30 (like masks) "
-            f"or never computed: {shown}"
+            f"{len(parameters.float_values)} values stay float, because they were infinite, larger than 1e30 "
+            f"(as in masks) or never computed: {shown}"
         )
 
 

@@ -64,7 +64,9 @@ class TensorData:
     def from_dict(cls, data: Mapping[str, Any]) -> TensorData:
         """Convert the result of `to_dict` back. Raise InputError if it is malformed."""
         if not isinstance(data, Mapping) or "lowest" not in data or "highest" not in data:
-            raise InputError(f"{data!r:.80} is not a range", "it has no 'lowest' and 'highest'", "calibrate again")
+            raise InputError(
+                f"{data!r:.80} is not a range", "the data has no 'lowest' and 'highest'", "calibrate again"
+            )
         return cls(lowest=data["lowest"], highest=data["highest"])
 
     def __repr__(self) -> str:
@@ -83,7 +85,7 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.size != 1:
-        raise InputError(f"{value!r:.80} is not a number", "a range has two numbers", "calibrate again")
+        raise InputError(f"{value!r:.80} is not a number", "a range consists of two numbers", "calibrate again")
     return float(array.reshape(()))
 
 
@@ -105,7 +107,9 @@ class TensorsData:
         if isinstance(value_range, tuple | list) and len(value_range) >= 2:
             return TensorData(lowest=value_range[0], highest=value_range[1])
         raise InputError(
-            f"the range of {name!r} is {value_range!r:.80}", "it must be (lowest, highest)", "pass a TensorData"
+            f"the range of {name!r} is {value_range!r:.80}",
+            "a range must be a tuple (lowest, highest)",
+            "pass a TensorData",
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -183,18 +187,26 @@ def load_tensors_data(path: str | Path) -> TensorsData:
     try:
         size = path.stat().st_size
         if size > _MOST_BYTES:
-            raise InputError(f"{str(path)!r} has {size} bytes", "files with ranges are far smaller", "check the path")
+            raise InputError(
+                f"{str(path)!r} has {size} bytes",
+                "the file is too large to be a file of calibration ranges",
+                "check the path",
+            )
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFolderError(f"the ranges in {str(path)!r} cannot be read", str(error), "check the path") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{str(path)!r} has no ranges", f"it is not JSON: {error}", "calibrate again") from error
+        raise InputError(f"{str(path)!r} has no ranges", f"the file is not JSON: {error}", "calibrate again") from error
     if not isinstance(content, dict):
-        raise InputError(f"{str(path)!r} has no ranges", f"it is a {type(content).__name__}", "calibrate again")
+        raise InputError(
+            f"{str(path)!r} has no ranges",
+            f"the file contains a {type(content).__name__}, not a dict of ranges",
+            "calibrate again",
+        )
     if content.get("smooth_quant"):
         raise InputError(
-            f"the ranges in {str(path)!r} were found with SmoothQuant",
+            f"the ranges in {str(path)!r} were computed with SmoothQuant",
             "SmoothQuant changes the model before calibration",
-            "calibrate again without it",
+            "calibrate again without SmoothQuant",
         )
     return TensorsData.from_dict(content)

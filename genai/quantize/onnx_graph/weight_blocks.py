@@ -67,12 +67,12 @@ class BlockRequest:
     def __post_init__(self) -> None:
         if not isinstance(self.format, QuantFormat):
             raise OptionError(
-                f"quant_format is {self.format!r}", "it must be a QuantFormat", "pass QuantFormat.QOperator"
+                f"quant_format is {self.format!r}", "quant_format must be a QuantFormat", "pass QuantFormat.QOperator"
             )
         if self.method not in METHODS:
             raise NotSupportedYetError(
                 f"the method {self.method!r} is not supported",
-                f"the methods are {', '.join(METHODS)}",
+                f"the supported methods are {', '.join(METHODS)}",
                 "use DefaultWeightOnlyQuantConfig or RTNWeightOnlyQuantConfig",
             )
         for block_format in (self.block_format, *self.node_formats.values()):
@@ -80,26 +80,30 @@ class BlockRequest:
         for name in self.op_types:
             if name not in BLOCK_AXES:
                 raise OptionError(
-                    f"op_types_to_quantize names {name!r}",
+                    f"op_types_to_quantize contains {name!r}",
                     "only MatMul and Gather are supported",
                     did_you_mean(name, BLOCK_AXES, "pass MatMul or Gather"),
                 )
         if "Gather" in self.op_types and (self.format is QuantFormat.QDQ or self.block_format.bits != 4):
             raise NotSupportedYetError(
-                "tables of Gather are not supported with this format",
+                "the tables of Gather nodes cannot be quantised in this format",
                 "onnxruntime's operator for look-ups supports only 4-bit tables",
                 "use QuantFormat.QOperator and bits=4, or quantise only MatMul",
             )
         if self.accuracy_level not in (None, *range(5)):
-            raise OptionError(f"accuracy_level is {self.accuracy_level!r}", "it must be from 0 to 4", "pass 4 or 0")
+            raise OptionError(
+                f"accuracy_level is {self.accuracy_level!r}", "the level must be from 0 to 4", "pass 4 or 0"
+            )
 
 
 def _check_block_format(block_format: BlockFormat) -> None:
     if block_format.bits not in _BITS:
-        raise NotSupportedYetError(f"bits is {block_format.bits}", f"the values are {_BITS}", "pass bits=4")
+        raise NotSupportedYetError(f"bits is {block_format.bits}", f"the supported values are {_BITS}", "pass bits=4")
     if block_format.block_size not in BLOCKS:
         raise OptionError(
-            f"block_size is {block_format.block_size}", f"the sizes are {', '.join(map(str, BLOCKS))}", "pass 32"
+            f"block_size is {block_format.block_size}",
+            f"the supported block sizes are {', '.join(map(str, BLOCKS))}",
+            "pass block_size=32",
         )
 
 
@@ -115,7 +119,7 @@ def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
     if request.format is QuantFormat.QDQ and (model.opset_version() or 0) < _BLOCKED_OPSET:
         raise GraphError(
             f"the model has opset {model.opset_version()}, but QDQ needs {_BLOCKED_OPSET}",
-            "DequantizeLinear supports blocks since that opset",
+            "DequantizeLinear supports blocks only from this opset",
             "convert the model first, or use QuantFormat.QOperator",
         )
     chosen = [

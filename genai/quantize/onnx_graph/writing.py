@@ -65,8 +65,12 @@ def require_writable_path(path: object) -> None:
     """Raise OptionError if no model can be written to the path. Call this function before hours of work."""
     if not isinstance(path, str | Path):
         raise OptionError(
-            f"the output path is a {type(path).__name__}", "it must be a path", "pass the path of the new file"
+            f"the output path is a {type(path).__name__}", "the output must be a path", "pass the path of the new file"
         )
     folder = Path(path).resolve().parent
     if not folder.is_dir():
-        raise OptionError(f"the output folder {str(folder)!r} does not exist", "it must exist", "create it first")
+        raise OptionError(
+            f"the output folder {str(folder)!r} does not exist",
+            "the folder of the output must exist",
+            "create the folder first",
+        )

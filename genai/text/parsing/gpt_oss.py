@@ -27,7 +27,7 @@ def _read_message(source: Source, opening: str) -> Reader[None]:
     text, marker = yield from take_until(source, (MESSAGE, *_STOPS))
     header = opening + text
     if marker != MESSAGE:
-        yield from show_failed(source, header, f"a header without {MESSAGE}", _STOPS)
+        yield from show_failed(source, header, f"the header has no {MESSAGE}", _STOPS)
         return
     header += source.take(len(MESSAGE))
     channel = _CHANNEL_NAME.search(header)

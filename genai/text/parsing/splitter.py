@@ -40,9 +40,9 @@ class ReplySplitter:
         parser = get_parser(parser) if isinstance(parser, str) else parser
         if starts_in_reasoning and parser.reasoning is None:
             raise OptionError(
-                f"starts_in_reasoning with the parser {parser.name!r}",
+                f"starts_in_reasoning is set for the parser {parser.name!r}",
                 "prompts of this format cannot open a reasoning span",
-                "leave it out, or use Parser.starts_in_reasoning(prompt)",
+                "omit starts_in_reasoning, or set it to parser.starts_in_reasoning(prompt)",
             )
         self._source = Source()
         self._reader = _read_reply(parser, self._source, starts_in_reasoning)
@@ -55,9 +55,15 @@ class ReplySplitter:
             InputError: the piece is not a str, or the reply is finished.
         """
         if not isinstance(piece, str):
-            raise InputError(f"a piece of type {type(piece).__name__}", "replies are text", "decode the tokens first")
+            raise InputError(
+                f"the piece has the type {type(piece).__name__}",
+                "a piece of a reply must be a string",
+                "decode the tokens first",
+            )
         if self._source.ended:
-            raise InputError("a piece after the end", "finish() ended this reply", "create a new ReplySplitter")
+            raise InputError(
+                "a piece was added after finish()", "finish() ends the reply", "create a new ReplySplitter"
+            )
         events: list[Event] = []
         for start in range(0, len(piece), _MOST_AT_ONCE):
             self._source.text += piece[start : start + _MOST_AT_ONCE]
@@ -67,7 +73,9 @@ class ReplySplitter:
     def finish(self) -> list[Event]:
         """End the reply. Return the events that were held back, and `End`. Raise InputError on a second call."""
         if self._source.ended:
-            raise InputError("finish() called twice", "this reply has ended", "create a new ReplySplitter")
+            raise InputError(
+                "finish() was called twice", "the first call ended the reply", "create a new ReplySplitter"
+            )
         self._source.ended = True
         return [*self._run(), End(self._source.ended_in_reasoning)]
 

@@ -71,8 +71,8 @@ def convert_folder(facts: FolderFacts) -> tuple[Path, Conversion]:
     if match is None or data is None:
         raise TokenizerError(
             f"{facts.folder}: {TOKENIZER_NAME} is missing",
-            f"encoding text needs that file, or one of {_KNOWN}",
-            "copy it from the original model, or save it with transformers' save_pretrained()",
+            f"to encode text, the toolkit needs this file or one of {_KNOWN}",
+            "copy the file from the original model, or save it with save_pretrained() of transformers",
         )
     format, path = match
     if format is _SENTENCEPIECE and is_tiktoken(data):
@@ -81,7 +81,7 @@ def convert_folder(facts: FolderFacts) -> tuple[Path, Conversion]:
         return path, format.convert(path, data, facts)
     except ModelFormatError as error:
         raise TokenizerError(
-            f"{path}: is not {format.title} that can be read",
+            f"{path}: the file is not {format.title} that can be read",
             str(error),
-            f"copy it again, or save {TOKENIZER_NAME} with transformers' save_pretrained()",
+            f"copy the file again, or save {TOKENIZER_NAME} with save_pretrained() of transformers",
         ) from error

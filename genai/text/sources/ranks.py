@@ -34,7 +34,7 @@ def decoded(text: str | bytes, where: str) -> bytes:
     if base64.b64encode(data) != (text if isinstance(text, bytes) else text.encode()):
         raise ModelFormatError(f"{where}: {text!r:.60} is not base64: its end is malformed")
     if not 0 < len(data) <= MAX_TOKEN_BYTES:
-        raise ModelFormatError(f"{where} has {len(data)} bytes; 1 to {MAX_TOKEN_BYTES} are expected")
+        raise ModelFormatError(f"{where} has {len(data)} bytes, but a token must have 1 to {MAX_TOKEN_BYTES}")
     return data
 
 
@@ -51,16 +51,16 @@ def checked_ranks(entries: Iterable[tuple[bytes, int]], special: Mapping[int, st
     for token, rank in entries:
         total += len(token)
         if total > MAX_BYTES:
-            raise ModelFormatError(f"its tokens have more than {MAX_BYTES} bytes in total")
+            raise ModelFormatError(f"the tokens have more than {MAX_BYTES} bytes in total")
         if token in ranks:
             raise ModelFormatError(f"the token {token!r:.60} occurs twice, with the ranks {ranks[token]} and {rank}")
         if rank in tokens:
             raise ModelFormatError(f"two tokens have the rank {rank}: {tokens[rank]!r:.60} and {token!r:.60}")
         if rank >= MAX_TOKENS:
-            raise ModelFormatError(f"the token {token!r:.60} has the rank {rank}; the limit is {MAX_TOKENS}")
+            raise ModelFormatError(f"the token {token!r:.60} has the rank {rank}, but ranks must be below {MAX_TOKENS}")
         ranks[token], tokens[rank] = rank, token
     if not ranks:
-        raise ModelFormatError("it has no tokens")
+        raise ModelFormatError("the file has no tokens")
     if missing := first_missing(tokens, special):
         count, first = missing
         raise ModelFormatError(f"{count} of the ranks below {max(tokens)} are missing, starting with {first}")
@@ -83,7 +83,10 @@ def require_bytes(vocab: Mapping[str, int]) -> None:
 
 
 def _missing_bytes(missing: Sequence[int]) -> str:
-    return f"{len(missing)} bytes have no token, starting with 0x{missing[0]:02X}: texts with them cannot be encoded"
+    return (
+        f"{len(missing)} byte values have no token, starting with 0x{missing[0]:02X}; texts with these bytes "
+        "cannot be encoded"
+    )
 
 
 def ranked_tokenizer(

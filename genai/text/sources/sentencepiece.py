@@ -113,12 +113,12 @@ def parse_model(data: bytes) -> SentencePieceModel:
     try:
         model.ParseFromString(data)
     except DecodeError as error:
-        raise ModelFormatError(f"it is not a protobuf message, or truncated: {error}") from error
+        raise ModelFormatError(f"the file is truncated, or is not a protobuf message: {error}") from error
     if not 0 < len(model.pieces) <= MAX_TOKENS:
-        raise ModelFormatError(f"it has {len(model.pieces)} pieces, expected 1 to {MAX_TOKENS}")
+        raise ModelFormatError(f"the file has {len(model.pieces)} pieces, but 1 to {MAX_TOKENS} are expected")
     pieces = tuple(_piece(piece, index) for index, piece in enumerate(model.pieces))
     if sum(len(piece.text) for piece in pieces) > MAX_BYTES:
-        raise ModelFormatError(f"its pieces have more than {MAX_BYTES} characters in total")
+        raise ModelFormatError(f"the pieces have more than {MAX_BYTES} characters in total")
     kind = _enum(ModelType, model.trainer.model_type, "model type")
     return SentencePieceModel(pieces, kind, model.trainer, model.normalizer)
 
@@ -149,7 +149,7 @@ def _message_class() -> Any:
 
 def _piece(piece: Any, index: int) -> Piece:
     if len(piece.piece) > MAX_TOKEN_BYTES:
-        raise ModelFormatError(f"piece {index} has {len(piece.piece)} bytes; the limit is {MAX_TOKEN_BYTES}")
+        raise ModelFormatError(f"piece {index} has {len(piece.piece)} bytes, but the limit is {MAX_TOKEN_BYTES}")
     try:
         text = piece.piece.decode()
     except UnicodeDecodeError as error:
@@ -163,7 +163,7 @@ def _enum(kind: type[AnyEnum], value: int, name: str) -> AnyEnum:
     try:
         return kind(value)
     except ValueError as error:
-        raise ModelFormatError(f"the {name} is {value}") from error
+        raise ModelFormatError(f"the {name} is {value}, which is unknown") from error
 
 
 MARK = "\u2581"
@@ -239,11 +239,11 @@ def _prefix_once(model: SentencePieceModel) -> Json:
 
 def _check_supported(model: SentencePieceModel) -> None:
     if model.type not in (ModelType.BPE, ModelType.UNIGRAM):
-        raise ModelFormatError(f"its type is {model.type.name}; BPE and UNIGRAM are supported")
+        raise ModelFormatError(f"the model type is {model.type.name}, but only BPE and UNIGRAM are supported")
     if model.trainer.treat_whitespace_as_suffix or not model.normalizer.escape_whitespaces:
-        raise ModelFormatError("it marks spaces at the end of words, or not at all; this is not supported")
+        raise ModelFormatError("the model marks spaces at the end of words or not at all, which is not supported")
     if any(piece.type == PieceType.UNUSED for piece in model.pieces):
-        raise ModelFormatError("it has pieces of type UNUSED; they are not supported")
+        raise ModelFormatError("the model has pieces of type UNUSED, which are not supported")
     if not 0 <= model.trainer.unk_id < len(model.pieces):
         raise ModelFormatError(f"unk_id is {model.trainer.unk_id}, but there are {len(model.pieces)} pieces")
     if model.trainer.byte_fallback:

@@ -42,10 +42,10 @@ def convert_tekken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
     try:
         values = json_object(data.decode("utf-8"), path, TokenizerError, MAX_VALUES)
     except UnicodeDecodeError as error:
-        raise ModelFormatError(f"it is not UTF-8: {error}") from error
+        raise ModelFormatError(f"the file is not UTF-8: {error}") from error
     config = values.get("config")
     if not isinstance(config, Mapping):
-        raise ModelFormatError(f"config is {config!r:.60}, an object is expected")
+        raise ModelFormatError(f"config is {config!r:.60}, but an object is expected")
     size, reserved = (_count(config, name) for name in ("default_vocab_size", "default_num_special_tokens"))
     special = _special(values.get("special_tokens"), reserved)
     vocab = values.get("vocab")
@@ -63,13 +63,13 @@ def convert_tekken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
 def _count(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
     if type(value) is not int or not 0 <= value <= MAX_TOKENS:
-        raise ModelFormatError(f"config.{name} is {value!r:.40}; a whole number up to {MAX_TOKENS} is expected")
+        raise ModelFormatError(f"config.{name} is {value!r:.40}, but a whole number up to {MAX_TOKENS} is expected")
     return value
 
 
 def _expression(pattern: Any) -> str:
     if not isinstance(pattern, str) or not 0 < len(pattern) <= _LONGEST_EXPRESSION:
-        raise ModelFormatError(f"config.pattern is {pattern!r:.60}; a regular expression is expected")
+        raise ModelFormatError(f"config.pattern is {pattern!r:.60}, but a regular expression is expected")
     if match := _DIFFERENT.search(_QUOTED.sub("", pattern)):
         raise ModelFormatError(
             f"config.pattern has {match[0]!r}, which has a different meaning in the tokenizers library"
@@ -85,7 +85,7 @@ def _special(special_tokens: Any, reserved: int) -> list[Json]:
         else special_tokens
     )
     if not isinstance(entries, list):
-        raise ModelFormatError(f"special_tokens is {entries!r:.60}; a list is expected")
+        raise ModelFormatError(f"special_tokens is {entries!r:.60}, but a list is expected")
     by_id: dict[int, Json] = {}
     for entry in entries:
         entry = entry if isinstance(entry, Mapping) else {}
@@ -107,6 +107,6 @@ def _entries(vocab: list[Any]) -> Iterator[tuple[bytes, int]]:
         token = entry.get("token_bytes") if isinstance(entry, Mapping) else None
         if rank != position or not isinstance(token, str):
             raise ModelFormatError(
-                f"vocab[{position}] is {entry!r:.80}; token_bytes and the rank {position} are expected"
+                f"vocab[{position}] is {entry!r:.80}, but token_bytes and the rank {position} are expected"
             )
         yield decoded(token, f"token {position}"), position

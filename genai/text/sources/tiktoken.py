@@ -103,7 +103,7 @@ def _kind(path: Path, facts: FolderFacts) -> RankedKind:
     if kind is None:
         named = f"tokenizer_class {facts.tokenizer_class!r:.60}, model_type {facts.model_type!r:.60}"
         raise ModelFormatError(
-            f"the model's own code defines how texts are split, and this is unknown for {named}; it is known "
+            f"the model's own code defines how text is split, and the rule is unknown for {named}; it is known "
             f"for the files {', '.join(_BY_FILE)}, the classes {', '.join(_BY_CLASS)}, and Llama 3"
         )
     return kind
@@ -115,5 +115,5 @@ def _entries(data: bytes) -> Iterator[tuple[bytes, int]]:
             continue
         token, _, rank = line.rstrip(b"\r").partition(b" ")
         if not (rank.isdigit() and len(rank) < 10):
-            raise ModelFormatError(f"line {number} is {line!r:.60}; a token in base64 and its rank are expected")
+            raise ModelFormatError(f"line {number} is {line!r:.60}, but a token in base64 and its rank are expected")
         yield decoded(token, f"the token of line {number}"), int(rank)

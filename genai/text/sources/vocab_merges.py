@@ -93,35 +93,38 @@ def _kind(facts: FolderFacts) -> PairsKind:
     kind = _BY_CLASS.get(name or _CLASS_OF_MODEL.get(facts.model_type, ""))
     if kind is None:
         raise ModelFormatError(
-            f"the file does not define how texts are split, and this is unknown for tokenizer_class {name!r:.60} and "
-            f"model_type {facts.model_type!r:.60}; it is known for the classes {', '.join(_BY_CLASS)}"
+            "the file does not define how text is split, and the rule is unknown for tokenizer_class "
+            f"{name!r:.60} and model_type {facts.model_type!r:.60}; it is known for the classes "
+            f"{', '.join(_BY_CLASS)}"
         )
     return kind
 
 
 def _vocabulary(data: bytes) -> dict[str, int]:
     if data.count(b",") > MAX_VALUES:
-        raise ModelFormatError(f"it has more than {MAX_VALUES} commas")
+        raise ModelFormatError(f"the file has more than {MAX_VALUES} commas")
     try:
         # The entries are read as a list of pairs, because a dict would keep only one of several entries for the same
         # token.
         pairs = json.loads(data.decode("utf-8"), object_pairs_hook=lambda found: found)
     except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"it is not JSON: {error}") from error
+        raise ModelFormatError(f"the file is not JSON: {error}") from error
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
-        raise ModelFormatError(f"it contains {kind_of(pairs)}; an object of ids by token is expected")
+        raise ModelFormatError(f"the file contains {kind_of(pairs)}, but an object that maps tokens to ids is expected")
     vocab: dict[str, int] = {}
     tokens: dict[int, str] = {}
     for token, id_ in pairs:
         if type(id_) is not int or not 0 <= id_ < MAX_TOKENS:
-            raise ModelFormatError(f"the id of {token!r:.60} is {id_!r:.40}; numbers below {MAX_TOKENS} are expected")
+            raise ModelFormatError(
+                f"the id of {token!r:.60} is {id_!r:.40}, but ids must be numbers below {MAX_TOKENS}"
+            )
         if token in vocab:
             raise ModelFormatError(f"the token {token!r:.60} occurs twice, with the ids {vocab[token]} and {id_}")
         if id_ in tokens:
             raise ModelFormatError(f"two tokens have the id {id_}: {tokens[id_]!r:.60} and {token!r:.60}")
         vocab[token], tokens[id_] = id_, token
     if not vocab:
-        raise ModelFormatError("it has no tokens")
+        raise ModelFormatError("the file has no tokens")
     return vocab
 
 
@@ -135,7 +138,7 @@ def _merges(text: str | None, vocab: Mapping[str, int]) -> list[list[str]]:
             continue
         pair = line.split(" ")
         if len(pair) != 2 or not all(pair):
-            raise ModelFormatError(f"line {number} of {MERGES_NAME} is {line!r:.60}; two tokens are expected")
+            raise ModelFormatError(f"line {number} of {MERGES_NAME} is {line!r:.60}, but two tokens are expected")
         if strangers := [token for token in (*pair, "".join(pair)) if token not in vocab]:
             raise ModelFormatError(f"line {number} of {MERGES_NAME} has {strangers[0]!r:.60}, which is not a token")
         merges.append(pair)

@@ -37,7 +37,7 @@ def convert_word_piece(path: Path, data: bytes, facts: FolderFacts) -> Conversio
     vocab = _vocabulary(data)
     special = {role: facts.special.get(role, token) for role, token in _ROLES.items()}
     if special["unk_token"] not in vocab:
-        raise ModelFormatError(f"it has no {special['unk_token']!r:.60}, the token for unknown words")
+        raise ModelFormatError(f"the file has no {special['unk_token']!r:.60}, the token for unknown words")
     special = {role: token for role, token in special.items() if token in vocab}
     ends = {
         role: {special[role]: vocab[special[role]]} if role in special else {} for role in ("cls_token", "sep_token")
@@ -60,7 +60,7 @@ def convert_word_piece(path: Path, data: bytes, facts: FolderFacts) -> Conversio
 def _flag(config: Mapping[str, Any], name: str, default: bool | None) -> bool | None:
     value = config.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ModelFormatError(f"{name} in tokenizer_config.json is {value!r:.40}; true or false is expected")
+        raise ModelFormatError(f"{name} in tokenizer_config.json is {value!r:.40}, but true or false is expected")
     return default if value is None else value
 
 
@@ -68,15 +68,15 @@ def _vocabulary(data: bytes) -> dict[str, int]:
     try:
         lines = data.decode("utf-8").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
-        raise ModelFormatError(f"it is not UTF-8: {error}") from error
+        raise ModelFormatError(f"the file is not UTF-8: {error}") from error
     while lines and not lines[-1]:
         lines.pop()
     if not 0 < len(lines) <= MAX_TOKENS:
-        raise ModelFormatError(f"it has {len(lines)} lines; 1 to {MAX_TOKENS} are expected")
+        raise ModelFormatError(f"the file has {len(lines)} lines, but 1 to {MAX_TOKENS} are expected")
     vocab: dict[str, int] = {}
     for id_, token in enumerate(lines):
         if not token or len(token.encode()) > MAX_TOKEN_BYTES:
-            raise ModelFormatError(f"line {id_ + 1} is {token!r:.60}; 1 to {MAX_TOKEN_BYTES} bytes are expected")
+            raise ModelFormatError(f"line {id_ + 1} is {token!r:.60}, but 1 to {MAX_TOKEN_BYTES} bytes are expected")
         if token in vocab:
             raise ModelFormatError(f"the token {token!r:.60} occurs twice, on lines {vocab[token] + 1} and {id_ + 1}")
         vocab[token] = id_

@@ -52,7 +52,9 @@ def look_up_bytes(arguments: ByteTableArguments, context: int, begin: int, end: 
 def looked_up(threads: Threads, x: NDArray[Any], table: NDArray[Any]) -> NDArray[Any]:
     """Return table[x] for bytes x of any shape, in the table's type. int8 values are reinterpreted as uint8 indices."""
     if x.dtype.itemsize != 1 or table.dtype.itemsize != 1 or table.shape != (_ENTRIES,):
-        raise ValueError(f"x is {x.dtype}, the table {table.dtype} {list(table.shape)}, expected [{_ENTRIES}] bytes")
+        raise ValueError(
+            f"x is {x.dtype} and table is {table.dtype} {list(table.shape)}, expected bytes and {_ENTRIES} bytes"
+        )
     x, table = np.ascontiguousarray(x), np.ascontiguousarray(table)
     out = np.empty(x.shape, table.dtype)
     if x.size:

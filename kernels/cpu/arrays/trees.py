@@ -77,7 +77,7 @@ class Forest:
             if len(values) and (values.min() < 0 or values.max() >= limit):
                 raise ValueError(f"a tree's {name} is outside 0 to {limit - 1}")
         if inner.any() and self.features[inner].min() < 0:
-            raise ValueError("a tree's feature is negative")
+            raise ValueError("the feature index of a node is negative")
         if np.bincount(np.concatenate([children, self.roots]), minlength=1).max(initial=0) > 1:
             raise ValueError("a node has two parents, so the nodes are not trees")
         # Each node has at most one parent, so nodes that cannot be reached from a root would form a cycle.
@@ -250,7 +250,7 @@ def binary_scores(
         kind: NEGATED, COMPLEMENT or LOGISTIC.
     """
     if not 0 <= column < scores.shape[1]:
-        raise ValueError(f"scores are {scores.dtype} {list(scores.shape)} and have no column {column}")
+        raise ValueError(f"scores are {scores.dtype} {list(scores.shape)}, which has no column {column}")
     score = (scores[:, column] + base).astype(np.float32)
     pairs = np.stack([1 - score if kind == COMPLEMENT else -score, score], axis=1)
     if kind == LOGISTIC and pairs.size:
@@ -273,7 +273,7 @@ def run_forest(
         raise ValueError(f"x is {dtype} {list(x.shape)}, expected C-contiguous float32 or float64 [rows, features]")
     rows, columns = x.shape
     if columns < forest.num_features:
-        raise ValueError(f"the trees use {forest.num_features} features, the input has {columns}")
+        raise ValueError(f"the trees use {forest.num_features} features, but the input has {columns}")
     shape = (rows, forest.num_targets)
     out = np.zeros(shape) if aggregate == SUM else np.full(shape, np.inf if aggregate == MIN else -np.inf)
     run_alone(

@@ -233,11 +233,15 @@ def _rope_arguments(rope: Rope, head_size: int, constant: Callable[[str], Float3
 def _check(op: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapping[str, Float32 | None]) -> None:
     heads, kv_heads, head_size, v_head_size = op.heads, layer.kv_heads, layer.head_size, layer.v_head_size
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
-        raise ValueError(f"there are {heads} query heads, expected a multiple of the cache's {kv_heads} KV heads")
+        raise ValueError(
+            f"the number of query heads is {heads}, expected a multiple of the number of KV heads, {kv_heads}"
+        )
     if op.window == 0 or op.window < -1:
         raise ValueError(f"window is {op.window}, expected -1 or a positive number of tokens")
     if op.chunk < 0 or (op.chunk and op.window > 0):
-        raise ValueError(f"chunk is {op.chunk}, window is {op.window}: only one can be a positive number of tokens")
+        raise ValueError(
+            f"chunk is {op.chunk} and window is {op.window}, but only one can be a positive number of tokens"
+        )
     if op.softcap < 0:
         raise ValueError(f"softcap is {op.softcap}, expected 0 or a positive number")
     widths = (heads * head_size, kv_heads * head_size, kv_heads * v_head_size, heads * v_head_size)

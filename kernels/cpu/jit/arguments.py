@@ -115,7 +115,7 @@ def layout(declaration: type[Arguments]) -> tuple[ArgumentField, ...]:
     entries = 0
     for field in fields(declaration):  # type: ignore[arg-type]
         if hasattr(Arguments, field.name):
-            raise TypeError(f"{declaration.__name__}.{field.name} hides a method of Arguments: give it another name")
+            raise TypeError(f"{declaration.__name__}.{field.name} hides a method of Arguments; rename the field")
         kind = _kind(hints[field.name])
         if kind is None:
             raise TypeError(f"{declaration.__name__}.{field.name} cannot be {hints[field.name]}")
@@ -124,7 +124,7 @@ def layout(declaration: type[Arguments]) -> tuple[ArgumentField, ...]:
         result.append(ArgumentField(field.name, kind, entries))
         entries += 1 if isinstance(kind, str) else size(kind)
     if entries > MAX_ARGUMENTS:
-        raise TypeError(f"{declaration.__name__} takes {entries} entries, the maximum is {MAX_ARGUMENTS}")
+        raise TypeError(f"{declaration.__name__} has {entries} entries, but the maximum is {MAX_ARGUMENTS}")
     found = _LAYOUTS[declaration] = tuple(result)
     return found
 

@@ -100,13 +100,15 @@ def compile_object(function: Callable[..., Any], declared: type[Arguments] | Non
     """
     if config.DISABLE_JIT:
         raise RuntimeError(
-            "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, but kernels exist only as compiled code. Unset it."
+            "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, but kernels require compilation. Unset the variable."
         )
     with global_compiler_lock:
         module = _optimised(function, declared)
         needed = [one.name for one in module.functions if one.is_declaration and one.name.startswith(_NUMBAS)]
         if needed:
-            raise ValueError(f"kernel {function.__name__} calls {', '.join(needed)}, so it could not run without Numba")
+            raise ValueError(
+                f"kernel {function.__name__} calls {', '.join(needed)}, so the kernel cannot run without Numba"
+            )
         return pack(_codegen()._tm.emit_object(module))
 
 

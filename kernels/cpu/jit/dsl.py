@@ -99,7 +99,7 @@ class Intrinsic:
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     def __call__(self, *arguments: Any) -> Any:
-        raise NotImplementedError(f"{self.__name__} exists in compiled kernels only")
+        raise NotImplementedError(f"{self.__name__} can be used only in compiled kernels")
 
     @cached_property
     def _numba_type_(self) -> Any:

@@ -50,8 +50,12 @@ def choose(environment: Mapping[str, str], usable: tuple[str, ...]) -> str:
     if not wanted:
         return usable[0]
     if wanted not in usable:
-        why = "this machine does not have it" if wanted in ISAS else "there is no such instruction set"
-        raise IsaError(f"{_VARIABLE} is {wanted!r}: {why}. Unset it, or choose from {', '.join(usable)}.")
+        why = (
+            "the processor does not support this instruction set"
+            if wanted in ISAS
+            else "the instruction set is unknown"
+        )
+        raise IsaError(f"{_VARIABLE} is {wanted!r}: {why}; the usable instruction sets are {', '.join(usable)}")
     return wanted
 
 

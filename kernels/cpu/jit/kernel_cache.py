@@ -98,7 +98,7 @@ class CacheFolder:
     def __init__(self, root: Path | None, key: str, what: str = "CPU", cost: str = "10 to 30 seconds") -> None:
         self._what, self._cost = what, cost
         self.path = None if root is None else root / "kernels" / key
-        reason = "there is no home folder" if self.path is None else _make(self.path)
+        reason = "the home folder is unknown" if self.path is None else _make(self.path)
         if reason:
             self.path = None
             self._warn(reason)
@@ -108,8 +108,8 @@ class CacheFolder:
         if _told.setdefault(self._what, mine) is not mine:
             return
         _log.warning(
-            "compiled %s kernels are not kept on disk: %s. Every process compiles them again (%s). Repair that folder, "
-            "or set GENAI_CACHE_DIR to a folder that you own and only you can write.",
+            "compiled %s kernels are not stored on disk: %s. Each process compiles the kernels again (%s). To store "
+            "them, repair the folder, or set GENAI_CACHE_DIR to a folder that only you own and can write.",
             self._what, reason, self._cost,
         )  # fmt: skip
 
@@ -204,10 +204,10 @@ def _reason(path: Path, *, is_base: bool = False) -> str | None:
     if not _has_modes():
         return None
     if owners - {os.getuid(), *([0] if is_base else [])}:
-        return f"{path} belongs to another user, and compiled code is loaded from it"
+        return f"{path} belongs to another user, but compiled code is loaded from this path"
     is_open = status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else _OTHERS_WRITE)
     if is_open and not (is_base and status.st_mode & stat.S_ISVTX):
-        return f"{path} can be written by others, and compiled code is loaded from it"
+        return f"{path} is writable by other users, but compiled code is loaded from this path"
     return None
 
 

@@ -194,7 +194,9 @@ class Library:
         function.__name__ = name or function.__name__
         with self.lock:
             if function.__name__ in self._names:
-                raise ValueError(f"a kernel named {function.__name__!r} already exists; each variant needs its own")
+                raise ValueError(
+                    f"a kernel named {function.__name__!r} already exists; each variant needs a unique name"
+                )
             self._names.add(function.__name__)
         return function
 

@@ -39,7 +39,7 @@ class LoadedObject:
 
     def __init__(self, packed: bytes) -> None:
         if not packed.startswith(_HEADER):
-            raise ObjectError("not a packed object file")
+            raise ObjectError("the data is not a packed object file")
         content = packed[len(_HEADER) :]
         with _LOCK:
             self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
@@ -50,7 +50,7 @@ class LoadedObject:
             self._engine.finalize_object()
             self.address = int(self._engine.get_function_address(ENTRY))
         if not self.address:
-            raise ObjectError(f"no function {ENTRY}")
+            raise ObjectError(f"the object file contains no function {ENTRY}")
 
 
 def _target_machine() -> Any:

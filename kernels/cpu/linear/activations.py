@@ -178,7 +178,9 @@ def quantize(arguments: QuantizeArguments, context: int, begin: int, end: int, s
 def quantize_call(x: Rows, out: Quantized, *, times: int = 1) -> Call:
     """Return a call that quantises rows to 8 bits: `times` rows per unit of their count."""
     if x.width > out.scales:
-        raise ValueError(f"x has {x.width} columns, but {out.blocks} blocks of {out.block_size} hold {out.scales}")
+        raise ValueError(
+            f"x has {x.width} columns, but {out.blocks} blocks of {out.block_size} have only {out.scales} columns"
+        )
     piece_blocks = max(1, _ITEM_COLUMNS // out.block_size)
     pieces = -(-out.blocks // piece_blocks)
     arguments = QuantizeArguments(x=x, out=out, pieces=pieces, piece_blocks=piece_blocks)
@@ -201,6 +203,6 @@ def widen_call(x: Rows, out: Rows, *, times: int = 1, sources: int | Binding | N
     """Return a call that copies x[i], or x[sources[i]], to out[i] and pads it: `times` rows per unit of their count."""
     if out.width < x.width or out.width % LANES:
         raise ValueError(
-            f"x has {x.width} columns, out {out.width}: out must be at least as wide as x, and a multiple of {LANES}"
+            f"x has {x.width} columns and out has {out.width}, expected no fewer in out, and a multiple of {LANES}"
         )
     return Call(widen, WidenArguments(x=x, out=out, sources=sources), Items(x.counted, times))

@@ -118,7 +118,7 @@ def prefill_call(x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", 
     if not (has_prefill(matrix) and has_prefill(second.matrix)):
         raise ValueError(f"this machine has no tile kernel for the matrix {matrix}")
     if x.columns != matrix.padded_columns:
-        raise ValueError(f"row tiles have {x.columns} columns, the padded matrix has {matrix.padded_columns}")
+        raise ValueError(f"row tiles have {x.columns} columns, but the padded matrix has {matrix.padded_columns}")
     tile_bytes = matrix.records * kind_of(matrix, quantized=False).record_bytes
     steps = matrix.padded_columns // STEP_COLUMNS
     table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
@@ -146,23 +146,23 @@ def _check(x: Inputs, projection: Affine, out: Rows, gate: bool, gated: Affine |
     matrix = projection.matrix
     if isinstance(x, Rows):
         if x.width != matrix.padded_columns:
-            raise ValueError(f"x has {x.width} columns, the padded matrix has {matrix.padded_columns}")
+            raise ValueError(f"x has {x.width} columns, but the padded matrix has {matrix.padded_columns}")
     elif isinstance(matrix, DenseMatrix) or not x.fits(matrix):
-        raise ValueError(f"activations {x} were not made for this matrix: {matrix}")
+        raise ValueError(f"activations {x} do not match the matrix {matrix}")
     _check_shapes(projection, out, gate, gated)
 
 
 def _check_shapes(projection: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
     matrix = projection.matrix
     if gate != (gated is not None):
-        raise ValueError("a gate needs a second matrix, and a second matrix needs a gate")
+        raise ValueError("a gate and a second matrix must be given together")
     if gated is not None and not alike(matrix, gated.matrix):
         raise ValueError(f"the two matrices differ in format or size: {matrix}, {gated.matrix}")
     if out.width != matrix.rows:
-        raise ValueError(f"out has {out.width} columns, the matrix has {matrix.rows} rows")
+        raise ValueError(f"out has {out.width} columns, but the matrix has {matrix.rows} rows")
     for one in (projection, gated or projection):
         if one.addend is not None and one.addend.width != matrix.rows:
-            raise ValueError(f"addend has {one.addend.width} columns, the matrix has {matrix.rows} rows")
+            raise ValueError(f"addend has {one.addend.width} columns, but the matrix has {matrix.rows} rows")
         if one.bias is not None and one.bias.shape != (matrix.rows,):
             raise ValueError(f"bias is {list(one.bias.shape)}, expected [{matrix.rows}]")
 

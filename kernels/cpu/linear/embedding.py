@@ -117,7 +117,7 @@ def gather_blocks(table: BlockMatrix, out: Rows, indices: StepField = StepField.
     A run with an index outside the table fails (INDEX_OUTSIDE_TABLE).
     """
     if out.width != table.columns:
-        raise ValueError(f"out has {out.width} columns, the table has {table.columns}")
+        raise ValueError(f"out has {out.width} columns, but the table has {table.columns}")
     arguments = BlockRowsArguments(
         table=table.data, rows=table.rows, records=table.records, scales=table.row_scales, grid=table.grid, out=out,
         indices=indices,

@@ -74,7 +74,7 @@ def grid_of(grid: NDArray[np.float32]) -> _Grid:
     reach = float(np.abs(grid).max())
     if len(grid) > GRID_ENTRIES or not np.isfinite(reach) or reach == 0:
         raise FormatError(
-            f"the grid has {len(grid)} values up to {reach}: kernels look up at most {GRID_ENTRIES} finite values"
+            f"the grid has {len(grid)} values up to {reach}, but kernels support at most {GRID_ENTRIES} finite values"
         )
     unit = grid_unit(grid)
     values = np.resize((grid.astype(np.float64) / unit).astype(np.float32), GRID_ENTRIES)
@@ -135,7 +135,9 @@ def _write(laid: _Laid, data: NDArray[np.uint8]) -> None:
 def _laid_out(weight: QuantizedWeight, grid: _Grid) -> _Laid:
     format = weight.format
     if format.offset_bits and grid.zero is None:
-        raise FormatError(f"{format} with a grid that is not uniform: kernels add offsets to uniform grids only")
+        raise FormatError(
+            f"{format} has offsets and a grid that is not uniform, but kernels support offsets only with uniform grids"
+        )
     if format.multiplier_bits:
         return _two_levels(weight, grid) if format.group_size != ROW or format.offset_bits else _by_rows(weight, grid)
     if format.block_size == ROW and not format.offset_bits and _is_centred(format.bits, grid):
@@ -186,7 +188,9 @@ def _points(weight: QuantizedWeight, grid: _Grid) -> NDArray[np.float32] | None:
         offsets = offsets * weight.offset_scales
         if np.any((weight.scales == 0) & (offsets != 0)):
             row, block = np.argwhere((weight.scales == 0) & (offsets != 0))[0]
-            raise FormatError(f"row {row}, block {block} has a scale of 0 and an offset: no zero point represents it")
+            raise FormatError(
+                f"row {row}, block {block} has a scale of 0 and an offset, which no zero point can represent"
+            )
         offsets = np.divide(offsets, weight.scales, out=np.zeros_like(offsets), where=weight.scales != 0)
     return offsets + np.float32(grid.zero)
 
@@ -204,7 +208,9 @@ def _by_rows(weight: QuantizedWeight, grid: _Grid) -> _Laid:
     """Lay out integers per block, and a float per row."""
     format = weight.format
     if not _is_centred(format.bits, grid):
-        raise FormatError(f"{format} with a grid that starts at {-(grid.zero or 0)}: matmuls need a grid centred on 0")
+        raise FormatError(
+            f"{format} has a grid that starts at {-(grid.zero or 0)}, but matmuls need a grid centred on 0"
+        )
     block_size = format.block_size or _ROW_BLOCK
     multipliers, kind = _multipliers(weight, -(-weight.columns // block_size))
     layout = RecordLayout(format.bits, block_size, kind, "none", weight_layout.BYTE_BLOCKS, grid=grid.zero is None)
@@ -226,8 +232,8 @@ def _two_levels(weight: QuantizedWeight, grid: _Grid) -> _Laid:
     format = weight.format
     if (format.offset_bits and grid.zero != 0) or (not format.offset_bits and not _is_centred(format.bits, grid)):
         raise FormatError(
-            f"{format} with a grid that starts at {-(grid.zero or 0)}: matmuls need a grid that starts at 0 with "
-            "offsets, or a grid centred on 0 without offsets"
+            f"{format} has a grid that starts at {-(grid.zero or 0)}, but matmuls need offsets and a grid that "
+            "starts at 0, or a grid centred on 0 without offsets"
         )
     block_size = format.block_size or _REPEATED_BLOCK
     group_size = format.group_size or max(_GROUP, block_size)

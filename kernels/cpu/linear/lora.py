@@ -172,7 +172,7 @@ class _Group:
 
 def _own(adapter: object) -> CpuAdapter:
     if not isinstance(adapter, CpuAdapter):
-        raise StepError(f"{adapter!r:.80} is not an adapter in this device's memory")
+        raise StepError(f"{adapter!r:.80} is not an adapter in the memory of this device")
     return adapter
 
 

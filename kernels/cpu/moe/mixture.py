@@ -76,7 +76,7 @@ class Mixture:
         if second.columns != first.rows or second.experts != first.experts or len(second.parts) != 1:
             raise ValueError(
                 f"the second layer has {second.experts} experts with {len(second.parts)} matrices of "
-                f"{second.columns} columns, but the first layer requires {first.experts} with one of {first.rows}"
+                f"{second.columns} columns, expected {first.experts} experts with one matrix of {first.rows} columns"
             )
         gated = len(first.parts) == 2
         plain = self.activation in UNARY and not UNARY[self.activation].parameters
@@ -86,7 +86,7 @@ class Mixture:
             )
         dense = not isinstance(first.parts[0], BlockMatrix) or not isinstance(second.parts[0], BlockMatrix)
         if dense and not self.exact:
-            raise ValueError("dense weights need activations that are not quantised: set exact")
+            raise ValueError("dense weights require exact=True, because they need activations that are not quantised")
         if not 1 <= self.per_token <= first.experts:
             raise ValueError(f"per_token is {self.per_token}, expected 1 to {first.experts}, the number of experts")
 

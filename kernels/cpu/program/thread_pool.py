@@ -188,7 +188,7 @@ class Threads:
             StepCancelled: the step was cancelled.
         """
         if program.open:
-            raise ValueError(f"{program.open[0][2].name!r} of the program is not bound")
+            raise ValueError(f"{program.open[0][2].name!r} of the program has not been bound")
         if program.later and context is not None and context.values[PREFILL].any():
             program.complete()
         is_long = nanoseconds > _NANOSECONDS_BETWEEN_SIGNALS * self.count

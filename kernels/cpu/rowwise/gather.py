@@ -142,8 +142,8 @@ def reordered(x: Rows, order: NDArray[Any], out: Rows) -> Call:
     columns = np.ascontiguousarray(order, np.int64)
     if columns.shape != (out.width,) or columns.min() < 0 or columns.max() >= x.width or x.counted != out.counted:
         raise ValueError(
-            f"order is {list(columns.shape)} with values from {columns.min()} to {columns.max()}, expected a column of "
-            f"x, which has {x.width}, for each column of out"
+            f"order is {list(columns.shape)} with values from {columns.min()} to {columns.max()}, expected one of the "
+            f"{x.width} columns of x for each column of out"
         )
     arguments = ReorderArguments(x=x, out=out, order=columns.ctypes.data, held=(columns, x.held))
     return Call(_reorder, arguments, group_items(out))

@@ -62,9 +62,9 @@ def norm(
         groups: number of equal parts of a row (such as the heads of q or k), each of which is normalised separately.
     """
     if out is None and total is None:
-        raise ValueError("out and total are both None: there is nothing to compute")
+        raise ValueError("out and total are both None, expected at least one result")
     if total is not None and out is not None and total.address == out.address:
-        raise ValueError("out and total are the same rows")
+        raise ValueError("out and total are the same rows, expected different rows")
     if groups < 1 or x.width < groups or x.width % groups:
         raise ValueError(f"x is [{x.counted.name}, {x.width}], which cannot be divided into {groups} equal groups")
     size = x.width // groups

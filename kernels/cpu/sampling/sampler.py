@@ -261,7 +261,7 @@ class CpuSampler:
         return outcomes[:, 0], outcomes.view(np.float64)[:, 2], outcomes[:, 1]
 
     def begin(self, logits: Float32, batch: SamplingBatch) -> TokenChoice:
-        raise NotImplementedError("most_begun is 0")
+        raise NotImplementedError("most_begun is 0, expected at least 1")
 
     def log_normalizers(
         self, logits: Float32, rows: NDArray[np.int64], top: int

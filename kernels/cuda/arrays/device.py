@@ -91,12 +91,12 @@ class Status:
 
     def gathered(self, x: Array, indices: Array, axis: int, label: str) -> Array:
         """Gather `x` at `indices` of an axis; `label` names the node in the error for an index that is out of range."""
-        status = self._ready(f"{label}: an index is outside 0 to {x.shape[x.axis(axis)] - 1}")
+        status = self._ready(f"{label}: an index is out of the range 0 to {x.shape[x.axis(axis)] - 1}")
         return gathered(self._to, x, indices, axis, status, len(self.labels))
 
     def gathered_by_tuples(self, x: Array, indices: Array, batch_axes: int, label: str) -> Array:
         """Gather `x` at tuples of indices."""
-        status = self._ready(f"{label}: an index is outside a value of shape {list(x.shape)}")
+        status = self._ready(f"{label}: an index is out of range for the shape {list(x.shape)}")
         return gathered_by_tuples(self._to, x, indices, batch_axes, status, len(self.labels))
 
     def raise_for(self, number: int) -> None:

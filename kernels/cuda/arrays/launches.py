@@ -102,7 +102,7 @@ class Array:
     def axis(self, axis: int) -> int:
         """Return the non-negative number of an axis."""
         if not -len(self.shape) <= axis < max(len(self.shape), 1):
-            raise ArrayError(f"axis {axis} is outside an array of shape {list(self.shape)}")
+            raise ArrayError(f"axis {axis} is out of range for an array of shape {list(self.shape)}")
         return axis % max(len(self.shape), 1)
 
     def transposed(self, order: Sequence[int]) -> Array:
@@ -156,7 +156,7 @@ def joined(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], li
         for own, kept in zip(strides, found, strict=True):
             kept.append(own[axis])
     if len(sizes) > AXES:
-        raise ArrayError(f"an array of {len(sizes)} axes: kernels support at most {AXES}")
+        raise ArrayError(f"the array has {len(sizes)} axes, but kernels support at most {AXES}")
     return sizes or [1], [kept or [0] for kept in found]
 
 
@@ -321,7 +321,7 @@ class Recorder:
     def reshaped(self, x: Array, shape: Sequence[int]) -> Array:
         """Return the array in another shape; it is copied only if its elements are not contiguous."""
         if math.prod(shape) != x.size:
-            raise ArrayError(f"an array of shape {list(x.shape)} cannot become {list(shape)}")
+            raise ArrayError(f"an array of shape {list(x.shape)} cannot be reshaped to {list(shape)}")
         return replace(self.dense(x), shape=tuple(shape), strides=dense_strides(shape))
 
     def concatenated(self, parts: Sequence[Array], axis: int) -> Array:
@@ -331,7 +331,9 @@ class Recorder:
             if len(part.shape) != len(first.shape) or any(
                 a != b for i, (a, b) in enumerate(zip(part.shape, first.shape, strict=True)) if i != axis
             ):
-                raise ArrayError(f"shapes {[list(one.shape) for one in parts]} do not fit along axis {axis}")
+                raise ArrayError(
+                    f"shapes {[list(one.shape) for one in parts]} cannot be concatenated along axis {axis}"
+                )
         total = sum(part.shape[axis] for part in parts)
         out = self.new((*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype)
         start = 0

@@ -51,16 +51,16 @@ def product(to: Recorder, a: Array, b: Array, tail: Tail | None = None) -> Array
     """
     tail = tail or Tail()
     if not a.shape or not b.shape:
-        raise ArrayError("a matmul of a scalar")
+        raise ArrayError("an operand of a matmul is a scalar")
     rows, columns = len(a.shape) > 1, len(b.shape) > 1
     a = a if rows else replace(a, shape=(1, *a.shape), strides=(0, *a.strides))
     b = b if columns else replace(b, shape=(*b.shape, 1), strides=(*b.strides, 0))
     try:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
-        raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} do not fit each other") from None
+        raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} do not match for a matmul") from None
     if a.shape[-1] != b.shape[-2]:
-        raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} do not fit each other")
+        raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} do not match for a matmul")
     full = (*batch, a.shape[-2], b.shape[-1])
     shape = tuple(size for size, kept in zip(full, [True] * len(batch) + [rows, columns], strict=True) if kept)
     out = to.new(full, a.dtype)
@@ -115,7 +115,7 @@ def start_product(
 ) -> None:  # fmt: skip
     """Launch the kernel that fits the matmul: with large tiles if there are enough large tiles."""
     if tail.function not in FUNCTIONS:
-        raise ArrayError(f"no matmul ends with the function {tail.function!r}")
+        raise ArrayError(f"a matmul cannot be followed by the function {tail.function!r}")
     tile = 128 if -(-rows // 128) * -(-columns // 128) * matrices >= _FULL_GRID else 64
     grid = (-(-columns // tile), -(-rows // tile), matrices)
     if max(grid[1:]) > MOST_IN_GRID:
@@ -178,11 +178,11 @@ def convolution(
     x, weight = to.dense(x), to.dense(weight)
     (n, channels, height, width), (outputs, inputs) = x.shape, weight.shape[:2]
     if inputs * groups != channels or outputs % groups or weight.shape[2:] != window.size:
-        raise ArrayError(f"weights of shape {list(weight.shape)} do not fit images of shape {list(x.shape)}")
+        raise ArrayError(f"weights of shape {list(weight.shape)} do not match images of shape {list(x.shape)}")
     out = to.new((n, outputs, *positions), x.dtype)
     addend = None if tail.addend is None else to.dense(tail.addend)
     if addend is not None and addend.shape != out.shape:
-        raise ArrayError(f"an addend of shape {list(addend.shape)} does not fit results of shape {list(out.shape)}")
+        raise ArrayError(f"an addend of shape {list(addend.shape)} does not match results of shape {list(out.shape)}")
     area, k, rows = math.prod(positions), inputs * math.prod(window.size), outputs // groups
     if not out.size:
         return out

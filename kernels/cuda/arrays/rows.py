@@ -89,7 +89,7 @@ def normalised(
     count = channels or width
     for given in (weight, bias, input_bias):
         if given is not None and given.size != count:
-            raise ArrayError(f"{given.size} factors do not fit {count} numbers")
+            raise ArrayError(f"{given.size} factors do not match {count} numbers")
     if skip is not None and (not skip.size or x.size % skip.size or skip.size % max(width, 1)):
         raise ArrayError(f"shapes {list(x.shape)} and {list(skip.shape)} cannot be added")
     out = to.new(x.shape, x.dtype)
@@ -180,7 +180,7 @@ def gathered_by_tuples(
     depth = indices.shape[-1] if indices.shape else 0
     end = batch_axes + depth
     if depth < 1 or end > len(x.shape) or x.shape[:batch_axes] != indices.shape[:batch_axes]:
-        raise ArrayError(f"indices of shape {list(indices.shape)} do not fit an array of shape {list(x.shape)}")
+        raise ArrayError(f"indices of shape {list(indices.shape)} do not match an array of shape {list(x.shape)}")
     out = to.new((*indices.shape[:-1], *x.shape[end:]), x.dtype)
     if out.size:
         inner, nbytes = math.prod(x.shape[end:]), x.dtype.itemsize

@@ -130,5 +130,5 @@ def test_guidance_is_refused_beside_beams(bundled_folder: Path) -> None:
         params = genai.GeneratorParams(model)
         params.set_search_options(num_beams=2)
         params.set_guidance("regex", "[a-z]+")
-        with pytest.raises(OptionError, match="guidance with num_beams = 2"):
+        with pytest.raises(OptionError, match="guidance cannot be used with num_beams = 2"):
             genai.Generator(model, params)

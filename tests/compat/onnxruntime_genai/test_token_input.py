@@ -51,7 +51,7 @@ def test_forms(tokens: Any, batch: int, expected: list[list[int]]) -> None:
         (["a"], 1, "<U1"),
         ([10], 1, "token id 10"),
         ([-1], 1, "token id -1"),
-        ([1, 2, 3], 2, "cannot be split over 2"),
+        ([1, 2, 3], 2, "cannot be divided equally among 2"),
         ([[1], [2], [3]], 2, "3 rows"),
         (np.zeros((1, 1, 1), int), 1, r"shape \[1, 1, 1\]"),
         (2**40, 1, "token id 1099511627776"),

@@ -64,7 +64,7 @@ def test_items_that_are_no_feeds(static):
 def test_wrong_names(static):
     data = {"X": images(1)[0]["x"]}
     refused(static, genai.InputError, "item 0", "has no 'x'", "rename 'X' to 'x'", reader=Feeds([data]))
-    refused(static, genai.InputError, "item 1", "provide ['x']", reader=Feeds([images(1)[0], {}]))
+    refused(static, genai.InputError, "item 1", "add ['x']", reader=Feeds([images(1)[0], {}]))
     refused(static, genai.InputError, "item 0", "more", reader=Feeds([{**images(1)[0], "more": np.ones(1)}]))
 
 
@@ -114,7 +114,7 @@ def test_unknown_nodes(static, dynamic, option):
 def test_unknown_operators(static, dynamic):
     for call in (static, dynamic):
         refused(call, genai.OptionError, "'MatMull'", "did you mean 'MatMul'?", op_types_to_quantize=["MatMull"])
-        refused(call, genai.OptionError, "list of operators", op_types_to_quantize="MatMul")
+        refused(call, genai.OptionError, "list of operator types", op_types_to_quantize="MatMul")
     refused(dynamic, genai.NotSupportedYetError, "'Sigmoid'", op_types_to_quantize=["Sigmoid", "MatMul"])
 
 
@@ -150,7 +150,7 @@ def test_overrides_of_what_is_not_there(static):
     refuse({"mw": [{"axis": 1}, {}]}, "2 dictionaries", "5 channels")
     refuse({"x": [{"axis": 1}]}, "activation")
     refuse({"mw": "int8"}, "list of dictionaries")
-    refuse([], "must map tensors")
+    refuse([], "must map tensor names")
     refuse({"mw": [{"convert": {}}]}, "convert", kind=genai.NotSupportedYetError)
 
 

@@ -80,8 +80,8 @@ def test_devices_agree_under_masks(name: str, vocab: int, rng: np.random.Generat
 @pytest.mark.parametrize(
     ("logits", "allowed", "why"),
     [
-        (np.zeros(300), [], "allow no token"),
-        (np.full(300, -np.inf), [3, 4], "allow no token"),
+        (np.zeros(300), [], "are all -inf"),
+        (np.full(300, -np.inf), [3, 4], "are all -inf"),
         (np.where(np.arange(300) == 4, np.nan, 0), [3, 4], "contain NaN"),
         (np.where(np.arange(300) == 4, np.inf, 0), [3, 4], "contain plus infinity"),
     ],
@@ -192,7 +192,7 @@ def test_a_grammar_that_takes_too_long(guidance: Guidance, monkeypatch: pytest.M
     monkeypatch.setattr("genai.engine.sampling.guidance.SECONDS", 0.01)
     monkeypatch.setattr("genai.engine.sampling.guidance._BUSY", 10**6)
     monkeypatch.setattr(Guidance, "_compile", compute)
-    with pytest.raises(GrammarError, match=r"it takes more than \d+ seconds to compile"):
+    with pytest.raises(GrammarError, match=r"the compilation takes more than \d+ seconds"):
         guidance.matcher(Grammar("regex", "never before"))
     over.set()
 
@@ -210,7 +210,7 @@ def test_a_busy_machine_refuses_no_grammar_too_soon(guidance: Guidance, monkeypa
     monkeypatch.setattr(Guidance, "_compile", wait)
     assert guidance.matcher(Grammar("regex", "slow")).num_followed == 0
     monkeypatch.setattr("genai.engine.sampling.guidance._BUSY", 2)
-    with pytest.raises(GrammarError, match=r"it takes more than \d+ seconds to compile"):
+    with pytest.raises(GrammarError, match=r"the compilation takes more than \d+ seconds"):
         guidance.matcher(Grammar("regex", "for ever"))
     over.set()
 
@@ -222,7 +222,7 @@ def test_a_grammar_that_explodes_while_it_is_followed(monkeypatch: pytest.Monkey
     monkeypatch.setattr("genai.engine.sampling.guidance._limits", lambda: small)
     matcher = Guidance(lambda: BYTES, VOCAB, [END]).matcher(Grammar("regex", "(.*a.{500}){5}"))
     filler = MaskFiller(VOCAB)
-    with pytest.raises(GrammarError, match="cannot be followed") as raised:
+    with pytest.raises(GrammarError, match="the grammar failed after") as raised:
         for _ in range(100):
             filler.filled([matcher])
             matcher.follow(ord("a"))

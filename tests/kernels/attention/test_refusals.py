@@ -97,7 +97,7 @@ def _tables(*widths: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"heads": 3}, "3 query heads, expected a multiple of the cache's 2"),
+        ({"heads": 3}, "query heads is 3, expected a multiple of the number of KV heads, 2"),
         ({"query": _rows(31)}, "query has rows of 31 numbers, expected 32"),
         ({"key": _rows(32)}, "key has rows of 32 numbers, expected 16"),
         ({"value": _rows(10)}, "value has rows of 10 numbers, expected 8"),

@@ -411,7 +411,7 @@ def test_tiles_hold_rows_of_one_sequence_and_the_longest_come_first() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"positions": np.array([6])}, "position outside its sequence: 6 is not 0 to 4"),
+        ({"positions": np.array([6])}, "position outside its sequence: 6 is not in the range 0 to 4"),
         ({"slot_mapping": np.array([BLOCKS * 32])}, "slot outside the cache"),
         ({"block_tables": np.array([[BLOCKS]], np.int32)}, "block table entry outside the cache"),
         ({"context_lens": np.array([40], np.int32)}, "context longer than its block table"),

@@ -132,7 +132,7 @@ def test_without_a_folder_it_is_compiled_every_time(
         assert one.images(["a"]) == one.images(["a"]) == [b"cubin of a"]
     one.images([f"text {number}" for number in range(16)])  # side by side
     assert len(nvrtc.asked) == 20
-    assert str(logged()).count("compiled CUDA kernels are not kept on disk") == 1
+    assert str(logged()).count("compiled CUDA kernels are not stored on disk") == 1
 
 
 def aged(file: Path, days: float) -> Path:

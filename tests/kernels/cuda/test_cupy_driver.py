@@ -316,8 +316,8 @@ def failing(text: str) -> Broken:
     [
         (None, 0, "CuPy is not installed"),
         (fake_cupy(count=failing("cudaErrorInsufficientDriver\nmore")), 0, "does not respond: RuntimeError: cudaErr"),
-        (fake_cupy(), 1, "there is no GPU 1: the driver reports 1"),
-        (fake_cupy(capability=lambda index: 75), 0, "has compute capability 75; 80 is required"),
+        (fake_cupy(), 1, "there is no GPU 1 (number of GPUs: 1)"),
+        (fake_cupy(capability=lambda index: 75), 0, "has compute capability 75, but at least 80 is required"),
         (fake_cupy(version=failing("libnvrtc.so.13: not found")), 0, "NVRTC cannot be loaded: RuntimeError: libnvrtc"),
     ],
 )
@@ -360,7 +360,7 @@ def test_the_bundled_model_answers_through_cupy_s_calls(
 
 def test_a_kernel_that_does_not_compile_is_shown(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    with pytest.raises(CudaError, match=r"do not compile on a made-up GPU(.|\n)*nothing_of_the_kind"):
+    with pytest.raises(CudaError, match=r"cannot be compiled on a made-up GPU(.|\n)*nothing_of_the_kind"):
         open_driver().load([CudaKernel("norm.cu", "nothing_of_the_kind", "NormArguments", 256)])
 
 

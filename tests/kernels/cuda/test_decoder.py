@@ -227,7 +227,7 @@ def test_a_kernel_that_does_not_compile_is_no_fault_of_the_model(
     load: Load, driver: HostDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(kernels: object) -> None:
-        raise CudaError("kernels do not compile on GPU 0: nvrtc: error: invalid value for --gpu-architecture")
+        raise CudaError("kernels cannot be compiled on GPU 0: nvrtc: error: invalid value for --gpu-architecture")
 
     monkeypatch.setattr(driver, "load", refused)
     with pytest.raises(DeviceError, match="gpu-architecture") as raised:

@@ -331,7 +331,7 @@ def test_an_adapter_of_something_else_is_refused(driver: HostDriver) -> None:
     for other in (few, narrow, both.executor.load_adapter(long), both.known[0]):
         with pytest.raises(
             StepError,
-            match="not an adapter in this device's memory" if other is both.known[0] else "for another program",
+            match="not an adapter in the memory of this device" if other is both.known[0] else "for another program",
         ):
             both.ours.run(step_with([[(0, 1.0)]], [1], [other]), rows)
     assert not driver.launched
@@ -346,7 +346,7 @@ def test_factors_that_cannot_be_read(driver: HostDriver) -> None:
     ):  # fmt: skip
         with pytest.raises(FormatError, match=text):
             executor.load_adapter([[Factors(first, *wrong)]])
-    with pytest.raises(FormatError, match="factors of one target read"):
+    with pytest.raises(FormatError, match="factors of one target have different numbers"):
         executor.load_adapter([[Factors(0, a, b), Factors(4, a[:, :8], b)]])
     empty = executor.load_adapter([[], []])
     assert isinstance(empty, CudaAdapter) and empty.ranks == 0

@@ -219,7 +219,7 @@ def test_doctor_lives_where_importing_cupy_ends_the_process(
     monkeypatch.setattr(checkup, "_IMPORT_SECONDS", 2)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     found = checkup.check_gpu(checkup.Machine(tmp_path))
-    assert f"importing cupy fails with {said}" in found.text and "reinstall it" in found.fix
+    assert f"importing cupy fails with {said}" in found.text and "reinstall cupy" in found.fix
 
 
 def test_a_key_that_is_pressed_while_cupy_is_imported_ends_the_process(

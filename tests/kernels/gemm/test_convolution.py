@@ -101,7 +101,7 @@ def test_what_does_not_fit(threads, normal, integers):
     kernels, windows = pack_kernels(normal(4, 3, 1, 1)), windows_of((5, 5), (1, 1), (1, 1), (1, 1))
     with pytest.raises(ValueError, match=r"bias is float32 \[3\], expected float32 \[4\]"):
         Convolution(threads, kernels, normal(3))
-    with pytest.raises(ValueError, match="kernels have 3 elements"):
+    with pytest.raises(ValueError, match="each kernel has 3 elements"):
         Convolution(threads, kernels)(normal(1, 2, 5, 5), windows)
     with pytest.raises(ValueError, match="addend is"):
         Convolution(threads, kernels)(normal(1, 3, 5, 5), windows, normal(1, 4, 5, 4))

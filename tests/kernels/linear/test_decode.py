@@ -203,13 +203,13 @@ def test_refusals(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     matrix, other = block_matrix(16, 64), block_matrix(16, 128)
-    with pytest.raises(ValueError, match="a gate needs a second matrix"):
+    with pytest.raises(ValueError, match="a gate and a second matrix"):
         multiply(normal(1, 64), matrix, quantized=True, gate="silu")
     with pytest.raises(ValueError, match="the two matrices differ"):
         multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=Affine(other))
     for wrong, message in (
         (Affine(matrix, normal(3)), r"bias is \[3\], expected \[16\]"),
-        (Affine(matrix, addend=Rows.of(normal(1, 4))), "addend has 4 columns, the matrix has 16 rows"),
+        (Affine(matrix, addend=Rows.of(normal(1, 4))), "addend has 4 columns, but the matrix has 16 rows"),
     ):
         with pytest.raises(ValueError, match=message):
             multiply(normal(1, 64), matrix, quantized=True, bias=wrong.bias, addend=wrong.addend)
@@ -226,9 +226,9 @@ def test_other_instruction_sets(name: str, with_instructions: Callable[..., None
 def test_choice_of_instructions() -> None:
     assert choose({}, ("vnni", "avx2", "portable")) == "vnni"
     assert choose({"GENAI_CPU_ISA": "portable"}, ("vnni", "avx2", "portable")) == "portable"
-    with pytest.raises(IsaError, match="this machine does not have it"):
+    with pytest.raises(IsaError, match="the processor does not support this instruction set"):
         choose({"GENAI_CPU_ISA": "amx"}, ("avx2", "portable"))
-    with pytest.raises(IsaError, match="no such instruction set"):
+    with pytest.raises(IsaError, match="the instruction set is unknown"):
         choose({"GENAI_CPU_ISA": "avx9"}, ("avx2", "portable"))
 
 
@@ -237,8 +237,10 @@ def test_instructions_that_the_machine_lacks_are_not_the_models_fault() -> None:
     command = [sys.executable, "-m", "genai", "generate", "-p", "hi", "-n", "1"]
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 2
-    why = "GENAI_CPU_ISA is 'avx9': there is no such instruction set."
-    assert run.stderr.startswith(f"error: GENAI_CPU_ISA cannot be applied\n  why: {why} Unset it")
+    why = "GENAI_CPU_ISA is 'avx9': the instruction set is unknown"
+    assert run.stderr.startswith(
+        f"error: GENAI_CPU_ISA cannot be applied\n  why: {why}; the usable instruction sets are"
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8])

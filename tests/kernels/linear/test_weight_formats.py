@@ -173,19 +173,19 @@ def test_threads_pack_the_same(normal: Callable[..., np.ndarray], threads: Threa
 @pytest.mark.parametrize(
     ("form", "grid", "message"),
     [
-        (WeightFormat(4, 32, 256, 6, False, 6), GRIDS["iq4"], "kernels add offsets to uniform grids only"),
+        (WeightFormat(4, 32, 256, 6, False, 6), GRIDS["iq4"], "kernels support offsets only with uniform grids"),
         (uniform_format(6, 32), np.arange(64, dtype=np.float32) ** 2, "at most 16"),
         (
             WeightFormat(4, 32, 256, 6, True),
             uniform_grid(4, centred=False),
-            "a grid that starts at 0: matmuls need",
+            "a grid that starts at 0, but matmuls need",
         ),
         (
             WeightFormat(4, 32, ROW, 6, True),
             uniform_grid(4, centred=False),
-            "a grid that starts at 0: matmuls need",
+            "a grid that starts at 0, but matmuls need",
         ),
-        (WeightFormat(4, 32, 256, 6, False, 6), uniform_grid(4), "matmuls need a grid that starts at 0 with offsets"),
+        (WeightFormat(4, 32, 256, 6, False, 6), uniform_grid(4), "matmuls need offsets and a grid that starts at 0"),
     ],
 )
 def test_refused(form: WeightFormat, grid: Any, message: str, normal: Callable[..., np.ndarray]) -> None:

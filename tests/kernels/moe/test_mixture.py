@@ -217,7 +217,7 @@ def test_refusals(layer: MakeLayer, run: Run, normal: Callable[..., np.ndarray])
     with pytest.raises(ValueError, match=r"bias is float32 \[6, 32\], expected float32 \[6, 64\]"):
         ExpertLayer(gated, normal(EXPERTS, 32))
     dense = pack_dense_experts(normal(EXPERTS, 32, 32))
-    with pytest.raises(ValueError, match="set exact"):
+    with pytest.raises(ValueError, match="exact=True"):
         Mixture(ExpertLayer(gated), ExpertLayer(dense), 2, normalized=True)
     mixture = Mixture(ExpertLayer(gated), ExpertLayer(plain), 2, normalized=True)
     with pytest.raises(ValueError, match=r"scores is \[TOKENS, 5\], expected \[TOKENS, 6\]"):

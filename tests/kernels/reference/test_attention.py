@@ -154,7 +154,7 @@ def test_rotary_embedding(onnxruntime_node: Run, normal: Normal, interleaved: in
 
 
 def test_rotary_embedding_refuses_a_dimension_that_the_caches_do_not_have(normal: Normal) -> None:
-    with pytest.raises(ValueError, match="rotary_embedding_dim is 6, but the caches rotate 8 numbers"):
+    with pytest.raises(ValueError, match="rotary_embedding_dim is 6, but cos_cache has the rotary dimension 8"):
         rotary_embedding(normal(1, 1, 16), np.zeros(1, int), normal(3, 4), normal(3, 4), rotary_embedding_dim=6)
 
 
@@ -265,12 +265,12 @@ def test_pages_of_float16(compute: Run, normal: Normal) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"slot_mapping": 7 * PAGE_TOKENS}, "slot outside the cache: 224 is not 0 to 223"),
+        ({"slot_mapping": 7 * PAGE_TOKENS}, "slot outside the cache: 224 is not in the range 0 to 223"),
         ({"slot_mapping": -1}, "slot outside the cache: -1"),
-        ({"positions": 39}, "position outside its sequence: 39 is not 0 to 38"),
+        ({"positions": 39}, "position outside its sequence: 39 is not in the range 0 to 38"),
         ({"positions": -1}, "position outside its sequence: -1"),
-        ({"context_lens": 65}, "context longer than its block table: 2 is not 0 to 1"),
-        ({"block_tables": 7}, "block table entry outside the cache: 7 is not 0 to 6"),
+        ({"context_lens": 65}, "context longer than its block table: 2 is not in the range 0 to 1"),
+        ({"block_tables": 7}, "block table entry outside the cache: 7 is not in the range 0 to 6"),
         ({"block_tables": -1}, "block table entry outside the cache: -1"),
     ],
 )

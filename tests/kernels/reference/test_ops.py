@@ -156,7 +156,7 @@ def test_lookup_in_floats(compute: Run, a_step: Run, normal: Normal) -> None:
 @pytest.mark.parametrize("token", [-1, 10])
 def test_tokens_outside_the_table(compute: Run, a_step: Run, normal: Normal, token: int) -> None:
     op = Embedding(DenseWeight("data", 10, 6, transposed=True), Ids.TOKENS, "out")
-    with pytest.raises(StepError, match=f"index outside its table: {token} is not 0 to 9"):
+    with pytest.raises(StepError, match=f"index outside its table: {token} is not in the range 0 to 9"):
         compute(op, {"data": normal(10, 6)}, step=a_step([3, token]), out=6)
 
 

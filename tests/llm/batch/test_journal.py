@@ -57,7 +57,7 @@ def test_a_line_that_was_damaged_is_no_answer(tmp_path: Path, monkeypatch: pytes
     path.write_bytes(line(1) + line(2)[:-9] + b"\n" + line(3))
     with pytest.raises(InputError, match="line 2 is damaged") as caught:
         opened(path)
-    assert "answered again" in caught.value.fix
+    assert "process its request again" in caught.value.fix
     whole = line(1) + line(2, more=b"y" * 300)
     path.write_bytes(whole)
     for size in range(len(line(1)) - 3, len(line(1)) + 3):
@@ -141,7 +141,7 @@ def test_outputs_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not belong to this input"):
         opened(path, most=1)
     path.write_bytes(line(1) + line(1))
-    with pytest.raises(InputError, match="answers line 1 of the input twice"):
+    with pytest.raises(InputError, match="two responses to line 1 of the input"):
         opened(path)
     huge = line(1).replace(b"_1_", b"_999999999999999999_")
     path.write_bytes(huge)
@@ -163,7 +163,7 @@ def test_what_is_no_place_for_an_output(tmp_path: Path) -> None:
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with opened(path, "new"):
-        with pytest.raises(StateError, match="another process writes to it"):
+        with pytest.raises(StateError, match="another process is writing to the file"):
             opened(path)
     opened(path).close()
     code = (

@@ -131,7 +131,7 @@ SPOILED = [
     ("mistral", "[TOOL_CALLS]f[CALL_ID]{}", "a tool name"),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": ', "ended inside"),
     ("mistral", "[TOOL_CALLS]f[ARGS][1]", "not list"),
-    ("gpt_oss", "<|channel|>analysis without a message", "header without"),
+    ("gpt_oss", "<|channel|>analysis without a message", "header has no"),
     ("gpt_oss", HARMONY + "{", "ended inside"),
     ("gpt_oss", HARMONY + "[]", "not list"),
     ("gpt_oss", HARMONY + "{} and on", "other text"),

@@ -171,7 +171,7 @@ def test_wrong_use_is_refused() -> None:
         split_reply(b"a", "think")  # type: ignore[arg-type]
     splitter = ReplySplitter("think")
     splitter.finish()
-    with pytest.raises(InputError, match="after the end"):
+    with pytest.raises(InputError, match=r"after finish\(\)"):
         splitter.feed("a")
     with pytest.raises(InputError, match="twice"):
         splitter.finish()

@@ -57,7 +57,7 @@ class Convolution:
         """Convolve x, float32 [N, C, ...], to [N, M, counts ...]. The addend is float32 with the result's shape."""
         shape = (len(x), self._kernels.lines, *windows.counts)
         if x.dtype != np.float32 or x.shape[1] * math.prod(windows.kernel) != self._kernels.words:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}, the kernels have {self._kernels.words} elements")
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, but each kernel has {self._kernels.words} elements")
         x, addend = np.ascontiguousarray(x), fitting("addend is", addend, shape)
         out = np.empty(shape, np.float32)
         if not out.size:
@@ -157,7 +157,7 @@ class IntegerConvolution:
     ) -> NDArray[Any]:  # fmt: skip
         kernels = self._kernels
         if x.dtype not in (np.int8, np.uint8) or x.shape[1] * math.prod(windows.kernel) != kernels.terms:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}, the kernels have {kernels.terms} elements")
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, but each kernel has {kernels.terms} elements")
         factors = fitting("factors are", factors, (kernels.lines,))
         out = np.empty((len(x), kernels.lines, *windows.counts), dtype)
         if not out.size:

@@ -54,7 +54,7 @@ class DenseLinear:
         """Compute the layer for x, float32 [M, K], and addend, float32 [M, N]."""
         words, columns = self._weight.words, self._weight.lines
         if x.ndim != 2 or x.shape[1] != words or x.dtype != np.float32:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}, the weight has {words} rows")
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, but the weight has {words} rows")
         rows = len(x)
         addend = fitting("addend is", addend, (rows, columns))
         if x.strides[1] != WORD_BYTES:
@@ -99,7 +99,7 @@ class IntegerLinear:
     def __init__(self, threads: Threads, weight: PackedOperand, w_zero: NDArray[Any] | None = None) -> None:
         points = np.zeros((), np.int32) if w_zero is None else np.asarray(w_zero).astype(np.int32)
         if points.size not in (1, weight.lines):
-            raise ValueError(f"{points.size} zero points for {weight.lines} columns, expected one or one per column")
+            raise ValueError(f"{points.size} zero points for {weight.lines} columns, expected 1 or one per column")
         moved = np.broadcast_to(points.reshape(-1) + np.int32(weight.moved), (weight.lines,))
         self._threads, self._weight = threads, weight
         self._factors = np.ascontiguousarray(-moved) if np.any(moved) else None
@@ -129,7 +129,7 @@ class IntegerLinear:
     ) -> NDArray[Any]:  # fmt: skip
         weight = self._weight
         if x.ndim != 2 or x.shape[1] != weight.terms or x.dtype not in _BYTES:
-            raise ValueError(f"x is {x.dtype} {list(x.shape)}, the weight has {weight.terms} rows")
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, but the weight has {weight.terms} rows")
         scales, bias = (fitting(*one, (weight.lines,)) for one in (("scales are", scales), ("bias is", bias)))
         x, addend = np.ascontiguousarray(x), fitting("addend is", addend, (len(x), weight.lines))
         moved = x_zero - (HALF if x.dtype == np.uint8 else 0)

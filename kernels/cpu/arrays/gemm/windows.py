@@ -255,7 +255,7 @@ def window_columns(x: NDArray[Any], windows: Windows, threads: Threads | None = 
         threads: None = only the calling thread.
     """
     if x.itemsize not in _COPIES:
-        raise ValueError(f"x is {x.dtype}, expected numbers of 4 or 8 bytes")
+        raise ValueError(f"x is {x.dtype}, expected a type of 4 or 8 bytes")
     x = np.ascontiguousarray(x)
     out = np.empty((*x.shape[:2], math.prod(windows.kernel), *windows.counts), x.dtype)
     if out.size:
