@@ -98,11 +98,12 @@ class ChatTemplates:
             "tools": tool_list,
             "add_generation_prompt": begins_reply,
         }
-        rendering = _Rendering(source, values, conversation, field, complete)
+        objects = template_messages.with_object_arguments(conversation)
+        rendering = _Rendering(source, values, conversation, objects, field, complete)
         if any(map(template_messages.has_parts, conversation)):
-            marked = {"messages": template_messages.parts_marked(conversation)}
+            marked = {"messages": template_messages.parts_marked(objects)}
             (seen,) = rendering.ask(values, [marked])
-            rendering.conversation = template_messages.parts_as_read(conversation, seen.get("text", ""))
+            rendering.conversation = template_messages.parts_as_read(objects, seen.get("text", ""))
         rendering.make_changes()
         return rendering
 
@@ -161,7 +162,8 @@ class _Rendering:
     Attributes:
         source: the template.
         values: the template's variables except the messages.
-        conversation: the messages.
+        originals: the messages that the caller passed.
+        conversation: the messages in the form that the template reads.
         field: the field of the last message in which the prompt ends; None if the message is complete.
         complete: True if the template must write every message and the tools.
         changes: changed variables of each rendering: first the prompt, then the checks for completeness.
@@ -171,6 +173,7 @@ class _Rendering:
 
     source: TemplateSource
     values: Mapping[str, Any]
+    originals: list[dict[str, Any]]
     conversation: list[dict[str, Any]]
     field: str | None
     complete: bool
@@ -181,8 +184,11 @@ class _Rendering:
     def make_changes(self) -> None:
         if self.field is not None:
             self.conversation, self._mark = template_messages.mark_final(self.conversation, self.field)
-        others = template_messages.variations(self.conversation, self.values["tools"]) if self.complete else []
-        self.changes = [{"messages": self.conversation, **change} for change in [{}, *others]]
+        self.changes = self._changes(self.conversation)
+
+    def _changes(self, conversation: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+        others = template_messages.variations(conversation, self.values["tools"]) if self.complete else []
+        return [{"messages": conversation, **change} for change in [{}, *others]]
 
     def ask(self, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Return the template's result for each change."""
@@ -193,11 +199,28 @@ class _Rendering:
 
     def finished(self) -> str:
         """Return the prompt."""
-        first, *others = self.results or self.ask(self.values, self.changes)
+        results = self.results or self.ask(self.values, self.changes)
+        first, *others = self._with_arguments_as_read(results)
         prompt = _text(first, self.source.origin)
         if self.complete:
             template_messages.check_heard(self.conversation, prompt, others, self.source.origin)
         return prompt if self.field is None else template_messages.cut_at_mark(prompt, self._mark, self.source.origin)
+
+    def _with_arguments_as_read(self, results: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return the results; if the template cannot read objects, render tool calls with their arguments as texts."""
+        objects = template_messages.object_arguments(self.conversation)
+        written = results[0].get("text")
+        before = template_messages.count_python_forms(objects, written or "")
+        if not objects or (written is not None and not before):
+            return results
+        conversation = template_messages.with_text_arguments(self.conversation, self.originals)
+        again = self.ask(self.values, self._changes(conversation))
+        # A user's message can contain the same Python syntax, which the template then writes both times.
+        text = again[0].get("text")
+        if text is None or (written is not None and template_messages.count_python_forms(objects, text) >= before):
+            return results
+        self.conversation = conversation
+        return again
 
 
 def _ask_together(group: Sequence[_Rendering]) -> None:

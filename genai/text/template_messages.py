@@ -7,12 +7,16 @@ an unchanged prompt reveals the parts that the template left out.
 A prompt may end inside the last message, so that the model continues it (continue_final_message in transformers). That
 message is rendered with a mark at its end, and the prompt is cut off there. The mark ends in a space, which reveals
 whether the template trims messages: if it does, the space before the mark is also removed.
+
+The arguments of a tool call are JSON text in OpenAI's API, and an object in most templates, which write it with
+`tojson` or item by item. So texts are parsed first, as in vLLM. A few templates (DeepSeek's) concatenate the text: they
+fail for an object or write it in Python syntax. Such a conversation is rendered again with texts, as in llama.cpp.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ChatTemplateError, InputError, kind_of
@@ -83,9 +87,95 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
                 'pass {"type": "text", "text": …}, or remove the part',
             )
     copy = {name: value for name, value in plain(message, where).items() if value is not None}
+    if isinstance(copy.get("tool_calls"), list):
+        copy["tool_calls"] = [_checked_call(call, where) for call in copy["tool_calls"]]
     reasoning = next((copy[name] for name in REASONING_NAMES if name in copy), None)
     # Servers and templates use different names, so all names are set, and every template finds the name that it reads.
     return copy if reasoning is None else {"thinking": reasoning, **copy, "reasoning_content": reasoning}
+
+
+def _checked_call(call: Any, where: str) -> Any:
+    """Return a tool call whose arguments are not missing: {} stands for null, "" and no arguments."""
+    if not isinstance(call, dict):
+        raise InputError(
+            f"{where} has {kind_of(call)} in its tool_calls",
+            "a tool call is an object with a function",
+            'for example {"type": "function", "function": {"name": "clock", "arguments": "{}"}}',
+        )
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_any_arguments(call["function"])}
+    return _with_any_arguments(call) if "name" in call else call
+
+
+def _with_any_arguments(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    missing = arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null"))
+    return {**function, "arguments": {} if missing else arguments}
+
+
+def with_object_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the arguments of tool calls as objects. Texts that hold no JSON object stay texts."""
+    return _with_arguments(messages, _parsed_arguments)
+
+
+def with_text_arguments(
+    messages: Sequence[dict[str, Any]], originals: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the messages with the arguments of tool calls as JSON texts; texts of `originals` are used unchanged."""
+    as_text = _with_arguments(originals, _json_text)
+    return [
+        {**message, "tool_calls": original["tool_calls"]} if "tool_calls" in message else message
+        for message, original in zip(messages, as_text, strict=True)
+    ]
+
+
+def object_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return those arguments of tool calls that are objects."""
+    found: list[dict[str, Any]] = []
+
+    def note(arguments: object) -> object:
+        if isinstance(arguments, dict):
+            found.append(arguments)
+        return arguments
+
+    _with_arguments(messages, note)
+    return found
+
+
+def count_python_forms(objects: Sequence[Mapping[str, Any]], prompt: str) -> int:
+    """Return how often the prompt contains one of the objects in Python syntax."""
+    return sum(prompt.count(str(item)) for item in objects if str(item) != _json_text(item))
+
+
+def _parsed_arguments(arguments: object) -> object:
+    """Return the JSON object of a text, or the value itself."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _json_text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _with_arguments(messages: Sequence[Mapping[str, Any]], change: Callable[[object], object]) -> list[dict[str, Any]]:
+    """Return the messages with changed arguments of tool calls."""
+
+    def changed(call: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(call.get("function"), dict):
+            return {**call, "function": changed(call["function"])}
+        return {**call, "arguments": change(call["arguments"])} if "arguments" in call else call
+
+    return [
+        {**message, "tool_calls": [changed(call) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else dict(message)
+        for message in messages
+    ]
 
 
 def checked_tools(tools: object) -> list[Any] | None:

@@ -3,12 +3,14 @@
 import json
 from datetime import datetime
 from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from genai.errors import ChatTemplateError, InputError, kind_of
 from genai.llm.llm import LLM
+from genai.text.chat_template import ChatTemplates
 from genai.text.tokenizer import Tokenizer
 
 TURNS = (
@@ -163,6 +165,75 @@ def theirs(folder_of):
     transformers = pytest.importorskip("transformers")
     path = str(folder_of("byte_level") / "tokenizer.json")
     return transformers.PreTrainedTokenizerFast(tokenizer_file=path, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture
+def templates(tokenizer) -> ChatTemplates:
+    return ChatTemplates(tokenizer.folder)
+
+
+class TestToolCallArguments:
+    """Arguments reach a template in the form that it reads, whatever form the caller has."""
+
+    ARGUMENTS: ClassVar = {"city": "Köln", "days": 2}
+    WIRE = '{"days": 2,  "city": "K\\u00f6ln"}'
+
+    @pytest.mark.parametrize(
+        "template, expected_of_objects, expected_of_text",
+        [
+            ("{{ call.arguments | tojson }}", '{"city": "Köln", "days": 2}', '{"days": 2, "city": "Köln"}'),
+            (
+                "{% for k, v in call.arguments | items %}<{{ k }}>{{ v }}{% endfor %}",
+                "<city>Köln<days>2",
+                "<days>2<city>Köln",
+            ),
+            ("{{ '[' + call.arguments + ']' }}", '[{"city": "Köln", "days": 2}]', f"[{WIRE}]"),
+            ("{{ call.arguments }}", '{"city": "Köln", "days": 2}', WIRE),
+            (
+                "{% set a = call.arguments %}{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}",
+                '{"city": "Köln", "days": 2}',
+                '{"days": 2, "city": "Köln"}',
+            ),
+        ],
+        ids=["tojson", "items", "concatenation", "print", "either"],
+    )
+    @pytest.mark.parametrize("nested", [True, False])
+    @pytest.mark.parametrize("complete", [True, False])
+    def test_tool_call_arguments(self, templates, template, expected_of_objects, expected_of_text, nested, complete):
+        loop = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% set call = c.function or c %}"
+        text = loop + template + "{% endfor %};{% endfor %}"
+        for arguments, expected in [(self.ARGUMENTS, expected_of_objects), (self.WIRE, expected_of_text)]:
+            call = {"name": "weather", "arguments": arguments}
+            call = {"type": "function", "function": call} if nested else call
+            # The user's text looks like Python's form of the arguments, which must not mislead.
+            question = {"role": "user", "content": str(json.loads(self.WIRE)) + str(self.ARGUMENTS)}
+            messages = [question, {"role": "assistant", "content": "So:", "tool_calls": [call]}]
+            rendered = templates.render(messages, template_str=text, add_generation_prompt=False, complete=complete)
+            assert rendered == question["content"] + ";So:" + expected + ";"
+
+    @pytest.mark.parametrize("arguments", [{}, "{}", "", " ", None, "null", "missing"])
+    @pytest.mark.parametrize(
+        "template", ["{{ a | tojson }}", "{{ a }}", "{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}"]
+    )
+    def test_tool_calls_without_arguments(self, templates, arguments, template):
+        function = {"name": "clock"} if arguments == "missing" else {"name": "clock", "arguments": arguments}
+        messages = [TURNS[0][0], {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}]
+        text = "{% set a = messages[1].tool_calls[0].function.arguments %}" + template
+        assert templates.render(messages, template_str=text, add_generation_prompt=False) == "{}"
+
+    @pytest.mark.parametrize("arguments", ['{"city": ', "[1]", '"x"', "7"])
+    def test_arguments_that_are_no_object_stay_texts(self, templates, arguments):
+        call = {"function": {"name": "clock", "arguments": arguments}}
+        messages = [TURNS[0][0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+        text = "{{ messages[1].tool_calls[0].function.arguments | tojson }}"
+        assert templates.render(messages, template_str=text, add_generation_prompt=False) == json.dumps(arguments)
+
+    def test_a_tool_call_that_is_no_object(self, templates):
+        messages = [TURNS[0][0], {"role": "assistant", "content": None, "tool_calls": ["clock"]}]
+        with pytest.raises(
+            InputError, match=r"messages\[1\] has a text in its tool_calls(?s:.)*an object with a function"
+        ):
+            templates.render(messages, template_str="{{ messages }}")
 
 
 class TestAgainstTransformers:
