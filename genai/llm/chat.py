@@ -18,7 +18,7 @@ from ..lora.store import AdapterChoice
 from ..text.parsing import Event, ToolCall
 from .completion import ChatReply, Completion
 from .llm import LLM
-from .reply_shape import ReplyShape, ToolChoice, check_choice
+from .reply_shape import ReplyShape, ToolChoice, check_choice, check_parallel
 from .request_options import RequestOptions
 from .states import load_state
 from .streaming import CompletionStream, Progress
@@ -38,7 +38,7 @@ class ChatSession:
         llm: the model.
         system: the system message, or None.
         tools: JSON schemas of tools that the model may call.
-        tool_choice: see LLM.chat.
+        tool_choice, parallel_tool_calls: see LLM.chat.
         template: additional variables for the chat template.
         on_overflow: behaviour when the conversation does not fit into the context.
             "error": refuse the message. A reply that fills the context ends there.
@@ -69,6 +69,7 @@ class ChatSession:
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool | None = None,
         template: Mapping[str, Any] | None = None,
         on_overflow: str = "error",
         ctx_shift: bool | int = False,
@@ -90,7 +91,8 @@ class ChatSession:
         self._check_shift(llm)
         self.system = system
         check_choice(tool_choice, tools)
-        self.tools, self.tool_choice = tools, tool_choice
+        check_parallel(parallel_tool_calls)
+        self.tools, self.tool_choice, self.parallel_tool_calls = tools, tool_choice, parallel_tool_calls
         self.template = template
         self.on_overflow = on_overflow
         self.options: dict[str, Any] = {}
@@ -241,7 +243,12 @@ class ChatSession:
             text, ids = self._fitting_prompt(())
             prompt: list[int] | None = ids
             splitter = self.llm.splitter(text)
-            shape = self.llm.shape(text, tools=self.tools, tool_choice=self.tool_choice)
+            shape = self.llm.shape(
+                text,
+                tools=self.tools,
+                tool_choice=self.tool_choice,
+                parallel_tool_calls=self.parallel_tool_calls,
+            )
             parts: list[Completion] = []
             try:
                 while prompt is not None:

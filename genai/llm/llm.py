@@ -54,6 +54,7 @@ class ChatOptions(CallOptions, total=False):
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: ToolChoice
+    parallel_tool_calls: bool | None
     template: Mapping[str, Any] | None
     params: SamplingParams | None
     adapter: AdapterChoice
@@ -511,6 +512,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
                 class.
             tools: JSON schemas of tools that the model may call.
             tool_choice: "auto", "none", "required" or the tool to call; see docs/how-to/structured-output.md.
+            parallel_tool_calls: False to allow at most one tool call in the reply.
             template: additional variables for the chat template, such as documents or enable_thinking.
             params, adapter, options: see generate; n must be 1.
 
@@ -641,13 +643,14 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     ) -> tuple[str, list[Generation]]:
         """Return a conversation's rendered prompt and the request for its reply."""
         tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
+        parallel = options.pop("parallel_tool_calls", None)
         prompt_tools = None if choice == "none" else tools
         prompt = self.render(messages, tools=prompt_tools, template=options.pop("template", None))
         params, adapter = options.pop("params", None), options.pop("adapter", None)
         sampling = with_schema(options, schema)
         shape = None
-        if tools or choice is not None or has_grammar(params, sampling):
-            shape = self.shape(prompt, tools=tools, tool_choice=choice)
+        if tools or choice is not None or parallel is not None or has_grammar(params, sampling):
+            shape = self.shape(prompt, tools=tools, tool_choice=choice, parallel_tool_calls=parallel)
         return prompt, self._requests.single(prompt, params, sampling, self.parser.markers, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
@@ -692,7 +695,12 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt))
 
     def shape(
-        self, prompt: str, *, tools: Sequence[Mapping[str, Any]] | None = None, tool_choice: ToolChoice = None
+        self,
+        prompt: str,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool | None = None,
     ) -> ReplyShape:
         """Return the allowed shape of the reply to a rendered prompt, for stream_tokens.
 
@@ -701,10 +709,10 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             False
 
         Raises:
-            OptionError: the tool_choice cannot be enforced.
+            OptionError: tool_choice or parallel_tool_calls is invalid or cannot be enforced.
             GrammarError: a tool's parameters are not a JSON schema.
         """
-        return reply_shape(self.tokenizer, self.parser, prompt, tools, tool_choice)
+        return reply_shape(self.tokenizer, self.parser, prompt, tools, tool_choice, parallel_tool_calls)
 
     def parsed(self, prompt: str, completion: Completion) -> ChatReply:
         """Return the parts of the reply to a rendered prompt.

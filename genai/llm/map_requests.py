@@ -7,7 +7,7 @@ the work on a short text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,7 +76,7 @@ class MapRequestBuilder:
         keep = self._llm.parser.markers if is_chat else ()
         options = joined_options(self._options, item.options)
         adapter = options.pop("adapter")
-        shape = self._llm.shape(str(prompt), tools=item.tools, tool_choice=item.choice) if is_chat else None
+        shape = self._llm.shape(str(prompt), **item.tool_options) if is_chat else None
         leaders = self._requests.batch(ids or prompt, self._params, options, keep, adapter, shape)
         return MapRequest(leaders, (lambda completion: self._llm.parsed(prompt, completion)) if is_chat else None)
 
@@ -89,15 +89,13 @@ class _ParsedItem:
         prompt: a prompt for `generate`. For a conversation, it is set after rendering, to the prompt or to an error.
         options: fields of SamplingParams, and "adapter".
         conversation: arguments for `render_all`; None if the item is a prompt.
-        tools: the tools that the reply may call.
-        choice: the item's tool_choice.
+        tool_options: the arguments of LLM.shape that concern tool calls.
     """
 
     prompt: Any
     options: dict[str, Any]
     conversation: Mapping[str, Any] | None = None
-    tools: Sequence[Mapping[str, Any]] | None = None
-    choice: Any = None
+    tool_options: dict[str, Any] = field(default_factory=dict)
 
 
 def _parsed_item(item: Any) -> _ParsedItem:
@@ -116,7 +114,9 @@ def _parsed_item(item: Any) -> _ParsedItem:
         return _ParsedItem(options.pop("prompt"), options)
     conversation = {name: options.pop(name) for name in ("messages", "tools", "template") if name in options}
     tools, choice = conversation.get("tools"), options.pop("tool_choice", None)
+    parallel = options.pop("parallel_tool_calls", None)
     check_choice(choice, tools)
     if choice == "none":
         conversation.pop("tools", None)
-    return _ParsedItem(None, options, conversation, tools, choice)
+    tool_options = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return _ParsedItem(None, options, conversation, tool_options)

@@ -67,15 +67,17 @@ def reply_shape(
     prompt: str,
     tools: Sequence[Mapping[str, Any]] | None = None,
     choice: ToolChoice = None,
+    parallel: bool | None = None,
 ) -> ReplyShape:
-    """Return the shape of replies to a rendered prompt.
+    """Return the shape of replies to a rendered prompt. `parallel` is False if a reply may have one call at most.
 
     Raises:
-        OptionError: the tool_choice is invalid, or cannot be enforced because there are no tools or the call format in
-            the model's template is unknown.
+        OptionError: `choice` or `parallel` is invalid, or cannot be enforced because there are no tools or the call
+            format in the model's template is unknown.
         GrammarError: a tool has no name, or its parameters are not a JSON schema.
     """
     chosen = check_choice(choice, tools)
+    check_parallel(parallel)
     call_format = parser.calls(tokenizer.template_text(with_tools=True)) if tools and parser.calls is not None else None
     is_required = chosen not in ("auto", "none")
     if is_required and call_format is None:
@@ -83,6 +85,13 @@ def reply_shape(
             f"tool_choice = {choice!r:.80}",
             f"the format of tool calls in this model's template is unknown (its reply format is {parser.name!r})",
             'leave tool_choice out, or use "auto"',
+        )
+    if parallel is False and tools and chosen == "auto" and not (call_format is not None and call_format.is_free):
+        raise OptionError(
+            "parallel_tool_calls = False",
+            f"this model's tool calls cannot be limited unless tool_choice requires one (its reply format is"
+            f" {parser.name!r})",
+            "leave it out, or use a tool_choice that requires a call",
         )
     thought = call_format.thought if call_format is not None else parser.reasoning
     special = {marker: tokenizer.to_token_id(marker) for marker in parser.markers if tokenizer.is_special(marker)}
@@ -92,7 +101,7 @@ def reply_shape(
     known = [_called(tool, index) for index, tool in enumerate(tools or ())]
     if is_required and chosen != "required":
         known = [tool for tool in known if tool.name == chosen]
-    most = 1 if is_required and chosen != "required" else calls.MOST_CALLS
+    most = 1 if parallel is False or (is_required and chosen != "required") else calls.MOST_CALLS
     return ReplyShape(writer, thought is not None, call_format, known, most, is_free=not is_required)
 
 
@@ -123,6 +132,16 @@ def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) 
     if mode == "required" and not tools:
         raise OptionError("tool_choice = 'required'", "there are no tools", "pass tools, or leave tool_choice out")
     return mode
+
+
+def check_parallel(parallel: object) -> None:
+    """Raise OptionError unless `parallel` is a value of parallel_tool_calls."""
+    if parallel is not None and not isinstance(parallel, bool):
+        raise OptionError(
+            f"parallel_tool_calls = {parallel!r:.80}",
+            "allowed: True (several calls in a reply) and False (at most one)",
+            "pass a bool, or leave it out",
+        )
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

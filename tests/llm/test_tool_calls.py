@@ -123,6 +123,62 @@ def test_free_replies_are_text_or_calls(name: str, llm_of: Callable[[str], genai
     check(reply.tool_calls)
 
 
+# A call, and the text between it and a second one.
+CALL_PAIRS = {
+    "hermes": ('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>', "\n<tool_call>"),
+    "llama3": ('{"name": "weather", "parameters": {"city": "Rome"}}', "; {"),
+    "mistral": ('[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome"}}', ", {"),
+    "mistral-named": ('[TOOL_CALLS]weather[ARGS]{"city": "Rome"}', "[TOOL_CALLS]"),
+    "gpt_oss": (
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}',
+        "<|call|><|start|>assistant<|channel|>commentary to=functions.",
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", CALL_PAIRS)
+def test_calls_that_may_not_be_parallel(name: str, choice: str, llm_of: Callable[[str], genai.LLM]) -> None:
+    llm, (call, between) = llm_of(name), CALL_PAIRS[name]
+    prompt = llm.render("Hi", tools=TOOLS)
+
+    def continued(begun: str, *, parallel: bool) -> str:
+        shape = llm.shape(prompt, tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel)
+        ids = llm.encode(begun)
+        tokens = [*llm.encode(prompt), *ids]
+        with llm.stream_tokens(tokens, shape=shape, num_reply=len(ids), max_tokens=5) as stream:
+            return "".join(stream)
+
+    if (name, choice) == ("gpt_oss", "auto"):  # its free replies are not constrained
+        with pytest.raises(OptionError, match=r"parallel_tool_calls = False(?s:.)*'gpt_oss'"):
+            continued(call, parallel=False)
+        return
+    continued(call + between, parallel=True)
+    assert continued(call, parallel=False) in ("", "]")
+    with pytest.raises(GrammarError, match="the grammar cannot be followed"):
+        continued(call + between, parallel=False)
+
+
+def test_parallel_tool_calls_in_every_method(llm_of: Callable[[str], genai.LLM], monkeypatch: Any) -> None:
+    llm, most = llm_of("hermes"), []
+    shape = llm.shape
+    monkeypatch.setattr(llm, "shape", lambda *args, **options: most.append(shape(*args, **options)) or shape("Hi"))
+    message = [{"role": "user", "content": "Hi"}]
+    for parallel in (False, True, None):
+        options: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": parallel}
+        llm.chat("Hi", max_tokens=1, **options)
+        list(llm.stream_chat("Hi", max_tokens=1, **options))
+        (answer,) = llm.map([{"messages": message, **options}], max_tokens=1)
+        assert answer.error is None
+        ChatSession(llm, max_tokens=1, **options).ask("Hi")
+    assert [one.most for one in most] == [1] * 4 + [2] * 8
+    monkeypatch.undo()
+    assert llm.chat("Hi", parallel_tool_calls=False, max_tokens=1).tool_calls == ()  # no tools, no calls
+    for ask in (llm.chat, lambda text, **options: ChatSession(llm, **options)):
+        with pytest.raises(OptionError, match=r"parallel_tool_calls = 'no'(?s:.)*pass a bool"):
+            ask("Hi", tools=TOOLS, parallel_tool_calls="no")
+
+
 def test_a_grammar_or_calls(llm_of: Callable[[str], genai.LLM]) -> None:
     llm = llm_of("hermes")
     reply = llm.chat("Yes or no?", tools=TOOLS, choice=["yes", "no"], max_tokens=200)

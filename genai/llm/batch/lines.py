@@ -56,12 +56,14 @@ class Lines(ABC):
         most_lines: maximum number of a line; None if the maximum is unknown.
         can_be_read_again: True if a second iteration yields the same lines.
         are_cells: True if all values are text.
+        is_table: True if all lines have the same fields, so that null stands for a missing field.
     """
 
     name: str
     total: int | None = None
     can_be_read_again = True
     are_cells = False
+    is_table = False
 
     @abstractmethod
     def __iter__(self) -> Iterator[Line]:
@@ -131,6 +133,8 @@ class JsonLines(_ByLine):
 
 class _Table(Lines):
     """Rows of a table, whose contents are stored as JSON."""
+
+    is_table = True
 
     def fields(self, line: Line) -> Mapping[str, Any]:
         row = json.loads(line.content)

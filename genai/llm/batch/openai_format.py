@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ _ONLY: dict[str, Any] = {
     "stream": False,
     "echo": False,
     "best_of": 1,
-    "parallel_tool_calls": True,
     "modalities": ["text"],
 }
 _LEAST_LOGPROB = -9999.0
@@ -59,7 +59,8 @@ def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         raise InputError(
             f"the body for {url} lacks the field {needed!r}", "this field is required", f"add {needed!r} to the body"
         )
-    options = {name: value for name, value in body.items() if value is not None}
+    # A null stands for the default, except for adapters: there, it selects the base model, as None does in Python.
+    options = {name: value for name, value in body.items() if value is not None or name == "adapter"}
     item: dict[str, Any] = {needed: options.pop(needed)}
     if url == CHAT:
         item |= _chat_fields(options)
@@ -88,6 +89,8 @@ def _chat_fields(options: dict[str, Any]) -> dict[str, Any]:
         item["tools"] = tools
     if (choice := options.pop("tool_choice", None)) is not None:
         item["tool_choice"] = choice
+    if (parallel := options.pop("parallel_tool_calls", None)) is not None:
+        item["parallel_tool_calls"] = parallel
     if (template := options.pop("chat_template_kwargs", None)) is not None:
         item["template"] = template
     top, wants_logprobs = options.pop("top_logprobs", None), options.pop("logprobs", False)
@@ -164,7 +167,7 @@ class ResponseWriter:
         samples = 1 + max(one.sample_index for one in answer.completions)
         chat = bool(answer.replies)
         choices = (
-            [self._message(index, reply) for index, reply in enumerate(answer.replies)]
+            [self._message(id_, index, reply) for index, reply in enumerate(answer.replies)]
             if chat
             else [self._text(one.prompt_index * samples + one.sample_index, one) for one in answer.completions]
         )
@@ -186,11 +189,12 @@ class ResponseWriter:
             "seed": first.seed,
         }
 
-    def _message(self, index: int, reply: ChatReply) -> dict[str, Any]:
+    def _message(self, id_: str, index: int, reply: ChatReply) -> dict[str, Any]:
         message = dict(reply.message)
         if reply.tool_calls:
+            message["content"] = message["content"] or None
             message["tool_calls"] = [
-                _tool_call(call, index, position) for position, call in enumerate(reply.tool_calls)
+                _tool_call(call, f"{id_}/{index}/{position}") for position, call in enumerate(reply.tool_calls)
             ]
         logprobs = reply.completion.logprobs
         return {
@@ -231,8 +235,9 @@ class ResponseWriter:
         return self._tokenizer.decode([token])
 
 
-def _tool_call(call: ToolCall, index: int, position: int) -> dict[str, Any]:
-    id_ = call.id if call.id is not None else f"call_{index}_{position}"
+def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+    """Return a call. If the model wrote no ID, the ID is derived from `where`, so that each run writes the same."""
+    id_ = call.id if call.id is not None else f"call_{hashlib.sha256(where.encode()).hexdigest()[:24]}"
     return {"id": id_, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}
 
 

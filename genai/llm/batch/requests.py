@@ -95,26 +95,34 @@ class PromptFormat:
             )
         return custom_id
 
-    def item(self, fields: Mapping[str, Any], *, are_cells: bool = False) -> tuple[Mapping[str, Any], str]:
+    def item(
+        self, fields: Mapping[str, Any], *, are_cells: bool = False, is_table: bool = False
+    ) -> tuple[Mapping[str, Any], str]:
         """Return a line's fields as an item of LLM.map, and the name of the line's model or "".
 
         Args:
             fields: the line's fields.
             are_cells: True if all values are text, as in CSV files. Option values are then parsed as JSON.
+            is_table: True if null stands for a missing field. In other lines, a null for "adapter" selects the base
+                model, as None does in Python; a null for another option stands for its default.
 
         Raises:
             InputError: the fields contain no prompt.
             OptionError: an option is unknown or unsupported.
         """
-        item, model = self._item(fields, are_cells=are_cells)
+        item, model = self._item(fields, are_cells=are_cells, is_table=is_table)
         return (item if self.adapter is None else {"adapter": self.adapter, **item}), model
 
-    def _item(self, fields: Mapping[str, Any], *, are_cells: bool) -> tuple[Mapping[str, Any], str]:
+    def _item(self, fields: Mapping[str, Any], *, are_cells: bool, is_table: bool) -> tuple[Mapping[str, Any], str]:
         if self.template is not None:
             return self._prompt(self.template.fill(fields)), ""
         if "body" in fields:
             return read_body(fields)
-        item = {name: value for name, value in fields.items() if name != "custom_id" and value is not None}
+        item = {
+            name: value
+            for name, value in fields.items()
+            if name != "custom_id" and (value is not None or (name == "adapter" and not is_table))
+        }
         if "text" in item and not {"prompt", "messages"} & set(item):
             item["prompt"] = item.pop("text")
         if are_cells:
@@ -126,7 +134,7 @@ class PromptFormat:
                 "a line needs a field named prompt, text or messages",
                 "pass a template that contains the prompt's field, such as {question}",
             )
-        with_messages = ("tools", "tool_choice", "template") if "messages" in item else ()
+        with_messages = ("tools", "tool_choice", "parallel_tool_calls", "template") if "messages" in item else ()
         for name in item:
             if name not in ("prompt", "messages", *with_messages, *OPTIONS):
                 raise OptionError(

@@ -273,7 +273,9 @@ class _BatchRun:
         try:
             fields = self._lines.fields(line)
             custom_id = self._prompt_format.custom_id(fields, line.number)
-            item, model = self._prompt_format.item(fields, are_cells=self._lines.are_cells)
+            item, model = self._prompt_format.item(
+                fields, are_cells=self._lines.are_cells, is_table=self._lines.is_table
+            )
         except GenaiError as error:
             return _BatchLine(line, custom_id, None, error)
         if model and model != self._report.model and len(self._report.other_models) < _MOST_SHOWN:

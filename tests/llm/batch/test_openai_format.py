@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,10 +30,12 @@ def test_bodies() -> None:
         "max_completion_tokens": 5, "temperature": 0.5, "stop": ["x"], "n": 2, "seed": 1, "logit_bias": {"12": -1},
         "user": "u", "metadata": {}, "stream": False, "response_format": {"type": "text"}, "top_p": None,
         "logprobs": True, "top_logprobs": 3, "tools": [{"type": "function"}], "chat_template_kwargs": {"thinking": 1},
+        "parallel_tool_calls": False, "adapter": None,
     }  # fmt: skip
     assert chat(**body) == {
         "messages": MESSAGES, "tools": [{"type": "function"}], "template": {"thinking": 1}, "logprobs": 3,
         "max_tokens": 5, "temperature": 0.5, "stop": ["x"], "n": 2, "seed": 1, "logit_bias": {12: -1},
+        "parallel_tool_calls": False, "adapter": None,
     }  # fmt: skip
     assert chat(logprobs=True) == {"messages": MESSAGES, "logprobs": 0} and chat(logprobs=False) == {
         "messages": MESSAGES
@@ -46,7 +49,6 @@ def test_bodies() -> None:
     [
         {"stream": True}, {"response_format": {"type": "xml"}}, {"best_of": 2},
         {"max_tokenz": 3}, {"logprobs": 3}, {"top_logprobs": 2}, {"functions": []}, {"logits_processors": []},
-        {"parallel_tool_calls": False},
     ],
 )  # fmt: skip
 def test_what_is_not_obeyed_is_refused(body: dict[str, Any]) -> None:
@@ -120,6 +122,23 @@ def test_answers_of_conversations() -> None:
     assert (first["finish_reason"], second["finish_reason"]) == ("stop", "tool_calls")
     (made,) = second["message"]["tool_calls"]
     assert made["function"] == {"name": "add", "arguments": '{"a": 1}'} and made["id"]
+    assert second["message"]["content"] is None
+
+
+def test_ids_of_tool_calls_differ_and_repeat_in_another_run() -> None:
+    call = ToolCall("add", {"a": 1}, "raw")
+    replies = (ChatReply(Reply("", "", (call, call)), completion("x")),) * 2
+    own = (ChatReply(Reply("", "", (ToolCall("add", {"a": 1}, "raw", "9FbUXjq2k"),)), completion("x")),)
+
+    def ids(line_id: str, replies: tuple[ChatReply, ...]) -> list[str]:
+        answer = Answer(0, None, tuple(one.completion for one in replies), replies)
+        body = json.loads(FORM.line(line_id, "x", answer, 1))["response"]["body"]
+        return [call["id"] for choice in body["choices"] for call in choice["message"]["tool_calls"]]
+
+    found = ids("line1", replies) + ids("line2", replies)
+    assert len(set(found)) == len(found) == 8 and all(re.fullmatch("call_[0-9a-f]{24}", one) for one in found)
+    assert ids("line1", replies) + ids("line2", replies) == found
+    assert ids("line1", own) == ["9FbUXjq2k"]
 
 
 def test_errors_and_odd_texts() -> None:

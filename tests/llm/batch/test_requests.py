@@ -82,6 +82,15 @@ def test_cells() -> None:
         asking.item({"prompt": "a", "max_tokens": "many"}, are_cells=True)
 
 
+def test_a_null_adapter_is_the_base_model() -> None:
+    asking, body = PromptFormat(adapter={"a": 1.0}), {"messages": [{"role": "user", "content": "Hi"}]}
+    assert asking.item({"prompt": "a"})[0]["adapter"] == asking.item({"body": body})[0]["adapter"] == {"a": 1.0}
+    assert asking.item({"prompt": "a", "adapter": None})[0]["adapter"] is None
+    assert asking.item({"body": {**body, "adapter": None}})[0]["adapter"] is None
+    # In a table, all rows have the column, so null only says that the row has no value.
+    assert asking.item({"prompt": "a", "adapter": None}, is_table=True)[0]["adapter"] == {"a": 1.0}
+
+
 def test_names_of_lines() -> None:
     asking = PromptFormat()
     assert [asking.custom_id(one, 7) for one in ({}, {"custom_id": "a"}, {"custom_id": 5}, {"custom_id": ""})] == [
