@@ -20,12 +20,17 @@ from .folders import folder_json, no_config
 CONFIG_NAME = "genai_config.json"
 _LIMIT = 2**31
 _SEED = "search.random_seed"
+_SLIDING = "sliding_attention"
 _SESSION, _PROVIDERS = "model.decoder.session_options", "provider_options"
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The decoder block, with the file name, sizes, and the names of the graph's inputs and outputs."""
+    """The decoder block, with the file name, sizes, and the names of the graph's inputs and outputs.
+
+    `sliding_window` is the number of tokens that a query of a layer in `windowed_layers` attends to, its own included.
+    If `windowed_layers` is None, these are all layers.
+    """
 
     filename: str
     head_size: int
@@ -35,6 +40,13 @@ class DecoderConfig:
     num_hidden_layers: int
     names: GraphNames
     sliding_window: int | None
+    windowed_layers: tuple[int, ...] | None = None
+
+    def has_window(self, layer: int) -> bool:
+        """Return True if the layer attends to the last `sliding_window` tokens only."""
+        if self.sliding_window is None:
+            return False
+        return self.windowed_layers is None or layer in self.windowed_layers
 
 
 @dataclass(frozen=True)
@@ -245,7 +257,8 @@ def _inside(where: str, filename: str) -> str:
 def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     filename = _inside("model.decoder.filename", str(_require(decoder, "model.decoder", "filename")))
-    window = decoder.get("sliding_window", {}).get("window_size")
+    windows = decoder.get("sliding_window", {})
+    window = windows.get("window_size")
     # Only the sizes that a graph may leave open are required, because some folders omit the other sizes.
     either = "num_attention_heads" if "num_attention_heads" in decoder else "num_key_value_heads"
     heads = _positive(decoder, "model.decoder", either if either in decoder else "num_attention_heads")
@@ -273,7 +286,26 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
             inputs_embeds=inputs.get("inputs_embeds", "inputs_embeds"),
         ),
         sliding_window=window if window and window > 0 else None,
+        windowed_layers=_windowed_layers(decoder, windows),
     )
+
+
+def _windowed_layers(decoder: Mapping[str, Any], windows: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the layers that sliding_window.layers lists, or whose layer_types say so; None if there is no list."""
+    types, layers = decoder.get("layer_types"), windows.get("layers")
+    if layers is None:
+        if not types or _SLIDING not in types:
+            return None
+        return tuple(index for index, kind in enumerate(types) if kind == _SLIDING)
+    count = int(decoder["num_hidden_layers"])
+    for layer in layers:
+        if type(layer) is not int or not 0 <= layer < count:
+            raise ConfigError(
+                f"model.decoder.sliding_window.layers contains {layer!r:.40} in {CONFIG_NAME}",
+                f"the model's layers are 0 to {count - 1}",
+                "correct the list, or remove it",
+            )
+    return tuple(layers)
 
 
 def _template(block: Mapping[str, Any], name: str, default: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads a decoder's ONNX file, joins the embedding graph if there is one, and sets inputs with a constant value."""
+"""Reads a decoder's ONNX file, joins an embedding graph, sets constant inputs, and applies a configured window."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from ..onnx.ir import Graph, OnnxModel, OnnxTensor
 from ..onnx.reader import read_model
 from .config import Config
 from .embedding_graph import join_embedding
+from .sliding_window import apply_sliding_window
 
 
 def read_decoder_file(config: Config) -> OnnxModel:
     """Read the decoder's graph. Files from Config.add_model_data take precedence over files in the folder."""
     model = _read_graph(config, config.model.decoder.filename)
     _settle_inputs(model.graph)
+    apply_sliding_window(model.graph, config.model)
     names = config.model.decoder.names
     if any(value.name == names.inputs_embeds for value in model.graph.inputs):
         if not config.model.embedding:

@@ -18,6 +18,7 @@ from ..session.loop import run
 from ..session.plan import PlanOptions, build_plan
 from .config import Config
 from .decoder_file import read_decoder_file
+from .sliding_window import no_window
 
 # Numbers of past and new tokens for which a mask is evaluated, in addition to one token at the end of the longest
 # context.
@@ -41,6 +42,9 @@ def flatten_exported(config: Config) -> FlatDecoder:
         windows = {mask: visible_window(config, mask) for mask in {layer.mask for layer in layers}}
     except (GenaiError, MemoryError) as error:
         raise NotFlattenable(f"an attention mask could not be evaluated: {error}") from error
+    for index, layer in enumerate(layers):
+        if windows[layer.mask] is None and decoder.has_window(index) and _is_short(decoder.sliding_window, config):
+            raise no_window(config.model, f"the mask {layer.mask!r} of layer {index} has no window")
     heads = decoder.num_attention_heads, decoder.num_key_value_heads
     replace_plain_attention(model, layers, heads, windows.__getitem__)
     infer_shapes(model)
@@ -48,6 +52,10 @@ def flatten_exported(config: Config) -> FlatDecoder:
     if any(layer.head_size != decoder.head_size for layer in flat.layers):
         raise NotFlattenable(f"its heads do not have the size {decoder.head_size} in genai_config.json")
     return flat
+
+
+def _is_short(window: int | None, config: Config) -> bool:
+    return window is not None and window < min(config.model.context_length, _LONGEST_TRIAL)
 
 
 def visible_window(config: Config, mask: str) -> int | None:
