@@ -6,8 +6,9 @@ is imported.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,6 +185,33 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
                 f"{config.model.decoder.filename}: no {kind} named {name!r}",
                 f"its {kind}s are {', '.join(sorted(present)) or 'none'}",
                 f"set its name in genai_config.json under model.decoder.{kind}s",
+            )
+    _check_cache(config, inputs, outputs)
+
+
+def _check_cache(config: Config, inputs: Collection[str], outputs: Collection[str]) -> None:
+    """Raise an error unless the graph has a cache: past inputs, and an output that replaces each of them."""
+    decoder = config.model.decoder
+    pairs = [
+        (name, present % int(match[1]))
+        for past, present in decoder.names.pasts.items()
+        for name in sorted(inputs)
+        if (match := re.fullmatch(re.escape(past).replace("%d", r"(\d{1,9})"), name))
+    ]
+    if not pairs:
+        raise UnsupportedModelError(
+            f"{decoder.filename}: no input for the keys and values of earlier tokens, such as "
+            f"{next(iter(decoder.names.pasts)) % 0!r}",
+            f"a step computes only new tokens, which would not see the earlier ones; the graph's inputs are "
+            f"{', '.join(sorted(inputs)) or 'none'}",
+            "export the model with a cache, or name the inputs in genai_config.json under model.decoder.inputs",
+        )
+    for past, present in pairs:
+        if present not in outputs:
+            raise UnsupportedModelError(
+                f"{decoder.filename}: no output named {present!r}",
+                f"it replaces the input {past!r} after each step; the outputs are {', '.join(sorted(outputs))}",
+                "export the model with a cache, or name the outputs in genai_config.json under model.decoder.outputs",
             )
 
 
