@@ -1,8 +1,8 @@
 """The choice of a repository's files: the files of one model, in the most suitable format.
 
 The first rule that applies decides: the part after the colon; a folder that onnxruntime-genai's builder wrote for CPUs;
-safetensors with a config.json; a GGUF file. If a precision is requested, safetensors come first, because only
-safetensors can be quantised to that precision.
+safetensors with a config.json; a GGUF file; a folder that the builder wrote for NVIDIA GPUs, whose graph also runs on
+CPUs. If a precision is requested, safetensors come first, because only safetensors can be quantised to that precision.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ GENAI_CONFIG, CONFIG, SINGLE, INDEX = (
     "model.safetensors",
     "model.safetensors.index.json",
 )
-# Words in a folder's name that mark a model for another device.
-_OTHER_DEVICES = frozenset(
-    "cuda gpu directml dml webgpu npu qnn openvino tensorrt trt nvtensorrt rocm migraphx vitisai coreml rtx".split()
+# Words in a folder's name that mark a model for NVIDIA GPUs, or for another device.
+_NVIDIA = frozenset({"cuda", "gpu"})
+_OTHER_DEVICES = _NVIDIA | frozenset(
+    "directml dml webgpu npu qnn openvino tensorrt trt nvtensorrt rocm migraphx vitisai coreml rtx".split()
 )
 # Files of a checkpoint in addition to its weights.
 _BESIDE = re.compile(
@@ -78,7 +79,7 @@ def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
     if part:
         return _choose_named(listing, part)
     choosers = (_checkpoint, _best_onnx, _best_gguf) if quantised else (_best_onnx, _checkpoint, _best_gguf)
-    for chooser in choosers:
+    for chooser in (*choosers, _onnx_for_nvidia):
         if (choice := chooser(listing)) is not None:
             return choice
     raise _nothing_to_run(listing)
@@ -164,6 +165,15 @@ def _best_onnx(listing: Listing) -> FileChoice | None:
         return None
     others = f"; others: {_name_list(folders[1:])}" if folders[1:] else ""
     return _onnx(listing, folders[0], f"the ONNX folder {folders[0] or 'at its root'}, written for CPUs{others}")
+
+
+def _onnx_for_nvidia(listing: Listing) -> FileChoice | None:
+    """Return the files of the best folder for NVIDIA GPUs (and no other devices), or None."""
+    folders = [folder for folder in _onnx_folders(listing) if _words(folder) & _OTHER_DEVICES <= _NVIDIA]
+    if not folders:
+        return None
+    others = f"; others: {_name_list(folders[1:])}" if folders[1:] else ""
+    return _onnx(listing, folders[0], f"the ONNX folder {folders[0]}, written for NVIDIA GPUs{others}")
 
 
 def _onnx(listing: Listing, folder: str, why: str) -> FileChoice:
@@ -256,7 +266,8 @@ def _nothing_to_run(listing: Listing) -> DownloadError:
         return DownloadError(
             problem,
             f"its ONNX folders are built for other devices ({names})",
-            "find the original checkpoint on the model's page, and pull it: `genai pull ORG/NAME`",
+            "find the original checkpoint on the model's page, and pull it: `genai pull ORG/NAME`; or try a folder: "
+            f"{_command(listing, folders[0])}",
         )
     if "adapter_config.json" in paths:
         return DownloadError(

@@ -217,8 +217,10 @@ def test_generation_config_that_cannot_be_obeyed(checkpoint: Path, values: dict[
 
 
 def test_unknown_architecture(checkpoint: Path) -> None:
-    change_config(checkpoint, model_type="lama")
-    refuse(checkpoint, UnsupportedModelError, "did you mean 'llama'?")
+    # No similar type is suggested: the weights of gemma3n are not those of gemma.
+    for unknown in ("lama", "gemma3n"):
+        change_config(checkpoint, model_type=unknown)
+        refuse(checkpoint, UnsupportedModelError, "use another model, or add the architecture")
     change_config(checkpoint, model_type="../../etc/passwd")
     refuse(checkpoint, UnsupportedModelError, "the supported types are cohere,")
 

@@ -27,6 +27,7 @@ FAST = [f"{INT4}/{name}" for name in ("genai_config.json", "model.onnx", "model.
 SLOW = [
     f"cpu_and_mobile/cpu-int4-rtn-block-32/{name}" for name in ("genai_config.json", "model.onnx", "model.onnx.data")
 ]
+DML = [f"directml/directml-int4/{name}" for name in ("genai_config.json", "model.onnx")]
 CUDA = [f"cuda/cuda-int4-rtn-block-32/{name}" for name in ("genai_config.json", "model.onnx")]
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
 
@@ -66,6 +67,8 @@ CHOSEN: list[tuple[list[str], str, str, str, list[str]]] = [
     ([*FAST, *SLOW, *CUDA, "README.md", "config.json"], "org/name", "onnx", INT4, FAST),
     ([*CUDA, *SLOW], "org/name", "onnx", "cpu_and_mobile/cpu-int4-rtn-block-32", SLOW),
     ([*FAST, *SLOW, *CUDA], "org/name:cpu-int4-rtn-block-32", "onnx", "cpu_and_mobile/cpu-int4-rtn-block-32", SLOW),
+    (CUDA, "org/name", "onnx", "cuda/cuda-int4-rtn-block-32", CUDA),
+    ([*CUDA, *DML], "org/name", "onnx", "cuda/cuda-int4-rtn-block-32", CUDA),
     ([*FAST, *CUDA], "org/name:cuda/cuda-int4-rtn-block-32", "onnx", "cuda/cuda-int4-rtn-block-32", CUDA),
     # At the root, beside what nobody needs.
     (
@@ -136,7 +139,8 @@ def test_a_precision_wants_weights_that_can_be_quantised() -> None:
         (["model_index.json", "unet/model.safetensors"], "org/name", "no config.json"),
         (["model.safetensors"], "org/name", "no config.json"),
         (["onnx/model.onnx", "config.json"], "org/name", "needs a genai_config.json"),
-        (CUDA, "org/name", "for other devices"),
+        (DML, "org/name", "for other devices (directml/directml-int4)"),
+        (DML, "org/name", "or try a folder: `genai pull org/name:directml/directml-int4`"),
         (["a.gguf", "b.gguf"], "org/name", "several GGUF files"),
         (["a-Q8_0.gguf", "b-Q8_0.gguf"], "org/name:Q8_0", "several models match"),
         (["a-Q8_0.gguf", "a-Q4_K_M.gguf"], "org/name:Q4_K", "did you mean 'Q4_K_M'"),

@@ -203,7 +203,7 @@ MESSES = {
         lambda files: without({**files, "tokenizer_config.json": b"{}"}, GGUF, "chat_template.jinja"),
         "no chat template",
     ),
-    "ONNX folders for other devices": Mess(lambda files: onnx("cuda/cuda-int4"), "are built for other devices"),
+    "ONNX folders for other devices": Mess(lambda files: onnx("directml/directml-int4"), "are built for other devices"),
     "graphs that say nothing of text": Mess(lambda files: {"onnx/model.onnx": JUNK}, "needs a genai_config.json"),
     "parts of another kind of model": Mess(
         lambda files: {"model_index.json": b"{}", "unet/model.safetensors": JUNK}, "no config.json"

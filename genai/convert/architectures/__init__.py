@@ -6,7 +6,7 @@ no tensors, so a new architecture needs code elsewhere only if it has a part tha
 
 from __future__ import annotations
 
-from ...errors import UnsupportedModelError, did_you_mean
+from ...errors import UnsupportedModelError
 from . import gpt, llama  # noqa: F401 (imported to fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
 
@@ -19,8 +19,6 @@ def find(model_type: str) -> Architecture:
         raise UnsupportedModelError(
             f"model_type {model_type!r} is not supported",
             f"the supported types are {', '.join(MODEL_TYPES)}",
-            did_you_mean(
-                model_type, MODEL_TYPES, "use a checkpoint of a supported type, or add a type (docs/how-to/convert.md)"
-            ),
+            "use a checkpoint of a supported type, or add a type (docs/how-to/convert.md)",
         )
     return ARCHITECTURES[model_type]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError, UnsupportedModelError, did_you_mean
+from ...errors import InputError, UnsupportedModelError
 from ...weight_files.gguf import GgufModel
 from ..architectures import find
 from ..architectures.common import Architecture, Rule, flat
@@ -177,7 +177,7 @@ def gguf_architecture_of(model: GgufModel) -> GgufArchitecture:
         raise UnsupportedModelError(
             f"{model.path}: the architecture {name!r:.60} is not supported",
             f"the supported architectures are {', '.join(ARCHITECTURES)}",
-            did_you_mean(name, ARCHITECTURES, "use a model with a supported architecture"),
+            "use a model with a supported architecture",
         )
     if name == "llama" and Metadata(model.metadata, name, model.path).optional_integer("expert_count"):
         return GgufArchitecture("mixtral", _experts, permuted=True)

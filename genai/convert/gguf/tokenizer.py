@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ChatTemplateError, TokenizerError, UnsupportedModelError, did_you_mean
+from ...errors import ChatTemplateError, TokenizerError, UnsupportedModelError
 from ...text.sources.parts import (
     MAX_TOKENS,
     Json,
@@ -205,7 +205,7 @@ class Vocabulary:
         if name not in PRE_TOKENIZERS:
             raise UnsupportedModelError(
                 f"{self._path}: {_KEY}pre is {name!r:.60}", f"the supported names are {', '.join(PRE_TOKENIZERS)}",
-                did_you_mean(name, PRE_TOKENIZERS, "build the model from the Hugging Face checkpoint"),
+                "build the model from the Hugging Face checkpoint",
             )  # fmt: skip
         return name
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ConfigError, UnsupportedModelError, did_you_mean
+from ...errors import ConfigError, UnsupportedModelError
 from ..hf_config import HFConfig
 from ..options import Precision
 from . import auto_round, awq, bitsandbytes, compressed_tensors, fp8, gptq, hqq, mlx, mxfp4
@@ -97,7 +97,7 @@ def quantisation_of(
         raise UnsupportedModelError(
             f"config.json: quant_method is {method!r:.80}",
             f"the supported methods are {', '.join(FORMATS)}",
-            did_you_mean(str(method), FORMATS, "run genai build --precision int4 on the float checkpoint"),
+            "run genai build --precision int4 on the float checkpoint",
         )
     found = StoredQuantisation(method, FORMATS[method], HFConfig(settings, part=key or "the quantisation settings"))
     list(found.format.read({}, found.settings))
