@@ -220,7 +220,7 @@ def test_unknown_architecture(checkpoint: Path) -> None:
     # No similar type is suggested: the weights of gemma3n are not those of gemma.
     for unknown in ("lama", "gemma3n"):
         change_config(checkpoint, model_type=unknown)
-        refuse(checkpoint, UnsupportedModelError, "use another model, or add the architecture")
+        refuse(checkpoint, UnsupportedModelError, "use a checkpoint of a supported type, or add a type")
     change_config(checkpoint, model_type="../../etc/passwd")
     refuse(checkpoint, UnsupportedModelError, "the supported types are cohere,")
 

@@ -231,7 +231,7 @@ class TestToolCallArguments:
     def test_a_tool_call_that_is_no_object(self, templates):
         messages = [TURNS[0][0], {"role": "assistant", "content": None, "tool_calls": ["clock"]}]
         with pytest.raises(
-            InputError, match=r"messages\[1\] has a text in its tool_calls(?s:.)*an object with a function"
+            InputError, match=r"messages\[1\] has a string in its tool_calls(?s:.)*an object with a function"
         ):
             templates.render(messages, template_str="{{ messages }}")
 
