@@ -45,6 +45,7 @@ def batch(
     as_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Wrap each prompt in a user message, except in lines that have a body.")
     ] = False,
+    special: opt.SpecialTokens = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an existing OUTPUT.")] = False,
     retry: Annotated[
         bool, typer.Option("--retry-errors", help="Continue an existing OUTPUT and retry the lines that failed.")
@@ -90,6 +91,7 @@ def batch(
         check_output(path, how)  # before the model is loaded
     asking = PromptFormat(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
     lines = open_lines(input, format)
+    options = {**sampling, **({"add_special_tokens": special} if special is not None else {})}
     with _engine(model, ray, workers, flags, max_sequences) as llm:
         if as_chat:
             need_chat_template(llm)
@@ -97,7 +99,7 @@ def batch(
             try:
                 report = run_batch(
                     llm, lines, output, asking, begin=begin, in_order=in_order, window=window, progress=line.show,
-                    **sampling,
+                    **options,
                 )  # fmt: skip
             except KeyboardInterrupt:
                 line.close()

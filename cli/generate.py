@@ -69,6 +69,7 @@ def generate(
     early_stopping: Annotated[
         str | None, typer.Option("--early-stopping", help="With --beams: true, false or never [default: false].")
     ] = None,
+    special: opt.SpecialTokens = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Stop after this many seconds.")] = None,
     logprobs: Annotated[
         int | None,
@@ -86,6 +87,7 @@ def generate(
     """Continue texts and print the completions. A single completion is streamed. Several prompts run as one batch."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     options |= {"timeout": timeout} if timeout is not None else {}
+    options |= {"add_special_tokens": special} if special is not None else {}
     options |= {"ctx_shift": flags.shift} if flags.shift else {}
     if beams is not None:
         options |= {"num_beams": beams, "num_return_sequences": options.pop("n", 1)}
@@ -97,7 +99,7 @@ def generate(
         rendered = [llm.render(text) if as_chat else text for text in texts]
         if flags.show_prompt:
             for text in rendered:
-                dump_prompt(llm, text)
+                dump_prompt(llm, text, add_special_tokens=special)
         if len(rendered) == samples == 1 and not as_json and beams is None:
             completions = [_stream(llm, rendered[0], flags, options)]
         else:
@@ -196,5 +198,8 @@ def _as_json(llm: LLM, completion: Completion) -> dict[str, Any]:
 
 
 def _logprob(llm: LLM, entry: Any) -> dict[str, Any]:
-    top = [{"token": token, "text": llm.tokenizer.decode([token]), "logprob": value} for token, value in entry.top]
-    return {"token": entry.token, "text": llm.tokenizer.decode([entry.token]), "logprob": entry.logprob, "top": top}
+    def text_of(token: int) -> str:
+        return llm.tokenizer.decode_each([token])[0]
+
+    top = [{"token": token, "text": text_of(token), "logprob": value} for token, value in entry.top]
+    return {"token": entry.token, "text": text_of(entry.token), "logprob": entry.logprob, "top": top}

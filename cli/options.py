@@ -84,6 +84,13 @@ Speculate = Annotated[
 LookupFile = Annotated[
     Path | None, model_option("--lookup-file", help="Additional text file for prompt lookup to search.")
 ]
+SpecialTokens = Annotated[
+    bool | None,
+    typer.Option(
+        "--special-tokens/--no-special-tokens",
+        help="Add the tokenizer's special tokens, such as BOS, to prompts [default: to raw prompts].",
+    ),
+]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Print the exact prompt and its token ids to stderr.")]
 CtxShift = Annotated[
     bool,

@@ -114,7 +114,7 @@ def _request(llm: LLM, case: Case, tokens: int) -> tuple[list[int], dict[str, An
         )
     options: dict[str, Any] = {"max_tokens": min(tokens, llm.context_size - len(prompt)), "ignore_eos": True}
     if case.reply is not None:
-        reply = llm.encode(case.reply)
+        reply = llm.encode(case.reply, add_special_tokens=False)
         options["max_tokens"] = min(options["max_tokens"], len(reply))
         options |= {"logits_processors": [_ForcedReply(len(prompt), reply)], "temperature": 0}
     return prompt, options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from ..lora.bind import check_mergeable, delta
 from ..lora.gguf import in_our_order
 from ..lora.parameters import AdapterParameters, checkpoint_name
 from ..models.folders import folder_json, not_a_checkpoint, readable
+from ..text.backend import load_tokenizer
+from ..text.sources.choosing import has_tokenizer
 from ..weight_files.gguf import is_gguf
 from ..weight_files.safetensors import SafetensorsFile
 from ..weight_files.tensor_files import TensorFiles
@@ -42,7 +45,7 @@ class Checkpoint(TensorFiles[SafetensorsFile]):
     Attributes:
         source: the path as the caller passed it.
         folder: the folder with the tokenizer's files.
-        config: config.json, with the special tokens of generation_config.json.
+        config: config.json, with the special tokens of generation_config.json and of the tokenizer.
         remarks: remarks to show to the user.
         precision: the default storage format for the weights.
 
@@ -57,9 +60,7 @@ class Checkpoint(TensorFiles[SafetensorsFile]):
         super().__init__()
         self.source = self.folder = Path(folder)
         self.remarks: list[str] = []
-        has_more = (self.folder / GENERATION_CONFIG).is_file()
-        generation = read_json(self.folder, GENERATION_CONFIG) if has_more else {}
-        self.config = HFConfig(read_json(self.folder, CONFIG), generation)
+        self.config = read_config(self.folder)
         self._files = [SafetensorsFile(path) for path in _tensor_files(self.folder)]
         for file in self._files:
             self._add(file, "download the checkpoint again")
@@ -117,6 +118,23 @@ class MergedCheckpoint(Checkpoint):
         stored = super().__getitem__(name)
         module = self._changed.get(name)
         return stored if module is None else stored.astype("float32") + delta(self._adapter, module, self._weight)
+
+
+def read_config(folder: Path) -> HFConfig:
+    """Read config.json and generation_config.json. The tokenizer is read only when its special tokens are needed.
+
+    Raises:
+        ModelFolderError: config.json is missing.
+        InputError: a file is malformed.
+    """
+    more = read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
+    return HFConfig(read_json(folder, CONFIG), more, tokenizer_ends=cache(partial(_tokenizer_ends, folder)))
+
+
+def _tokenizer_ends(folder: Path) -> tuple[int, ...]:
+    """Return the id of the tokenizer's eos_token; empty if there is no tokenizer, or if it names no eos_token."""
+    end = load_tokenizer(folder).id_of("eos_token") if has_tokenizer(folder) else None
+    return () if end is None else (end,)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedModelError
@@ -31,7 +31,7 @@ REQUIRED: Any = object()
 
 
 class HFConfig:
-    """The values of config.json, and the special tokens of generation_config.json.
+    """The values of config.json, and the special tokens of generation_config.json and of the tokenizer.
 
     A key may have several names; the getters accept them with the newest name first. Every getter raises ConfigError if
     a value without a default is missing or a value has the wrong type.
@@ -40,10 +40,18 @@ class HFConfig:
         values: the JSON object.
         generation: the JSON object of generation_config.json.
         part: name of the part of config.json that `values` holds, for error messages; "" means the whole file.
+        tokenizer_ends: returns the ids of the tokenizer's tokens that end a reply.
     """
 
-    def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any] | None = None, part: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        generation: Mapping[str, Any] | None = None,
+        part: str = "",
+        tokenizer_ends: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
         self.values, self.generation = values, generation or {}
+        self.tokenizer_ends = tokenizer_ends
         self._part = part and f" of {part}"
         self._keys_read: set[str] = set()
 
@@ -118,6 +126,14 @@ class HFConfig:
             raise self.wrong(name, value, "a token id or a list of token ids")
         # Some checkpoints use -1 for "none".
         return tuple(dict.fromkeys(token for token in ids if token >= 0))
+
+    def ends(self, vocab_size: int) -> tuple[int, ...]:
+        """Return the ids that end a reply: those of the configuration, and those of the tokenizer.
+
+        A fine-tune often changes the tokenizer's files only. An end of the tokenizer without an embedding never occurs.
+        """
+        known = (token for token in self.tokenizer_ends() if token < vocab_size)
+        return tuple(dict.fromkeys([*self.token_ids("eos_token_id"), *known]))
 
     def _typed(self, names: tuple[str, ...], default: Any, types: tuple[type, ...]) -> Any:
         value = self.get(*names)

@@ -29,9 +29,8 @@ from ..hub.store import PulledModel, models
 from ..models.config import Config
 from .architectures import find
 from .build import BuildPlan, Progress, resolve_model_folder
-from .checkpoint import CONFIG, GENERATION_CONFIG, is_checkpoint, read_json
+from .checkpoint import is_checkpoint, read_config
 from .folder import check_tokenizer
-from .hf_config import HFConfig
 from .options import ExportOptions
 from .prequantized.checkpoint import read_quantisation, without_quantisation
 
@@ -134,9 +133,8 @@ def _built_already(name: str) -> OptionError:
 def _check(kind: str, folder: Path) -> None:
     """Raise GenaiError if a model's small files show that the model cannot run here."""
     if kind == CHECKPOINT:
-        more = read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
         read_quantisation(folder)
-        config = without_quantisation(HFConfig(read_json(folder, CONFIG), more))
+        config = without_quantisation(read_config(folder))
         check_tokenizer(folder, find(config.model_type).describe(config).vocab_size)
     elif kind == ONNX:
         Config(folder)  # the constructor validates it

@@ -126,9 +126,7 @@ def _encode(model: Model, tokenizer: Tokenizer, text: str, bos: bool | None) -> 
 def _bos_id(tokenizer: Tokenizer, bos: bool | None) -> int | None:
     known = tokenizer.bos_token_id
     if bos is None:
-        tokenizer.update_options(add_special_tokens=True)
-        first = tokenizer.encode("a")[:1].tolist()
-        tokenizer.update_options(add_special_tokens=False)
+        first = tokenizer.encode("a", add_special_tokens=True)[:1].tolist()
         bos = known is not None and first == [known]
     if bos and known is None:
         raise OptionError("bos = True", "the model has no beginning-of-sequence token", "omit bos")

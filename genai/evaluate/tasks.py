@@ -112,7 +112,7 @@ def evaluate(
 
 def _answers(model: Model, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[str]:
     prompts = [
-        tokenizer.encode(tokenizer.apply_chat_template(list(q.messages), add_generation_prompt=True)).tolist()
+        tokenizer.encode_prompt(tokenizer.apply_chat_template(list(q.messages), add_generation_prompt=True)).tolist()
         for q in questions
     ]
     longest = max(map(len, prompts))

@@ -304,7 +304,7 @@ class ChatSession:
             return self.ctx_shift
         text = self.prompt()
         end = text.find(self.system) + len(self.system)
-        return len(self.llm.encode(text[:end])) if end >= len(self.system) else True
+        return len(self.llm.encode(text[:end], add_special_tokens=False)) if end >= len(self.system) else True
 
     @property
     def was_cut(self) -> bool:

@@ -12,7 +12,7 @@ from ..engine.adapter_mix import AdapterMix
 from ..engine.sampling.batch import TokenLogprob, token_logprobs
 from ..engine.sampling.plan import RowSampler, SamplingPlan
 from ..engine.sampling.state import SamplerState
-from ..engine.sampling.strings import BannedStrings, Rewind, StopStrings
+from ..engine.sampling.strings import BannedStrings, Rewind, StopStrings, Symbols, visible
 from ..engine.sequence import ContextShift, DecoderSequence, Logits
 from ..errors import DeadlineError
 from ..lora.store import AdapterChoice
@@ -115,8 +115,10 @@ class Generation:
         for sibling in siblings:
             sibling._prompt_logprobs = self._prompt_logprobs
         self._stream = stream
-        self._stops = StopStrings(params.stop)
-        self._banned = BannedStrings(params.banned_strings, len(output)) if params.banned_strings else None
+        self._stops = StopStrings(params.stop, stream.symbols)
+        banned = params.banned_strings
+        self._banned = BannedStrings(banned, len(output), stream.symbols) if banned else None
+        self._looks_for_strings = bool(params.stop or banned)
         self._streams: list[TokenizerStream] = []  # the stream before each output token that may be taken back
         self._finish_reason: FinishReason = "cancelled"
         self._stopped_by: int | str | None = None
@@ -131,8 +133,8 @@ class Generation:
     def _repeat(self, output: Sequence[int]) -> None:
         """Decode tokens that were generated earlier, without delivering their text again."""
         for token in output:
-            piece = self._stream.decode(token)
-            self._already_shown += len(piece) - len(self._stops.feed(piece))
+            piece = self._symbols(token, self._stream.decode(token))
+            self._already_shown += len(visible(piece)) - len(self._stops.feed(piece))
             self._output.append(token)
         self._logprobs = [TokenLogprob(token, 0.0) for token in output] if self.plan.params.logprobs is not None else []
 
@@ -296,11 +298,12 @@ class Generation:
         text = self._stream.decode(token) if is_shown else ""
         if is_last:
             text += self._stream.flush()
+        symbols = self._symbols(token, text) if is_shown else text
         if self._banned is None or before is None:
-            self._show(text)
+            self._show(symbols)
             return None
         self._streams.append(before)
-        certain = self._banned.feed(token, text)
+        certain = self._banned.feed(token, symbols)
         if isinstance(certain, Rewind):
             return certain
         self._show(certain)
@@ -309,6 +312,22 @@ class Generation:
             self._show(self._banned.flush())
         del self._streams[: len(self._streams) - self._banned.num_held]
         return None
+
+    def _symbols(self, token: int, text: str) -> Symbols:
+        """Return a token's text and, if the token is hidden and strings are looked for, its id.
+
+        If the id completes a string, the text that the stream still holds precedes it.
+        """
+        if not self._looks_for_strings or not self._stream.hides(token):
+            return text
+        symbols: list[str | int] = [*text, *self._stream.pending(), token]
+        banned = self._banned
+        coming = symbols if banned is None else [*banned.held, *symbols]
+        ends = self._looks_for_stops and self._stops.would_end(coming)
+        if ends or (banned is not None and banned.would_rewind(symbols)):
+            self._stream.flush()
+            return symbols
+        return [*text, token]
 
     def _go_back(self, rewind: Rewind) -> None:
         remaining = len(self._streams) - rewind.num_tokens
@@ -320,9 +339,9 @@ class Generation:
         self.sequence.rewind(length)
         self.row.rewind(length, rewind.forbidden)
 
-    def _show(self, text: str) -> None:
+    def _show(self, text: Symbols) -> None:
         """Deliver text, up to any stop string. Stop strings are ignored before min_tokens."""
-        self._pass_on(self._stops.feed(text) if self._looks_for_stops else text)
+        self._pass_on(self._stops.feed(text) if self._looks_for_stops else visible(text))
 
     def _flush(self) -> None:
         """Deliver the text that was held back, because no more tokens follow."""

@@ -188,15 +188,16 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """Complete one or more prompts; several prompts run as one batch.
 
         Args:
-            prompts: texts or lists of token ids.
+            prompts: texts or lists of token ids. A text gets the special tokens that the tokenizer adds to texts, such
+                as BOS, unless it already begins with them or is the result of `render`.
             params: sampling options, either for all prompts or one per prompt; None = the model's defaults.
             schema: a Pydantic model class. Replies follow its JSON schema and are returned as instances of the class.
             adapter: either for all prompts or one per prompt: the name of an adapter (see load_adapter), or names with
                 weights such as {"a": 0.7, "b": 0.3} for a weighted sum of adapters; None = no adapter.
             options: single fields of SamplingParams, such as max_tokens or temperature, which override `params` or the
                 model's defaults. Also: priority and timeout (docs/how-to/llm.md), keep_state
-                (docs/how-to/saved-states.md), num_beams, length_penalty, early_stopping and num_return_sequences
-                (docs/how-to/beam-search.md).
+                (docs/how-to/saved-states.md), add_special_tokens (see Tokenizer.encode_prompt), num_beams,
+                length_penalty, early_stopping and num_return_sequences (docs/how-to/beam-search.md).
             progress: called ten times per second with the number of finished completions and their total number.
 
         Returns:
@@ -426,14 +427,19 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         markers = self.parser.markers
         return self._streamed(self._requests.single(prompt, None, options, markers, adapter, shape, num_reply))
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a prompt's text.
+    def encode(self, text: str, *, add_special_tokens: bool | None = None) -> list[int]:
+        """Return the token ids of a prompt's text: those that generate(text) or, for a rendered text, chat computes.
+
+        Args:
+            text: a raw text, or the result of `render`.
+            add_special_tokens: True to add the special tokens that the tokenizer adds to texts, such as BOS, unless the
+                text already begins with them; False to add none; None = True for a raw text, False for a rendered text.
 
         Examples:
             >>> len(llm.encode("12 + 7"))
             5
         """
-        ids: list[int] = self.tokenizer.encode(text).tolist()
+        ids: list[int] = self.tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens).tolist()
         return ids
 
     # --- states --------------------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..engine.sampling.grammar import joined_options
 from ..engine.sampling.params import SamplingParams
 from ..errors import GenaiError, InputError, StateError
@@ -68,16 +71,15 @@ class MapRequestBuilder:
             item if isinstance(item, GenaiError) else attempt(partial(self._build_one, known), item) for item in parsed
         ]
 
-    def _build_one(self, known: Mapping[str, list[int]], item: _ParsedItem) -> MapRequest:
+    def _build_one(self, known: Mapping[str, NDArray[np.int32]], item: _ParsedItem) -> MapRequest:
         prompt, is_chat = item.prompt, item.conversation is not None
         if isinstance(prompt, GenaiError):
             raise prompt
-        ids = known.get(prompt) if isinstance(prompt, str) else None
         keep = self._llm.parser.markers if is_chat else ()
         options = joined_options(self._options, item.options)
         adapter = options.pop("adapter")
         shape = self._llm.shape(str(prompt), **item.tool_options) if is_chat else None
-        leaders = self._requests.batch(ids or prompt, self._params, options, keep, adapter, shape)
+        leaders = self._requests.batch(prompt, self._params, options, keep, adapter, shape, known=known)
         return MapRequest(leaders, (lambda completion: self._llm.parsed(prompt, completion)) if is_chat else None)
 
 

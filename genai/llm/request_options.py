@@ -1,4 +1,4 @@
-"""Request options other than sampling: priority, timeout, beam search, context shift and kept states."""
+"""Request options other than sampling: priority, timeout, special tokens, beams, context shift, kept states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from ..errors import OptionError
 _MOST_PRIORITY = 2**31
 
 
-class CallOptions(SamplingOptions, total=False):
+class LineOptions(SamplingOptions, total=False):
+    """The sampling options and `add_special_tokens`, which the lines of a batch can also set."""
+
+    add_special_tokens: bool | None
+
+
+class CallOptions(LineOptions, total=False):
     """Keyword options of a request: the sampling options and the fields of `RequestOptions`."""
 
     priority: int
@@ -46,6 +52,9 @@ class RequestOptions:
         ctx_shift: when the context is full, drop the older half of the tokens after the first ones, and continue. The
             value is the number of first tokens to keep (True: one block), rounded up to whole blocks. False = the
             request ends when the context is full.
+        add_special_tokens: True to add the special tokens that the tokenizer adds to texts, such as BOS, unless the
+            prompt already begins with them; False to add none. None = True for a raw text; False for a conversation,
+            because the chat template writes them.
         beams: options of a beam search; None = sampling.
 
     Raises:
@@ -56,6 +65,7 @@ class RequestOptions:
     timeout: float | None = None
     keep_state: bool = False
     ctx_shift: bool | int = False
+    add_special_tokens: bool | None = None
     beams: BeamOptions | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +84,11 @@ class RequestOptions:
         if not isinstance(self.keep_state, bool):
             raise OptionError(
                 f"keep_state = {self.keep_state!r:.40}", "True or False is expected", "leave keep_state out"
+            )
+        adds = self.add_special_tokens
+        if adds is not None and not isinstance(adds, bool):
+            raise OptionError(
+                f"add_special_tokens = {adds!r:.40}", "True, False or None is expected", "leave add_special_tokens out"
             )
         keeps = self.ctx_shift
         if not isinstance(keeps, int) or (keeps is not False and keeps < 1):
@@ -101,7 +116,7 @@ class RequestOptions:
         return None if self.timeout is None else time.monotonic() + self.timeout
 
 
-_CALL_OPTIONS = ("priority", "timeout", "keep_state", "ctx_shift")
+_CALL_OPTIONS = ("priority", "timeout", "keep_state", "ctx_shift", "add_special_tokens")
 _BEAMS = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences")
 
 

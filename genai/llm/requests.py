@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..engine.adapter_mix import AdapterMix
 from ..engine.sampling.params import SamplingParams, grammar_of, model_defaults, with_defaults
@@ -93,6 +94,7 @@ class RequestBuilder:
         shape: ReplyShape | None = None,
         *,
         with_beams: bool = False,
+        known: Mapping[str, NDArray[np.int32]] | None = None,
     ) -> list[Generation]:
         """Build the requests for one or more prompts (see LLM.generate).
 
@@ -101,12 +103,14 @@ class RequestBuilder:
         Args:
             keep: special tokens that stay visible in the text.
             shape: the allowed shape of chat replies.
+            known: the result of `encoded`, for texts that are already encoded.
 
         Returns:
             The first sample for each prompt. It leads the other samples for the prompt.
         """
         request_options, options = _request_options_of(options, with_beams=with_beams)
-        rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
+        adds = request_options.add_special_tokens
+        rows = [self._prompt(prompt, adds, known) for prompt in _as_list(prompts)]
         choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
         if len(choices) != len(rows):
             raise OptionError(
@@ -124,14 +128,14 @@ class RequestBuilder:
         plans = [self._plan(self.params(row_params, options, request_options), shape) for row_params in params_of_rows]
         return self._generations(rows, plans, keep, choices, request_options)
 
-    def encoded(self, texts: Sequence[str]) -> dict[str, list[int]]:
-        """Return the token ids of the texts that probably fit the context; empty if a text cannot be encoded.
+    def encoded(self, texts: Sequence[str]) -> dict[str, NDArray[np.int32]]:
+        """Return the token ids, without added special tokens, of the texts that probably fit the context.
 
-        `batch` accepts ids in place of texts. It raises the errors for the other texts.
+        If a text cannot be encoded, the result is empty. `batch` encodes the other texts and raises their errors.
         """
         short = [text for text in dict.fromkeys(texts) if 0 < len(text) <= _CHARACTERS_PER_TOKEN * self.context_size]
         try:
-            return {text: ids.tolist() for text, ids in zip(short, self._tokenizer.encode_all(short), strict=True)}
+            return dict(zip(short, self._tokenizer.encode_all(short, add_special_tokens=False), strict=True))
         except GenaiError:
             return {}
 
@@ -154,9 +158,8 @@ class RequestBuilder:
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call returns one sample", "use generate for several samples")
-        (generation,) = self._generations(
-            [self._prompt(prompt)], [self._plan(chosen, shape)], keep, [adapter], request_options
-        )
+        row = self._prompt(prompt, request_options.add_special_tokens)
+        (generation,) = self._generations([row], [self._plan(chosen, shape)], keep, [adapter], request_options)
         generation.num_reply = num_reply
         return [generation]
 
@@ -192,9 +195,9 @@ class RequestBuilder:
         """Return one or more prompts as a list."""
         return list(_as_list(prompts))
 
-    def ids(self, prompt: Prompt) -> list[int]:
-        """Return the checked token ids of a prompt."""
-        return self._prompt(prompt)
+    def continuation(self, prompt: Prompt) -> list[int]:
+        """Return the checked token ids of a prompt that continues a text, without added special tokens."""
+        return self._prompt(prompt, False if isinstance(prompt, str) else None)
 
     def resumed(self, state: SamplerState, tokens: Sequence[int], options: Mapping[str, Any]) -> list[Generation]:
         """Build the request that continues an earlier request with these tokens; return it in a list.
@@ -202,6 +205,8 @@ class RequestBuilder:
         max_tokens counts only new tokens. Other options may also be replaced.
         """
         request_options, options = split_options(options)
+        if request_options.add_special_tokens is not None:
+            raise _not_a_raw_text(request_options.add_special_tokens)
         done = len(tokens) - state.prompt_length
         most = options.get("max_tokens")
         chosen = state.params.replace(**{**options, "n": 1, "max_tokens": None})
@@ -215,7 +220,7 @@ class RequestBuilder:
             self._plan(chosen),
             seed=state.seed if chosen.seed is None or "seed" not in options else chosen.seed,
             sample=state.row,
-            stream=self._tokenizer.create_stream(),
+            stream=self._tokenizer.create_stream(after=tokens[: state.prompt_length]),
             context_size=self.context_size,
             output=tokens[state.prompt_length :],
         )
@@ -237,8 +242,15 @@ class RequestBuilder:
                 "lower these options, or load the model with a larger context",
             )
 
-    def _prompt(self, prompt: Prompt) -> list[int]:
-        """Return a prompt's token ids. Raise ContextOverflowError if they leave no space for a reply."""
+    def _prompt(
+        self, prompt: Prompt, adds: bool | None = None, known: Mapping[str, NDArray[np.int32]] | None = None
+    ) -> list[int]:
+        """Return a prompt's token ids. Raise ContextOverflowError if they leave no space for a reply.
+
+        Args:
+            adds: see RequestOptions.add_special_tokens.
+            known: see `batch`.
+        """
         if isinstance(prompt, (bytes, Mapping)) or not _is_row(prompt):
             raise InputError(
                 f"the prompt is {kind_of(prompt)}",
@@ -246,11 +258,16 @@ class RequestBuilder:
                 "pass a str; for messages, use chat",
             )
         if not isinstance(prompt, str):
+            if adds is not None:
+                raise _not_a_raw_text(adds)
             row = token_row(prompt, self._config.vocab_size)
+        elif known is not None and prompt in known:
+            row = token_row(self._tokenizer.as_prompt(prompt, known[prompt], adds), self._config.vocab_size)
         elif count := self._tokenizer.too_many_tokens(prompt, self.context_size):
             raise self._overflow(f"more than {count} tokens")
         else:
-            row = token_row(self._tokenizer.encode(prompt), self._config.vocab_size)
+            ids = self._tokenizer.encode_prompt(prompt, add_special_tokens=adds)
+            row = token_row(ids, self._config.vocab_size)
         if len(row) >= self.context_size:
             raise self._overflow(f"{len(row)} tokens")
         return row
@@ -284,9 +301,9 @@ class RequestBuilder:
 
     def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         if breakers not in self._breakers:
-            vocabulary = [self._tokenizer.decode([token]) for token in range(self._tokenizer.vocab_size)]
+            vocabulary = self._tokenizer.decode_each(range(self._tokenizer.vocab_size))
             self._breakers[breakers] = breaker_tokens(
-                breakers, vocabulary, lambda text: self._tokenizer.encode(text).tolist()
+                breakers, vocabulary, lambda text: self._tokenizer.encode(text, add_special_tokens=False).tolist()
             )
         return self._breakers[breakers]
 
@@ -294,6 +311,9 @@ class RequestBuilder:
         self, prompt: Sequence[int], plan: SamplingPlan, index: int, adapters: AdapterMix | None, keep: Sequence[str]
     ) -> Generation:
         seed = request_seed(plan.params)
+        stream = self._tokenizer.create_stream(keep=keep, cleans_up=plan.matcher is None, after=prompt)
+        if plan.matcher is not None:
+            stream.proceed()  # the text matches the grammar, even after a prompt without a text
 
         def make(sample: int, siblings: Sequence[Generation] = ()) -> Generation:
             return Generation(
@@ -301,7 +321,7 @@ class RequestBuilder:
                 plan,
                 seed=seed,
                 sample=sample,
-                stream=self._tokenizer.create_stream(keep=keep, cleans_up=plan.matcher is None),
+                stream=stream.copy(),
                 context_size=self.context_size,
                 prompt_index=index,
                 siblings=siblings,
@@ -330,6 +350,14 @@ def _request_options_of(
             "leave one of the two out",
         )
     return request_options, sampling
+
+
+def _not_a_raw_text(adds: bool) -> OptionError:
+    return OptionError(
+        f"add_special_tokens = {adds} without a text",
+        "the option applies to the text at the start of a sequence, not to token ids or to a saved state",
+        "leave it out, or pass the prompt as a text",
+    )
 
 
 def _as_list(prompts: Any) -> Sequence[Prompt]:

@@ -196,7 +196,7 @@ def _read(path: Path, tokenizer: Tokenizer) -> LookupText:
     tokens: list[int] = []
     with task(f"Reading {path.name}", len(text), after=1.0) as reading:
         for piece in _pieces(text):
-            tokens += tokenizer.encode(piece).tolist()
+            tokens += tokenizer.encode(piece, add_special_tokens=False).tolist()
             reading.add(len(piece))
     return LookupText(tokens)
 

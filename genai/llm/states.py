@@ -86,7 +86,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
     ) -> list[Completion]:
         """Complete each prompt as a continuation of this state's text. Otherwise this method is like LLM.generate.
 
-        Each prompt's text is tokenised separately from the state's text.
+        Each prompt's text is tokenised separately from the state's text, and gets no special tokens, such as BOS.
 
         Raises:
             OptionError: prompt_logprobs was set, but the state's tokens are already computed.
@@ -127,7 +127,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
 
     def _after(self, prompt: Prompt) -> list[int]:
         before = list(self._sequence.tokens)
-        return [*before, *self._llm._requests.ids(prompt)]
+        return [*before, *self._llm._requests.continuation(prompt)]
 
     def _generations_(
         self, prompts: Any, params: SamplingParams | None, options: Mapping[str, Any]

@@ -29,6 +29,10 @@ class LoadedTokenizer:
     backend: tokenizers.Tokenizer
     special: Mapping[str, str]
 
+    def id_of(self, role: str) -> int | None:
+        """Return the id of the special token with a role, such as "eos_token"; None if there is no such token."""
+        return self.backend.token_to_id(self.special[role]) if role in self.special else None
+
 
 def load_tokenizer(folder: Path) -> LoadedTokenizer:
     """Load tokenizer.json, or else a tokenizer in another format, without truncation, padding or dropout.

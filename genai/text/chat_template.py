@@ -24,6 +24,15 @@ _MAX_TEMPLATE_CHARACTERS = 2**20
 _LONGEST_TICK = 2 * 10**9
 
 
+class RenderedText(str):
+    """A prompt that a chat template wrote. It has all special tokens that the model needs, so encoding adds none."""
+
+    __slots__ = ()
+
+    def __add__(self, more: str) -> RenderedText:
+        return RenderedText(super().__add__(more))
+
+
 class ChatTemplates:
     """The chat templates of a folder; see folder_templates for their sources.
 
@@ -204,7 +213,9 @@ class _Rendering:
         prompt = _text(first, self.source.origin)
         if self.complete:
             template_messages.check_heard(self.conversation, prompt, others, self.source.origin)
-        return prompt if self.field is None else template_messages.cut_at_mark(prompt, self._mark, self.source.origin)
+        if self.field is not None:
+            prompt = template_messages.cut_at_mark(prompt, self._mark, self.source.origin)
+        return RenderedText(prompt)
 
     def _with_arguments_as_read(self, results: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Return the results; if the template cannot read objects, render tool calls with their arguments as texts."""

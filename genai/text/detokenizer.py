@@ -60,6 +60,16 @@ class Detokenizer:
         """Return the text that later tokens cannot change, which is a number of whole characters, often 0."""
         return "".join(_run(self._stages, [token]))
 
+    def proceed(self) -> None:
+        """Treat the next token as the continuation of a text, without what decoders do at the start of a text."""
+        for stage in self._stages:
+            stage.proceed()
+
+    @property
+    def is_inside_character(self) -> bool:
+        """True if the tokens so far end with the first bytes of a character."""
+        return any(stage.is_inside_character for stage in self._stages)
+
     def flush(self) -> str:
         """Return the rest of the text, with U+FFFD for an unfinished character. The next token starts a new text."""
         tokens: list[str] = []
@@ -81,6 +91,11 @@ def _run(stages: list[Stage], tokens: Iterable[str]) -> Iterable[str]:
 class Stage(ABC):
     """One decoder of a chain."""
 
+    @property
+    def is_inside_character(self) -> bool:
+        """True if the tokens so far end with the first bytes of a character."""
+        return False
+
     @abstractmethod
     def feed(self, token: str) -> Iterable[str]:
         """Process one token, and return those tokens for the next stage that later input cannot change."""
@@ -88,6 +103,9 @@ class Stage(ABC):
     def end(self) -> Iterable[str]:
         """Return the output that was held back. To be called after the last token."""
         return []
+
+    def proceed(self) -> None:  # noqa: B027 - most decoders treat the start of a text like the rest
+        """Treat the next token as the continuation of a text."""
 
 
 class ByteLevel(Stage):
@@ -117,6 +135,10 @@ class ByteLevel(Stage):
     def end(self) -> Iterable[str]:
         return [self._utf8.decode(b"", final=True)]
 
+    @property
+    def is_inside_character(self) -> bool:
+        return bool(self._utf8.getstate()[0])
+
 
 class ByteFallback(Stage):
     """Decodes a run of tokens like <0xE2>, when it ends, as UTF-8, or to one U+FFFD per byte if the run is invalid."""
@@ -140,6 +162,15 @@ class ByteFallback(Stage):
         except UnicodeDecodeError:
             return ["\ufffd"] * len(run)
 
+    @property
+    def is_inside_character(self) -> bool:
+        utf8 = codecs.getincrementaldecoder("utf-8")("strict")
+        try:
+            utf8.decode(bytes(self._run))
+        except UnicodeDecodeError:
+            return False
+        return bool(utf8.getstate()[0])
+
 
 @dataclass
 class Metaspace(Stage):
@@ -152,6 +183,9 @@ class Metaspace(Stage):
         text = token.replace(self.mark, self.first)
         self.first = " "
         return [text]
+
+    def proceed(self) -> None:
+        self.first = " "
 
 
 @dataclass
@@ -169,6 +203,9 @@ class WordPiece(Stage):
             text = token.removeprefix(self.prefix) if token.startswith(self.prefix) else f" {token}"
         self.is_first = False
         return [clean_up(text, _RULES_OF_WORD_PIECE) if self.cleanup else text]
+
+    def proceed(self) -> None:
+        self.is_first = False
 
 
 class Replace(Stage):
@@ -208,6 +245,10 @@ class Strip(Stage):
         self.held = token[tail:]
         return [token[:tail]]
 
+    def proceed(self) -> None:
+        if self.whole:
+            self.start = 0
+
 
 @dataclass
 class WordSuffix(Stage):
@@ -235,6 +276,9 @@ class JoinWords(Stage):
         text = self.separator + token
         self.separator = " "
         return [text]
+
+    def proceed(self) -> None:
+        self.separator = " "
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,21 +216,29 @@ def configured_ids(config: Config) -> SpecialIds:
     return SpecialIds.padded(config.model.bos_token_id, config.model.eos_token_ids, config.model.pad_token_id)
 
 
-def folder_ids(folder: Path, names: Mapping[str, str], backend: tokenizers.Tokenizer) -> SpecialIds:
+def folder_ids(folder: Path, named: Callable[[str], int | None]) -> SpecialIds:
     """Return the special ids of a folder without genai_config.json.
 
-    generation_config.json takes precedence, because it lists every id that ends a reply. Otherwise, the special tokens
-    by name are used.
+    generation_config.json takes precedence over the special tokens by name, and over config.json. An id that ends a
+    reply is an end in addition to the tokenizer's eos_token: a fine-tune often changes the tokenizer's files only.
+
+    Args:
+        named: returns the id of the tokenizer's special token with a role, such as "eos_token", or None.
     """
-    bos, eos, pad = (
-        backend.token_to_id(names[name]) if name in names else None for name in ("bos_token", "eos_token", "pad_token")
-    )
     defaults = generation_defaults(folder).ids
+    ends = (*(defaults.eos or _model_ends(folder)), named("eos_token"))
     return SpecialIds.padded(
-        bos if defaults.bos is None else defaults.bos,
-        defaults.eos or (() if eos is None else (eos,)),
-        pad if defaults.pad is None else defaults.pad,
+        named("bos_token") if defaults.bos is None else defaults.bos,
+        tuple(dict.fromkeys(id_ for id_ in ends if id_ is not None)),
+        named("pad_token") if defaults.pad is None else defaults.pad,
     )
+
+
+def _model_ends(folder: Path) -> list[int]:
+    """Return the ids that end a reply according to config.json, which is not checked as a whole here."""
+    declared = read_object(folder / MODEL_CONFIG_NAME).get("eos_token_id")
+    ids = declared if isinstance(declared, list) else [declared]
+    return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < _MAX_ID]
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import operator
+import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -15,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import GenaiError, InputError, OptionError, TokenizerError, kind_of
 from ..models.folders import folder_errors
 from .backend import Encoder, library_errors, load_tokenizer
-from .chat_template import ChatTemplates
+from .chat_template import ChatTemplates, RenderedText
 from .detokenizer import Detokenizer, clean_up
 from .files import cleans_up, configured_ids, find_folder, folder_ids
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 # Length of the first prefix that is encoded, in characters per token of the limit. Common texts have four or five
 # characters per token.
 _CHARACTERS_JUDGED = 16
+# The number of tokens that determine the state of a stream after a prompt, and a token that stands for a byte.
+_MOST_REMEMBERED = 16
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -34,14 +39,16 @@ class Tokenizer:
 
     Args:
         source: a Model, a Config, or a folder with tokenizer.json or another format (docs/reference/text.md). The
-            special ids are read from the folder's genai_config.json if there is one, else from generation_config.json
-            and tokenizer_config.json.
+            special ids are read from the folder's genai_config.json if there is one, else from generation_config.json,
+            config.json and tokenizer_config.json.
 
     Raises:
         ModelFolderError: the folder does not exist.
         TokenizerError: the tokenizer's files are missing or cannot be used.
         ConfigError: genai_config.json is invalid.
     """
+
+    _streams_continue = False  # True if a stream without preceding ids continues a text
 
     def __init__(self, source: Model | Config | str | Path) -> None:
         self.folder, config = find_folder(source)
@@ -52,7 +59,7 @@ class Tokenizer:
         loaded = load_tokenizer(self.folder)
         self._backend, names = loaded.backend, loaded.special
         self._encoder = Encoder(self._backend)
-        self._ids = configured_ids(config) if config is not None else folder_ids(self.folder, names, self._backend)
+        self._ids = configured_ids(config) if config is not None else folder_ids(self.folder, loaded.id_of)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
         sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
@@ -116,8 +123,13 @@ class Tokenizer:
     def _known_options(self) -> str:
         return f"set one of these options: {', '.join(self._options)}"
 
-    def encode(self, text: str) -> NDArray[np.int32]:
+    def encode(self, text: str, *, add_special_tokens: bool | None = None) -> NDArray[np.int32]:
         """Return the token ids of a text, int32 [L]. Special tokens in the text become their ids.
+
+        Args:
+            text: the text.
+            add_special_tokens: True to add the special tokens of the tokenizer's post-processor, such as BOS; None =
+                the option of update_options.
 
         Raises:
             InputError: the text is not a str, or is invalid (lone surrogates, NUL).
@@ -125,10 +137,10 @@ class Tokenizer:
         """
         _check_text(text, "encode")
         with library_errors(f"encode: the tokenizer in {self.folder} cannot encode this text"):
-            ids = self._encoder.encode(text, add_special_tokens=self._options["add_special_tokens"])
+            ids = self._encoder.encode(text, add_special_tokens=self._adds(add_special_tokens))
         return np.asarray(ids, np.int32)
 
-    def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool | None = None) -> list[NDArray[np.int32]]:
         """Encode several texts, faster than one by one. If one text causes an error, the error is raised.
 
         Raises:
@@ -137,8 +149,43 @@ class Tokenizer:
         for text in texts:
             _check_text(text, "encode_all")
         with library_errors(f"encode_all: the tokenizer in {self.folder} cannot encode one of {len(texts)} texts"):
-            rows = self._encoder.encode_all(texts, add_special_tokens=self._options["add_special_tokens"])
+            rows = self._encoder.encode_all(texts, add_special_tokens=self._adds(add_special_tokens))
         return [np.asarray(ids, np.int32) for ids in rows]
+
+    def _adds(self, add_special_tokens: bool | None) -> bool:
+        return self._options["add_special_tokens"] if add_special_tokens is None else add_special_tokens
+
+    def encode_prompt(self, text: str, *, add_special_tokens: bool | None = None) -> NDArray[np.int32]:
+        """Return the token ids of a text as the prompt of a model, int32 [L]; the option of update_options is ignored.
+
+        A raw text gets the special tokens that the tokenizer adds to texts, such as BOS, as in transformers. A text
+        that already begins with them gets none, so that BOS is never doubled.
+
+        Args:
+            text: a raw text, or the result of apply_chat_template or chat_prompt.
+            add_special_tokens: True to add the special tokens; False to add none; None = True for a raw text, False for
+                a text that a chat template wrote, because the template writes the special tokens that the model needs.
+
+        Raises:
+            GenaiError: as for encode.
+        """
+        return self.as_prompt(text, self.encode(text, add_special_tokens=False), add_special_tokens)
+
+    def as_prompt(self, text: str, ids: NDArray[np.int32], add_special_tokens: bool | None = None) -> NDArray[np.int32]:
+        """Return encode_prompt(text), given the ids of the text without added special tokens."""
+        adds = not isinstance(text, RenderedText) if add_special_tokens is None else add_special_tokens
+        before, after = self._surrounding if adds else ([], [])
+        if before and ids[: len(before)].tolist() == before:
+            return ids
+        return np.concatenate([before, ids, after]).astype(np.int32)
+
+    @cached_property
+    def _surrounding(self) -> tuple[list[int], list[int]]:
+        """The ids that the post-processor puts before and after every text."""
+        plain, whole = (self.encode("a", add_special_tokens=adds).tolist() for adds in (False, True))
+        starts = range(len(whole) - len(plain) + 1)
+        start = next((start for start in starts if whole[start : start + len(plain)] == plain), 0)
+        return whole[:start], whole[start + len(plain) :]
 
     def too_many_tokens(self, text: str, limit: int) -> int:
         """Return the number of tokens in a prefix of the text if it has far more than `limit`; else 0.
@@ -152,7 +199,7 @@ class Tokenizer:
         """
         length = _CHARACTERS_JUDGED * limit
         while length < len(text):
-            count = len(self.encode(text[:length]))
+            count = len(self.encode(text[:length], add_special_tokens=False))
             if count > 2 * limit:
                 return count
             length *= 2
@@ -322,7 +369,9 @@ class Tokenizer:
         """
         return self._templates.source(None, template_name, with_tools=with_tools).text
 
-    def create_stream(self, *, keep: Collection[str] = (), cleans_up: bool = True) -> TokenizerStream:
+    def create_stream(
+        self, *, keep: Collection[str] = (), cleans_up: bool = True, after: ArrayLike | None = None
+    ) -> TokenizerStream:
         """Return a stream that decodes one token at a time, with the current options.
 
         Args:
@@ -330,9 +379,13 @@ class Tokenizer:
                 parser. Texts that are not special tokens of this tokenizer are ignored.
             cleans_up: True to apply the clean-up of spaces that tokenizer_config.json requests; pass False for text
                 that must match a grammar.
+            after: token ids that precede the tokens of the stream, such as a prompt. The pieces are what the tokens of
+                the stream add to the text of these ids. None = the first token starts a text; many tokenizers drop a
+                space at the start of a text. With genai.Tokenizer, as in onnxruntime-genai, None = the first token
+                continues a text, unless it is a skipped special token such as BOS.
 
         Raises:
-            InputError: `keep` is not a list of texts.
+            InputError: `keep` is not a list of texts, or `after` is not a row of ids.
             TokenizerError: the tokenizer's decoder needs the whole text.
         """
         is_list = isinstance(keep, (list, tuple, set, frozenset))
@@ -342,7 +395,24 @@ class Tokenizer:
                 "a list of special tokens is expected",
                 "pass a list of strings, such as [token]",
             )
-        return TokenizerStream(self, frozenset(keep), cleans_up=cleans_up)
+        stream = TokenizerStream(self, frozenset(keep), cleans_up=cleans_up)
+        stream.continues = self._streams_continue and after is None
+        if after is not None:
+            stream._follow(self._checked_ids(after, "create_stream").tolist())
+        return stream
+
+    def decode_each(self, tokens: ArrayLike) -> list[str]:
+        """Return the text of each of the token ids [L] in the middle of a text, where a leading space is kept.
+
+        Raises:
+            InputError: as for decode.
+            TokenizerError: the tokenizer's decoder needs the complete text.
+        """
+        stream, texts = TokenizerStream(self), []
+        for token in self._checked_ids(tokens, "decode_each").tolist():
+            stream.proceed()
+            texts.append(stream.decode(token) + stream.flush())
+        return texts
 
     def _checked_ids(self, tokens: ArrayLike, call: str) -> NDArray[np.int64]:
         try:
@@ -380,7 +450,14 @@ class Tokenizer:
 
 
 class TokenizerStream:
-    """Decodes a generation token by token. Tokenizer.create_stream creates it."""
+    """Decodes a generation token by token. Tokenizer.create_stream creates it.
+
+    Attributes:
+        continues: True if the first token after the creation or after flush() continues an unknown text, unless it is
+            a skipped special token.
+    """
+
+    continues = False
 
     def __init__(self, tokenizer: Tokenizer, keep: frozenset[str] = frozenset(), *, cleans_up: bool = True) -> None:
         decoder = tokenizer._backend.decoder
@@ -388,6 +465,60 @@ class TokenizerStream:
         self._skipped = tokenizer._special - keep if tokenizer._options["skip_special_tokens"] else frozenset()
         state = None if decoder is None else json.loads(decoder.__getstate__())
         self._detokenizer = Detokenizer(state, cleanup=cleans_up and tokenizer._cleanup)
+        self._is_first = True
+        self._num_unfinished = 0  # the number of U+FFFD after them, unless the coming tokens complete a character
+        self._num_shown = 0  # the number of coming characters that belong to the preceding tokens
+
+    def _follow(self, ids: Sequence[int]) -> None:
+        """Continue the text of these ids. A decoder's state depends on the last ids only, so the others are ignored."""
+        last: list[str] = []
+        for id_ in reversed(ids):
+            text = self._tokenizer._backend.id_to_token(id_)
+            if text is not None and text not in self._skipped:
+                last.append(text)
+                # A run of bytes is decoded as a whole.
+                if len(last) >= _MOST_REMEMBERED and not _BYTE.fullmatch(text):
+                    break
+        for text in reversed(last):
+            self._detokenizer.feed(text)
+        # The end of the preceding text that is not certain yet. If the new tokens complete its last character, the
+        # character belongs to the new text.
+        pending = self.pending()
+        certain = pending.rstrip("\ufffd") if self._detokenizer.is_inside_character else pending
+        self._num_shown, self._num_unfinished = len(certain), len(pending) - len(certain)
+
+    def proceed(self) -> None:
+        """Treat the next token as the continuation of a text, even if no token with a text precedes it."""
+        self._detokenizer.proceed()
+
+    def _shown(self, text: str) -> str:
+        """Return new text, without the characters that belong to the preceding tokens."""
+        shown, self._num_shown = text[self._num_shown :], max(0, self._num_shown - len(text))
+        if shown and self._num_unfinished:
+            invalid = min(self._num_unfinished, len(shown) - len(shown.lstrip("\ufffd")))
+            shown, self._num_unfinished = shown[invalid:], 0
+        return shown
+
+    def hides(self, token: int) -> bool:
+        """Return True if the stream skips a special token."""
+        return bool(self._skipped) and self._tokenizer._backend.id_to_token(token) in self._skipped
+
+    def symbols(self, text: str) -> str | list[str | int]:
+        """Return a text as characters and, for the skipped special tokens that it names, their ids.
+
+        A text that names none is returned unchanged.
+        """
+        symbols: list[str | int] = []
+        names = sorted((name for name in self._skipped if name and name in text), key=len, reverse=True)
+        if not names:
+            return text
+        for part in re.split(f"({'|'.join(map(re.escape, names))})", text):
+            symbols += [self._tokenizer.to_token_id(part)] if part in self._skipped else part
+        return symbols
+
+    def pending(self) -> str:
+        """Return the text that flush() would return."""
+        return self.copy().flush()
 
     def copy(self) -> TokenizerStream:
         """Return an independent stream in the same state."""
@@ -413,11 +544,17 @@ class TokenizerStream:
             ) from error
         self._tokenizer._check_id(id_, "TokenizerStream.decode")
         text = self._tokenizer._backend.id_to_token(id_)
-        return "" if text is None or text in self._skipped else self._detokenizer.feed(text)
+        is_skipped = text is None or text in self._skipped
+        if self._is_first and self.continues and not is_skipped:
+            self.proceed()
+        self._is_first = False
+        return "" if text is None or is_skipped else self._shown(self._detokenizer.feed(text))
 
     def flush(self) -> str:
         """Return the rest of the text; an unfinished character becomes U+FFFD. The next token starts a new text."""
-        return self._detokenizer.flush()
+        rest, self._is_first = self._shown(self._detokenizer.flush()), True
+        self._num_shown = self._num_unfinished = 0
+        return rest
 
 
 def _check_text(text: object, call: str) -> None:

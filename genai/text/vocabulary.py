@@ -83,7 +83,7 @@ class Encoding:
     def _encoded(self, text: str) -> list[int]:
         for before in ("", _BEFORE):
             try:
-                ids = self._tokenizer.encode(before + text).tolist()
+                ids = self._tokenizer.encode(before + text, add_special_tokens=False).tolist()
             except GenaiError:
                 break  # the tokenizer is too slow, or rejects the text
             if (rest := self._rest(ids, before.encode(), text.encode())) is not None:

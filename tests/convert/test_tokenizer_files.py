@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from safetensors.numpy import save_file
 
 import genai
@@ -16,7 +17,7 @@ from genai.convert import ExportOptions, build_model
 from genai.convert.architectures import find
 from genai.convert.hf_config import HFConfig
 from genai.convert.tensors import tensor_shapes
-from genai.errors import InputError
+from genai.errors import ConfigError, InputError
 from genai.llm.requests import RequestBuilder
 from tools.random_weights import random_tensor
 from tools.text_goldens.forms import write_form
@@ -127,3 +128,72 @@ def test_everything_about_chats_is_taken_over(checkpoint: Any, tmp_path: Path, b
     with genai.Model(built) as model:
         params = RequestBuilder(model, tokenizer, genai.Adapters(model)).params(None, {})
     assert (params.temperature, params.min_p, params.top_p) == (0.6, 0.1, 0.9)
+
+
+END, OTHER = 2, 7  # </s>, which tokenizer_config.json names, and a plain token
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": OTHER}, None, [OTHER, END]),  # a ChatML fine-tune with the base model's config.json
+        ({"eos_token_id": [OTHER, 8]}, None, [OTHER, 8, END]),
+        ({"eos_token_id": OTHER}, {"eos_token_id": 9}, [9, END]),  # as in transformers, the second file alone counts
+        ({"eos_token_id": 9}, {"eos_token_id": [END, OTHER]}, [END, OTHER]),
+        ({"eos_token_id": OTHER}, {"temperature": 0.5, "do_sample": True}, [OTHER, END]),
+        ({"eos_token_id": None}, None, [END]),
+        ({}, {"eos_token_id": None}, [END]),
+        ({"eos_token_id": END}, None, [END]),
+    ],
+)
+def test_the_ends_of_replies_are_a_union(
+    checkpoint: Any,
+    tmp_path: Path,
+    byte_tokenizer_dir: Path,
+    config: dict[str, Any],
+    generation: dict[str, Any] | None,
+    ends: list[int],
+) -> None:
+    """As in vLLM, which ends on the tokenizer's eos_token and on each id of the configuration."""
+    folder = checkpoint(300)
+    for file in byte_tokenizer_dir.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    base = {name: value for name, value in CHECKPOINT_CONFIG.items() if name != "eos_token_id"}
+    (folder / "config.json").write_text(json.dumps({**base, "vocab_size": 300, **config}))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    built = build_model(folder, tmp_path / "built", INT4)
+    assert genai.Tokenizer(folder).eos_token_ids.tolist() == ends
+    assert genai.Tokenizer(built).eos_token_ids.tolist() == ends
+    with genai.LLM(built) as llm:
+        prompt = llm.encode("Hi")
+
+        def end_as_named(ids: Any, logits: Any) -> None:
+            logits[:] = -1e9
+            logits[END if len(ids) == len(prompt) + 2 else OTHER + 60] = 0
+
+        (completion,) = llm.generate([prompt], temperature=0, max_tokens=8, logits_processors=[end_as_named])
+        assert (completion.finish_reason, completion.stopped_by, len(completion.token_ids)) == ("stop", END, 2)
+
+
+def test_an_end_that_no_file_names(checkpoint: Any, tmp_path: Path, byte_tokenizer_dir: Path) -> None:
+    folder = checkpoint(300)
+    (folder / "tokenizer.json").write_bytes((byte_tokenizer_dir / "tokenizer.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps({**CHECKPOINT_CONFIG, "vocab_size": 300, "eos_token_id": None}))
+    with pytest.raises(ConfigError, match="no eos_token_id, and the tokenizer has no eos_token") as caught:
+        build_model(folder, tmp_path / "built", INT4)
+    assert caught.value.fix == "add eos_token_id to config.json"
+
+
+@pytest.mark.parametrize("content", ["<|im_end|>", "not in the vocabulary"])
+def test_an_end_of_the_tokenizer_that_the_model_lacks(
+    checkpoint: Any, tmp_path: Path, byte_tokenizer_dir: Path, content: str
+) -> None:
+    """Text models that share a tokenizer with a vision model have special tokens without an embedding."""
+    folder = checkpoint(259)
+    tokenizer = tokenizers.Tokenizer.from_file(str(byte_tokenizer_dir / "tokenizer.json"))
+    assert tokenizer.add_special_tokens(["<|im_end|>"]) and tokenizer.token_to_id("<|im_end|>") == 259
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": content}))
+    built = build_model(folder, tmp_path / "built", INT4)
+    assert genai.Tokenizer(built).eos_token_ids.tolist() == [2]

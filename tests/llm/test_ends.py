@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,122 @@ def test_blocks_come_back_after_going_back(
 ) -> None:
     llm.generate([PROMPT] * 3, seed=seed, banned_strings=banned_in(free), n=2, **FREE)
     assert_all_given_back(llm.model)
+
+
+# --- strings that name special tokens --------------------------------------------------------------------------------
+
+MARK, MARK_TEXT = 1, "<|im_start|>"  # a special token that has no text in outputs and ends none
+
+
+def forced(llm: genai.LLM, parts: list[str | int]) -> dict[str, Any]:
+    """Return options that force an output; at a position where its token is forbidden, "z" follows."""
+    prompt = llm.encode("Hi")
+    ids = [id_ for part in parts for id_ in ([part] if isinstance(part, int) else llm.tokenizer.encode(part).tolist())]
+    other = llm.tokenizer.encode("z").tolist()[0]
+
+    def force(tokens: np.ndarray, logits: np.ndarray) -> None:
+        position = len(tokens) - len(prompt)
+        logits[:] = -1e6
+        logits[other] = -1e3
+        logits[ids[position]] = 0
+
+    return {"prompts": [prompt], "temperature": 0, "max_tokens": len(ids), "logits_processors": [force]}
+
+
+SPELLED = [*MARK_TEXT]  # the characters, one token each
+
+
+@pytest.mark.parametrize(
+    ("parts", "stop", "text", "num_tokens"),
+    [
+        (["a", MARK, "b"], MARK_TEXT, "a", 2),
+        (["a", MARK, "b"], "a" + MARK_TEXT, "", 2),
+        (["q", "a", MARK, "b", "c"], MARK_TEXT + "b", "qa", 4),
+        (["q", "a", MARK, "b", "c"], "a" + MARK_TEXT + "b", "q", 4),
+        (["a", MARK, MARK, "b"], MARK_TEXT * 2, "a", 3),
+        (["a", MARK, "a", MARK, "b", "c"], "a" + MARK_TEXT + "b", "a", 5),
+        ([MARK, "b"], [MARK_TEXT, "b"], "", 1),
+        # The reader sees no hidden token, so it does not separate the characters of a stop string.
+        (["a", MARK, "b", "c"], "ab", "", 3),
+        # The text of the token, spelled by other tokens.
+        (["a", *SPELLED, "b"], MARK_TEXT, "a", 1 + len(SPELLED)),
+        # A part of the token's text is not in the output.
+        (["a", MARK, "b"], "im_start", "ab", 3),
+        (["a", MARK, "b"], "<", "ab", 3),
+        (["a", MARK, "b"], "<|im_end|>", "ab", 3),
+        (["a", MARK, "b"], "b" + MARK_TEXT, "ab", 3),
+    ],
+)
+def test_a_stop_string_that_names_a_special_token(
+    llm: genai.LLM, parts: list[str | int], stop: str | list[str], text: str, num_tokens: int
+) -> None:
+    options = forced(llm, parts)
+    (completion,) = llm.generate(**options, stop=stop)
+    assert (completion.text, len(completion.token_ids)) == (text, num_tokens)
+    stopped = (num_tokens < options["max_tokens"]) or completion.finish_reason == "stop"
+    assert completion.stopped_by == ((stop if isinstance(stop, str) else stop[0]) if stopped else None)
+    prompt = options.pop("prompts")[0]
+    with llm.stream(prompt, stop=stop, **options) as stream:
+        assert "".join(stream) == text
+    # Banned strings that never occur hold text back, but do not change it.
+    (completion,) = llm.generate([prompt], stop=stop, banned_strings=["a!", "q!"], **options)
+    assert (completion.text, len(completion.token_ids)) == (text, num_tokens)
+
+
+def test_min_tokens_and_ends_with_a_special_stop_string(llm: genai.LLM) -> None:
+    options = forced(llm, ["a", MARK, "b", MARK, "c"])
+    (completion,) = llm.generate(**options, stop=MARK_TEXT, min_tokens=3)
+    assert (completion.text, len(completion.token_ids)) == ("ab", 4)
+    (completion,) = llm.generate(**forced(llm, ["a", 2, "c"]), stop="<|im_end|>", ignore_eos=True)
+    assert (completion.text, completion.stopped_by) == ("a", "<|im_end|>")
+    # The end of a sequence is not part of the output, so it ends the output under its own id.
+    (completion,) = llm.generate(**forced(llm, ["a", 2, "c"]), stop="<|im_end|>")
+    assert (completion.text, completion.stopped_by) == ("a", 2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "banned", "ids"),
+    [
+        (["a", MARK, "b"], MARK_TEXT, ["a", "z", "b"]),
+        (["a", MARK, "b"], "a" + MARK_TEXT, ["z", MARK, "b"]),
+        (["a", MARK, "b"], MARK_TEXT + "b", ["a", "z", "b"]),
+        (["a", MARK, MARK], MARK_TEXT * 2, ["a", "z", MARK]),
+        # The token before a banned string is not the one that began it.
+        (["a", MARK, "b"], "b", ["a", MARK, "z"]),
+        (["a", MARK, "b"], "ab", ["z", MARK, "b"]),
+        (["a", MARK, "b"], "im_start", ["a", MARK, "b"]),
+        (["a", *SPELLED], MARK_TEXT, ["a", "z", *SPELLED[1:]]),
+    ],
+)
+def test_a_banned_string_that_names_a_special_token(
+    llm: genai.LLM, parts: list[str | int], banned: str, ids: list[str | int]
+) -> None:
+    right = [one if isinstance(one, int) else llm.tokenizer.to_token_id(one) for one in ids]
+    options = forced(llm, parts)
+    (completion,) = llm.generate(**options, banned_strings=banned)
+    assert list(completion.token_ids) == right
+    assert completion.text == llm.tokenizer.decode(right)
+    prompt = options.pop("prompts")[0]
+    with llm.stream(prompt, banned_strings=banned, **options) as stream:
+        assert "".join(stream) == llm.tokenizer.decode(right)
+
+
+def test_text_that_a_tokenizer_holds_back_precedes_a_special_stop_string(
+    tmp_path: Path, form_folder: Callable[[str], Path]
+) -> None:
+    """The bytes of a character are certain only when another token follows, which may be the hidden one."""
+    folder = tmp_path / "model"
+    shutil.copytree(form_folder("fp32"), folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    bytes_of = {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    content["model"] |= {"vocab": {**dict.fromkeys(()), **bytes_of}, "merges": [], "byte_fallback": True}
+    content["model"]["vocab"] |= {"a": 300, "z": 301, **{t["content"]: t["id"] for t in content["added_tokens"]}}
+    content |= {"pre_tokenizer": None}
+    content["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with genai.LLM(folder) as llm:
+        for stop, text in ((MARK_TEXT, "aé"), ("é" + MARK_TEXT, "a"), ("aé" + MARK_TEXT, "")):
+            (completion,) = llm.generate(**forced(llm, ["a", "é", MARK, "a"]), stop=stop)
+            assert (completion.text, completion.stopped_by) == (text, stop)
+        (completion,) = llm.generate(**forced(llm, ["a", "é", MARK, "a"]), banned_strings="é" + MARK_TEXT)
+        assert completion.token_ids[:2] == (300, 301)

@@ -212,6 +212,58 @@ def test_a_decoder_that_needs_the_whole_text_is_refused(decoder):
         Detokenizer(decoder)
 
 
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_a_stream_after_a_prompt_gives_what_its_tokens_add(kind_folder, torture, skip_special_tokens):
+    """The text of prompt and output is the text of the prompt and the pieces, wherever the ids are cut."""
+    tokenizer = Tokenizer(kind_folder)
+    tokenizer.update_options(skip_special_tokens=skip_special_tokens)
+    rng = random.Random(1)
+    compared = 0
+    rows = [[id_ for text in rng.sample(torture, 2) for id_ in tokenizer.encode(text).tolist()] for _ in range(40)]
+    rows += [[rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(1, 40))] for _ in range(200)]
+    for ids in rows:
+        cut = rng.randrange(len(ids) + 1)
+        before, whole = tokenizer.decode(ids[:cut]), tokenizer.decode(ids)
+        if not whole.startswith(before):  # the output completes a character, or the clean-up changes the prompt
+            continue
+        compared += 1
+        stream = tokenizer.create_stream(after=ids[:cut])
+        assert before + "".join([*map(stream.decode, ids[cut:]), stream.flush()]) == whole, (ids, cut)
+    assert compared > 60
+
+
+def test_an_output_that_completes_the_last_character_of_a_prompt(kind_folder):
+    tokenizer = Tokenizer(kind_folder)
+    first, second = (tokenizer.to_token_id(token) for token in ("<0xC3>", "<0xA9>"))
+    if first < 0 or second < 0:
+        return
+    stream = tokenizer.create_stream(after=[*tokenizer.encode("the cat"), first])
+    text = tokenizer.encode("the").tolist()[-1]
+    assert "".join([*map(stream.decode, [second, text]), stream.flush()]).startswith("é")
+    # A prompt that ends with a long run of bytes.
+    whole = [first, second] * 40
+    stream = tokenizer.create_stream(after=whole[:-2])
+    assert "".join([*map(stream.decode, [*whole[-2:], text]), stream.flush()]).startswith("é")
+
+
+@pytest.mark.parametrize("after", ["text", [1.5], [[1, 2]], [10**7]])
+def test_ids_before_a_stream_that_are_no_ids(folder_of, after):
+    with pytest.raises(InputError):
+        Tokenizer(folder_of("byte_level")).create_stream(after=after)
+
+
+def test_the_text_of_single_tokens(kind_folder):
+    """A token in the middle of a text: decode() of a prompt and the token, without decode() of the prompt."""
+    tokenizer = Tokenizer(kind_folder)
+    ids = tokenizer.encode("the cat sat on the mat").tolist()
+    alone = tokenizer.decode_each(ids)
+    assert tokenizer.decode_each([]) == []
+    for index, text in enumerate(alone[1:], 1):
+        before, whole = tokenizer.decode(ids[:index]), tokenizer.decode(ids[: index + 1])
+        if whole.startswith(before):
+            assert text == whole[len(before) :] or text.strip() == whole[len(before) :].strip()
+
+
 @pytest.mark.oracle
 def test_the_pieces_equal_onnxruntime_genai(model_folder: Path, torture):
     og = pytest.importorskip("onnxruntime_genai")

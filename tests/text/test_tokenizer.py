@@ -224,7 +224,7 @@ def test_generation_config_lists_every_id_that_ends_a_reply(model_folder):
     assert (tokenizer.eos_token_ids.tolist(), tokenizer.pad_token_id, tokenizer.bos_token_id) == ([2, 0], 5, None)
     assert generation_defaults(model_folder).sampling == {"temperature": 0.6}
     path.write_text(json.dumps({"eos_token_id": 1}))
-    assert Tokenizer(model_folder).eos_token_ids.tolist() == [1]
+    assert Tokenizer(model_folder).eos_token_ids.tolist() == [1, 2]  # and the tokenizer's eos_token
     path.write_text(json.dumps({"eos_token_id": None}))
     assert Tokenizer(model_folder).eos_token_ids.tolist() == [2]
 

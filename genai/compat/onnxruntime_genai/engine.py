@@ -221,10 +221,10 @@ class Engine(Single):
     def _say(self, event: EngineEvent) -> None:
         self._events.append(event)
 
-    def _stream(self) -> TokenizerStream:
+    def _stream(self, prompt: Sequence[int]) -> TokenizerStream:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.model)
-        return self._tokenizer.create_stream()
+        return self._tokenizer.create_stream(after=prompt)
 
 
 class Request(Single):
@@ -387,7 +387,7 @@ class _Turn:
         )
         self._seed = request._seed_of(options, params)
         self._stops, self._texts = StopStrings(options.stops), options.stops
-        self._stream = request.engine._stream() if options.stops else None
+        self._stream = request.engine._stream(prompt) if options.stops else None
         self._cached = self._generated = 0
         self._said: EngineEvent | None = None  # the final event
 

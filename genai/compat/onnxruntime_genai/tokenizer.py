@@ -38,6 +38,7 @@ def _as_bool(value: Any) -> Any:
 
 class Tokenizer(core.Tokenizer):
     __doc__ = core.Tokenizer.__doc__
+    _streams_continue = True  # as in onnxruntime-genai
 
     def _load(self, config: Config | None) -> None:
         super()._load(config)

@@ -152,10 +152,10 @@ def decoder(
     heads = config.integer("num_attention_heads", "n_head")
     hidden = config.integer("hidden_size", "n_embd")
     vocab = config.integer("vocab_size")
-    stop = config.token_ids("eos_token_id")
+    stop = config.ends(vocab)
     if not stop and "eos_token_ids" not in fields:
         raise ConfigError(
-            "config.json has no eos_token_id",
+            "config.json has no eos_token_id, and the tokenizer has no eos_token",
             "the model ends each reply with an end-of-sequence token",
             "add eos_token_id to config.json",
         )

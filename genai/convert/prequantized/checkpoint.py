@@ -28,7 +28,8 @@ def read_quantisation(folder: Path) -> StoredQuantisation | None:
 
 def without_quantisation(config: HFConfig) -> HFConfig:
     """Return the values of config.json without the values about quantisation."""
-    return HFConfig({key: value for key, value in config.values.items() if key not in KEYS}, config.generation)
+    values = {key: value for key, value in config.values.items() if key not in KEYS}
+    return HFConfig(values, config.generation, tokenizer_ends=config.tokenizer_ends)
 
 
 class QuantisedCheckpoint(Checkpoint):

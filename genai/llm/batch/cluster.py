@@ -25,6 +25,7 @@ from ...text.tokenizer import Tokenizer
 from ..llm import LLM
 from ..map_requests import attempt
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
+from ..request_options import LineOptions
 
 # Items per group, and groups in flight per worker. The next group arrives while the engine works on the current group.
 _ITEMS_AT_A_TIME, _GROUPS_PER_WORKER = 64, 2
@@ -133,7 +134,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
         in_order: bool = True,
         window: int = DEFAULT_WINDOW,
         progress: Callable[[MapFigures], object] | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[LineOptions],
     ) -> Iterator[Answer[Any]]:
         """Answer items; see LLM.map. The window is shared by all workers, and at least large enough to keep them busy.
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError, did_you_mean
 from ..completion import ChatReply, Completion
 from ..mapping import Answer
+from ..request_options import LineOptions
 
 if TYPE_CHECKING:
     from ...engine.sampling.batch import TokenLogprob
     from ...text.parsing import ToolCall
     from ...text.tokenizer import Tokenizer
 
-# Options that a line may set: adapters, and SamplingParams except functions and results without an output field.
+# Options that a line may set: adapters, and LineOptions except functions and results without an output field.
 OPTIONS = (
-    *(name for name in SamplingOptions.__annotations__ if name not in ("logits_processors", "prompt_logprobs")),
+    *(name for name in LineOptions.__annotations__ if name not in ("logits_processors", "prompt_logprobs")),
     "adapter",
 )
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -140,6 +141,24 @@ def _check_only(name: str, value: Any) -> None:
         )
 
 
+class DecodesTokens(Protocol):
+    """The interface that responses need from a tokenizer."""
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of token ids."""
+
+
+@dataclass(frozen=True)
+class InnerTokens:
+    """Decodes tokens in the middle of a text, where a leading space is kept."""
+
+    tokenizer: Tokenizer
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of token ids."""
+        return "".join(self.tokenizer.decode_each(tokens))
+
+
 class ResponseWriter:
     """Writes responses in the format of OpenAI's API.
 
@@ -148,7 +167,7 @@ class ResponseWriter:
         tokenizer: decodes single tokens.
     """
 
-    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: str, tokenizer: DecodesTokens) -> None:
         self._model, self._tokenizer = model, tokenizer
 
     def line(self, id_: str, custom_id: str, answer: Answer[Any], created: int) -> bytes:

@@ -14,9 +14,10 @@ from ...common.renamed import renamed_arguments
 from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
+from ..request_options import LineOptions
 from .journal import Journal, LineId, digest
 from .lines import Line, Lines
-from .openai_format import ResponseWriter
+from .openai_format import InnerTokens, ResponseWriter
 from .requests import PromptFormat
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class SupportsMap(Protocol):
         in_order: bool,
         window: int,
         progress: Callable[[MapFigures], object],
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[LineOptions],
     ) -> Iterator[Answer[Any]]:
         """See LLM.map."""
 
@@ -164,7 +165,7 @@ def run_batch(
     in_order: bool = False,
     window: int = DEFAULT_WINDOW,
     progress: Callable[[BatchProgress], object] | None = None,
-    **options: Unpack[SamplingOptions],
+    **options: Unpack[LineOptions],
 ) -> BatchReport:
     """Answer every line of an input exactly once, even if earlier runs with the same output were killed.
 
@@ -179,7 +180,7 @@ def run_batch(
             finish. With True, an output whose existing lines are out of order is sorted at the end.
         window: number of lines to read ahead.
         progress: called ten times per second.
-        options: fields of SamplingParams; the options in a line override them.
+        options: fields of SamplingParams, and add_special_tokens; the options in a line override them.
 
     Raises:
         InputError: the input cannot be read, or it changes; or the output exists, is not the output of a batch, or
@@ -190,7 +191,8 @@ def run_batch(
     prompt_format = prompt_format or PromptFormat()
     if begin not in BEGINNINGS:
         raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "use one of these values")
-    llm.params(**options)
+    sampling: dict[str, Any] = {name: value for name, value in options.items() if name != "add_special_tokens"}
+    llm.params(**sampling)
     model = llm.model.folder.name
     inputs: dict[str, Any] = {
         "model": llm.model.identity().model,  # a hash of the model's files, because folders can have the same name
@@ -256,7 +258,7 @@ class _BatchRun:
         settings: int,
     ) -> None:
         self._lines, self._journal, self._prompt_format, self._report = lines, journal, prompt_format, report
-        self._writer = ResponseWriter(report.model, llm.tokenizer)
+        self._writer = ResponseWriter(report.model, InnerTokens(llm.tokenizer))
         self._settings = settings
         self._done_size = self._kept_size = 0
 
