@@ -8,6 +8,7 @@ import typer
 import typer.main
 
 from genai.common.log import to_stderr
+from genai.common.start import out_of_memory
 from genai.errors import GenaiError, OptionError
 
 from . import (
@@ -114,7 +115,12 @@ def _run(arguments: list[str] | None) -> int:
         return stop.code if isinstance(stop.code, int) else 1
     except typer.Abort:
         return 1
-    except OSError as error:
+    except (OSError, ImportError) as error:
+        if (memory := out_of_memory(error)) is not None:
+            say(f"error: {memory}")
+            return 1
+        if not isinstance(error, OSError):
+            raise
         path, refused = str(error.filename or "a file"), error.strerror or error
         say(f"error: {path:.200}: {refused}\n  why: a system call failed\n  fix: check the path and its permissions")
         return 1

@@ -52,7 +52,7 @@ def batch(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing OUTPUT.")] = False,
     in_order: Annotated[
-        bool, opt.output_option("--in-order", help="Write replies in input order instead of completion order.")
+        bool, opt.output_option("--in-order", help="Sort OUTPUT by the lines of INPUT when all replies are finished.")
     ] = False,
     html: Annotated[
         Path | None, opt.output_option("--html", help="Write an HTML report of the run to this file.")
@@ -194,8 +194,6 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     seconds = max(figures.seconds, 1e-9)
     if report.cut:
         say(f"{report.output}: the last line was incomplete and was processed again")
-    if report.reordered:
-        say(f"{report.output}: the lines were out of order and were sorted at the end")
     if report.other_models:
         others = ", ".join(sorted(report.other_models)[:3])
         say(f"lines with another model name ({others}) were processed with {report.model}")

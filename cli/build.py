@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ import typer
 from genai.common.paths import expanded
 
 from .pulling import PullDialog
-from .terminal import agreed, emit, say
+from .terminal import agreed, emit, say, termination_raises
 
 if TYPE_CHECKING:
     from genai.convert.build import BuildPlan
@@ -105,19 +103,13 @@ def checkpoint_of(path: Path) -> Path:
 @contextmanager
 def interruptible(message: str = "genai: interrupted, nothing was built") -> Iterator[None]:
     """Turn SIGTERM into an exception, like Ctrl-C, so that unfinished output is deleted; then print `message`."""
-    on_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
     try:
-        if on_main:
-            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        yield
+        with termination_raises():
+            yield
     except (KeyboardInterrupt, SystemExit):
         # The progress bar has not yet written the end of its line.
         say(("\n" if sys.stderr.isatty() else "") + message)
         raise
-    finally:
-        if on_main:
-            signal.signal(signal.SIGTERM, before)
 
 
 def waiting(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 
 from genai.common.progress_line import ProgressLine
 from genai.common.reading import read_text_file
-from genai.errors import InputError, OptionError
+from genai.errors import InputError, OptionError, located
 
 from . import options as opt
 from .options import sampling_flags
@@ -27,6 +27,7 @@ from .terminal import (
     read_stdin,
     reading_line,
     say,
+    termination_raises,
     with_stdin,
 )
 from .wrapping import harmless
@@ -37,6 +38,7 @@ _LIKE_A_LIST, _LISTS = 20, (".jsonl", ".ndjson", ".csv", ".tsv")
 if TYPE_CHECKING:
     from genai.llm.completion import Completion
     from genai.llm.llm import LLM
+    from genai.llm.mapping import Answer
 
 
 @sampling_flags
@@ -79,7 +81,9 @@ def generate(
         int | None,
         opt.output_option(help="With --json: log-probabilities of the prompt's tokens and of this many alternatives."),
     ] = None,
-    as_json: Annotated[bool, opt.output_option("--json", help="Print one JSON object per completion.")] = False,
+    as_json: Annotated[
+        bool, opt.output_option("--json", help="Print one JSON object per completion or failed prompt.")
+    ] = False,
     *,
     flags: opt.TextFlags,
     sampling: dict[str, Any],
@@ -100,19 +104,20 @@ def generate(
         if flags.show_prompt:
             for text in rendered:
                 dump_prompt(llm, text, add_special_tokens=special)
+        failed = False
         if len(rendered) == samples == 1 and not as_json and beams is None:
             completions = [_stream(llm, rendered[0], flags, options)]
+        elif beams is not None:
+            completions = _searched(llm, rendered, flags, options, as_json=as_json)
         else:
-            with ProgressLine("Generating", after=SHOWN_AFTER) as line:
-                progress = None if flags.quiet else line.show
-                completions = llm.generate(rendered, progress=progress, adapter=flags.adapter, **options)
-            for completion in completions:
-                emit(_shown(llm, completion, as_json=as_json), "\n")
+            completions, failed = _batch(llm, rendered, flags, options, as_json=as_json)
         for completion in completions:
             if completion.forgotten_tokens and not flags.stats:
                 flags.voice.say(f"(the context was full: {completion.forgotten_tokens:,} tokens were dropped)")
         for completion in completions if flags.stats else ():
             say(footer(completion, llm.context_size, options.get("seed")))
+    if failed:
+        raise typer.Exit(1)
 
 
 def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_json: bool) -> dict[str, Any]:
@@ -181,6 +186,65 @@ def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any]) 
         finally:
             emit("\n")
         return stream.completion
+
+
+def _searched(
+    llm: LLM, prompts: Sequence[str], flags: opt.TextFlags, options: dict[str, Any], *, as_json: bool
+) -> list[Completion]:
+    """Print the results of a beam search."""
+    with ProgressLine("Generating", after=SHOWN_AFTER) as line:
+        progress = None if flags.quiet else line.show
+        completions = llm.generate(prompts, progress=progress, adapter=flags.adapter, **options)
+    for completion in completions:
+        emit(_shown(llm, completion, as_json=as_json), "\n")
+    return completions
+
+
+def _batch(
+    llm: LLM, prompts: Sequence[str], flags: opt.TextFlags, options: dict[str, Any], *, as_json: bool
+) -> tuple[list[Completion], bool]:
+    """Print the completions of each prompt when they and those of earlier prompts are finished.
+
+    After Ctrl-C and SIGTERM, also print the completions that were waiting for an earlier prompt.
+
+    Returns:
+        The completions, and True if a prompt failed.
+    """
+    from genai.llm.batch.openai_format import error_object
+
+    finished: dict[int, Answer[str]] = {}
+    printed: list[Completion] = []
+    failed = False
+
+    def show(answer: Answer[str]) -> None:
+        nonlocal failed
+        del finished[answer.index]
+        line.close()
+        if answer.error is not None:
+            failed = True
+            if len(prompts) == 1:
+                raise answer.error
+            if as_json:
+                emit(json.dumps({"prompt_index": answer.index, "error": error_object(answer.error)}), "\n")
+            say(f"error: {located(answer.error, f'prompt {answer.index}')}")
+        for completion in answer.completions:
+            printed.append(replace(completion, prompt_index=answer.index))
+            emit(_shown(llm, printed[-1], as_json=as_json), "\n")
+
+    with ProgressLine("Generating", after=SHOWN_AFTER) as line, termination_raises():
+        try:
+            for answer in llm.map(
+                prompts,
+                on_answer=lambda answer: finished.update({answer.index: answer}),
+                progress=None if flags.quiet else lambda figures: line.show(figures.done, len(prompts)),
+                adapter=flags.adapter,
+                **options,
+            ):
+                show(answer)
+        finally:
+            for index in sorted(finished):
+                show(finished[index])
+    return printed, failed
 
 
 def _shown(llm: LLM, completion: Completion, *, as_json: bool) -> str:

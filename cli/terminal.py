@@ -7,6 +7,7 @@ import select
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,20 @@ def interrupts_end_the_process() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def termination_raises() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that unfinished output is deleted or finished output is written."""
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        if on_main:
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        yield
+    finally:
+        if on_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def read_stdin() -> str:

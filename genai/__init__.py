@@ -39,9 +39,16 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(f"module 'genai' has no attribute {name!r}")
         return import_module(f"genai.{name}")  # e.g. genai.errors
     from .common.interrupts import InterruptsDeferred
+    from .common.start import check_interpreter, out_of_memory
 
-    with InterruptsDeferred():  # Python can lose an interrupt in the middle of an import
-        value = _load(name)
+    check_interpreter()
+    try:
+        with InterruptsDeferred():  # Python can lose an interrupt in the middle of an import
+            value = _load(name)
+    except (ImportError, OSError, MemoryError) as error:
+        if (memory := out_of_memory(error)) is None:
+            raise
+        raise memory from error
     globals()[name] = value
     return value
 

@@ -7,6 +7,8 @@ module imports no other module of the toolkit, so that every package above the k
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
+from typing import TypeVar
 
 
 class GenaiError(RuntimeError):
@@ -31,6 +33,18 @@ class GenaiError(RuntimeError):
         if self.fix:
             lines.append(f"  fix: {_hanging(self.fix)}")
         return "\n".join(lines)
+
+
+Error = TypeVar("Error", bound=GenaiError)
+
+
+def located(error: Error, where: str) -> Error:
+    """Return a copy of an error whose message names the place of the cause first."""
+    made = copy(error)
+    made.what = f"{where}: {error.what}"
+    made.args = (made.what, *error.args[1:])
+    made.__cause__ = error.__cause__
+    return made
 
 
 _BELOW_A_PART = " " * len("  why: ")

@@ -1,24 +1,38 @@
-"""Atomic file writes: a file is complete or absent, even if the process that writes it is killed."""
+"""Atomic file writes: a file or folder is complete or absent, even if the process that writes it is killed."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EINVAL, ELOOP
 from pathlib import Path
 from typing import BinaryIO
 
-from genai.common.interrupts import InterruptsDeferred
+from genai.common.interrupts import InterruptsDeferred, temporary_folder
+from genai.common.locks import locked
+
+_UNFINISHED = ".unfinished"
+# File systems allow 255 bytes in a name. The temporary file's name has 26 characters more than the file's.
+_MOST_NAME = 200
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, private: bool = True) -> Iterator[BinaryIO]:
     """Yield a temporary file beside `path` that replaces `path` if the block succeeds and is deleted if it fails.
 
-    The file is synced before it replaces `path`. An existing file keeps its permissions; a new file is readable only by
-    the user. Each call also removes the temporary files of processes that were killed.
+    The file is synced before it replaces `path`. An existing file keeps its permissions. Each call also removes the
+    temporary files of processes that were killed.
+
+    Args:
+        path: the file; if it is a link, the target of the link.
+        private: True to make a new file readable only by the user; False to let the umask decide.
+
+    Raises:
+        OSError: the file cannot be written, or is not a regular file.
     """
     try:
         path = path.resolve()  # the link is kept, and its target is replaced
@@ -26,11 +40,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OSError(ELOOP, os.strerror(ELOOP), str(path)) from error
     if path.exists() and not path.is_file():
         raise OSError(EINVAL, "the path is a folder, a pipe or a device", str(path))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    temporary = path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.partial")
     try:
         _remove_abandoned(path)
         with temporary.open("xb") as file:
-            temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o600)
+            if path.exists():
+                temporary.chmod(path.stat().st_mode & 0o777)
+            elif private:
+                temporary.chmod(0o600)
             _lock(file)
             yield file
             file.flush()
@@ -41,6 +58,71 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with InterruptsDeferred(), suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file for a result that the user named. It replaces an existing file only when it is complete.
+
+    A pipe or a device, such as /dev/stdout, is written directly.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    is_stream = path.exists() and not path.is_file() and not path.is_dir()
+    with path.open("wb") if is_stream else replacing(path, private=False) as file:
+        yield file
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write the content of a file; see whole_file."""
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder. Its files appear at `path` if the block succeeds, and are deleted if it fails.
+
+    Args:
+        path: a folder that does not exist, or an empty one, which can be a mount point. Its parents are created.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    if path.is_dir():
+        with temporary_folder(path, ".", _UNFINISHED) as folder:
+            yield folder
+            with InterruptsDeferred():
+                for file in folder.iterdir():
+                    file.replace(path / file.name)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished_folder(path) as folder:
+        yield folder
+        folder.rename(path)
+
+
+@contextmanager
+def unfinished_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder in the target's parent folder, so that the final rename stays within one file system.
+
+    Folders that killed processes left behind are deleted first. The new folder is deleted afterwards unless it was
+    renamed.
+    """
+    _remove_dead(target)
+    with temporary_folder(target.parent, f".{target.name}.", _UNFINISHED) as folder, locked(folder):
+        yield folder
+
+
+def _remove_dead(target: Path) -> None:
+    """Delete the folders that killed processes left behind for the same target, which nothing locks any more."""
+    with suppress(OSError):
+        for folder in target.parent.iterdir():
+            if folder.name.startswith(f".{target.name}.") and folder.name.endswith(_UNFINISHED):
+                with locked(folder, wait=False) as dead:
+                    if dead:
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -74,7 +156,7 @@ def alone_with(path: Path) -> Iterator[bool]:
 
 def _remove_abandoned(path: Path) -> None:
     """Remove the temporary files for this path that killed processes left behind."""
-    for left in path.parent.glob(f".{_escaped(path.name)}.*.partial"):
+    for left in path.parent.glob(f".{_escaped(_stem(path))}.*.partial"):
         with suppress(OSError), left.open("rb") as file:
             if _lock(file):
                 left.unlink(missing_ok=True)
@@ -86,6 +168,12 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _stem(path: Path) -> str:
+    """Return the file's name, or a hash of the name if the name of a temporary file would be too long."""
+    name = os.fsencode(path.name)
+    return path.name if len(name) <= _MOST_NAME else hashlib.sha256(name).hexdigest()
 
 
 def _escaped(name: str) -> str:

@@ -48,8 +48,12 @@ class InterruptsDeferred:
             handler = signal.getsignal(signal.SIGINT)
             self._handler = handler if callable(handler) else None
         if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handle)  # the last call that an interrupt can end with an exception
-            _deferring = True
+            try:
+                signal.signal(signal.SIGINT, self._handle)  # the last call that an interrupt can end with an exception
+            except ValueError:  # the main thread of a sub-interpreter, which receives no signals
+                self._handler = None
+            else:
+                _deferring = True
         return self
 
     def _handle(self, number: int, frame: Any) -> None:

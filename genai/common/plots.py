@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, OptionError
+from .atomic_files import write_whole
 
 SUFFIXES = (".svg", ".png")
 _INCHES = (7.0, 4.0)
@@ -75,8 +77,11 @@ class Chart:
             axes.set(title=self.title, xlabel=self.axis, ylabel=self.unit or None)
             if len(self.series) > 1:
                 axes.legend()
+            content = io.BytesIO()
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            figure.savefig(content, format=path.suffix[1:], metadata=metadata)
             try:
-                figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+                write_whole(path, content.getbuffer())
             except OSError as error:
                 raise InputError(f"{path}: the plot cannot be written", str(error), "choose another file") from error
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +19,14 @@ _MOST_BYTES, _PIECE = 2**28, 2**20
 # The time to parse JSON is proportional to the number of values, which commas separate. Parsing this number of values
 # takes about a second.
 MOST_VALUES = 2**19
+# NumPy's limits of a shape. Extents of 0 do not count in its product.
+MOST_DIMENSIONS, _MOST_ADDRESS = 64, sys.maxsize
+
+
+def is_addressable(shape: Sequence[int], itemsize: int) -> bool:
+    """Return True if NumPy can represent a shape, so that later uses of an array of this shape do not fail."""
+    addressed = math.prod(extent or 1 for extent in shape) * itemsize
+    return len(shape) <= MOST_DIMENSIONS and min(shape, default=0) >= 0 and addressed <= _MOST_ADDRESS
 
 
 def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = False) -> bytes | None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from genai.common.interrupts import temporary_folder
-
+from ..common.atomic_files import unfinished_folder as unfinished_folder
 from ..common.locks import locked as locked
 from ..errors import InputError, ModelFolderError
 from ..text.backend import load_tokenizer
@@ -83,31 +81,6 @@ def require_absent(target: Path) -> None:
             "a model folder is never overwritten",
             "delete the folder, or choose another path",
         )
-
-
-_SUFFIX = ".unfinished"
-
-
-@contextlib.contextmanager
-def unfinished_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder in the target's parent folder, so that the final rename stays within one file system.
-
-    Folders that killed builds left behind are deleted first. The new folder is deleted afterwards unless it was
-    renamed.
-    """
-    _remove_dead(target)
-    with temporary_folder(target.parent, f".{target.name}.", _SUFFIX) as folder, locked(folder):
-        yield folder
-
-
-def _remove_dead(target: Path) -> None:
-    """Delete the folders that killed builds of the same target left behind, which nothing locks any more."""
-    with contextlib.suppress(OSError):
-        for folder in target.parent.iterdir():
-            if folder.name.startswith(f".{target.name}.") and folder.name.endswith(_SUFFIX):
-                with locked(folder, wait=False) as dead:
-                    if dead:
-                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def genai_config(spec: DecoderSpec, options: ExportOptions, search: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from genai.common.memory_limits import available_memory
 
 from ..common.single import Single
-from ..errors import CacheCapacityError, StateError
+from ..errors import CacheCapacityError, StateError, located
 from .decoder import Decoder, compute
 from .sampling.batch import BatchSampler, stacked
 from .sampling.plan import RowSampler, SamplingPlan
@@ -143,9 +143,9 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
             self._logits = logits = self._no_logits
             self.decoder.step_ahead(self.sequences, begun.choice, range(count))
             outcomes = begun.outcomes()
-            for _, error in outcomes:
+            for index, (_, error) in enumerate(outcomes):
                 if error is not None:
-                    raise error
+                    raise located(error, f"row {index}") if count > 1 else error
         except BaseException:
             for sequence in self.sequences:
                 sequence.truncate(len(sequence.tokens) - 1)

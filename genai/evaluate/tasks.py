@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..common.atomic_files import write_whole
 from ..common.reading import read_text_file
 from ..errors import ContextOverflowError, InputError
 from ..models.greedy import greedy_batch
@@ -192,7 +193,7 @@ def task_page(title: str, table: Mapping[str, Mapping[str, float]], outcomes: Se
 def write_page(path: Path, page: str) -> None:
     """Write the page. Raise InputError if the file cannot be written."""
     try:
-        path.write_text(page, encoding="utf-8")
+        write_whole(path, page.encode())
     except OSError as error:
         raise InputError(f"{path}: the page cannot be written", str(error), "choose another file") from error
 

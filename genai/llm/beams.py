@@ -92,10 +92,16 @@ async def await_beams(
     """Call `run_beams` on a thread without blocking other tasks. Cancelling the task ends the search."""
     import asyncio
 
+    loop = asyncio.get_running_loop()
     unwanted: list[bool] = []
     try:
         return await asyncio.to_thread(
-            run_beams, model, leaders, request_options, max_sequences, is_unwanted=lambda: bool(unwanted)
+            run_beams,
+            model,
+            leaders,
+            request_options,
+            max_sequences,
+            is_unwanted=lambda: bool(unwanted) or loop.is_closed(),
         )
     except BaseException:
         unwanted.append(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..devices import compile_seconds
 from ..engine.adapter_mix import AdapterMix
@@ -18,6 +18,9 @@ from ..errors import DeadlineError
 from ..lora.store import AdapterChoice
 from ..text.tokenizer import TokenizerStream
 from .completion import Completion, FinishReason, Timings
+
+if TYPE_CHECKING:
+    import asyncio
 
 _NO_LIMIT = 2**62
 
@@ -55,6 +58,7 @@ class Generation:
     Attributes:
         sink: the receiver of the output; set it before you submit the request.
         is_unwanted: set to True by a caller to cancel the request.
+        loop: the event loop that waits for the request; when it is closed, the request is cancelled. None = no loop.
         reader: weak reference to the only reader of the output; when the reader is garbage-collected, the request is
             cancelled.
         origin: a sequence that this request continues.
@@ -71,6 +75,7 @@ class Generation:
     """
 
     sink: Sink
+    loop: asyncio.AbstractEventLoop | None = None
     reader: weakref.ref[object] | None = None
     origin: DecoderSequence | None = None
     sampler: SamplerState | None = None
@@ -140,12 +145,14 @@ class Generation:
 
     @property
     def cancelled(self) -> bool:
-        """True if the request is cancelled, or if its reader was garbage-collected.
+        """True if the request is cancelled, its reader was garbage-collected, or its event loop was closed.
 
+        A closed loop never resumes the task that waits, so the task cannot cancel the request.
         A finaliser of the reader could not cancel the request: a finaliser can run on any thread, where it might
         deadlock on a lock of that thread or lose an interrupt.
         """
-        return self.is_unwanted or (self.reader is not None and self.reader() is None)
+        is_closed = self.loop is not None and self.loop.is_closed()
+        return self.is_unwanted or is_closed or (self.reader is not None and self.reader() is None)
 
     @property
     def is_watched(self) -> bool:

@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from ..common.single import Single
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from ..engine.sampling.params import SamplingOptions, SamplingParams, has_grammar
 from ..engine.worker import Worker
-from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean, kind_of
+from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, StateError, did_you_mean, kind_of
 from ..lora.store import AdapterChoice, Adapters
 from ..models.config import Config
 from ..models.folders import bundled_model
@@ -36,12 +36,21 @@ from .instances import Instance, SchemaClass, instance_of, with_schema
 from .map_requests import MapRequestBuilder, attempt
 from .mapping import DEFAULT_WINDOW, Answer, MapFigures, MapOptions, Mapper, MapRequest
 from .reply_shape import ReplyShape, ToolChoice, reply_shape
-from .request_options import BeamCallOptions, CallOptions, split_options
+from .request_options import BeamCallOptions, CallOptions, OnError, check_on_error, split_options
 from .requests import Prompt, RequestBuilder
 from .speculation import SpeculationChoice, SpeculationResources
 from .states import TextState, load_state, read, retained_state, running_state
 from .stats import Stats, read_stats
-from .streaming import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
+from .streaming import (
+    AsyncCompletionStream,
+    CompletionStream,
+    GenerationGroup,
+    Progress,
+    await_for,
+    await_groups,
+    wait_for,
+    wait_for_groups,
+)
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"} messages, or a plain text, which is a single user message."""
@@ -175,16 +184,29 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         **options: Unpack[BeamCallOptions],
     ) -> list[Instance]: ...
 
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: Literal["return"],
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        progress: Progress | None = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion | GenaiError]: ...
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         schema: type[Instance] | None = None,
+        on_error: OnError = "raise",
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         progress: Progress | None = None,
         **options: Unpack[BeamCallOptions],
-    ) -> list[Completion] | list[Instance]:
+    ) -> list[Completion] | list[Instance] | list[Completion | GenaiError]:
         """Complete one or more prompts; several prompts run as one batch.
 
         Args:
@@ -192,6 +214,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
                 as BOS, unless it already begins with them or is the result of `render`.
             params: sampling options, either for all prompts or one per prompt; None = the model's defaults.
             schema: a Pydantic model class. Replies follow its JSON schema and are returned as instances of the class.
+            on_error: "raise" to raise the first error of any prompt; "return" to return the error of each prompt that
+                is invalid, too long or fails, in place of its completions. The other prompts are completed.
             adapter: either for all prompts or one per prompt: the name of an adapter (see load_adapter), or names with
                 weights such as {"a": 0.7, "b": 0.3} for a weighted sum of adapters; None = no adapter.
             options: single fields of SamplingParams, such as max_tokens or temperature, which override `params` or the
@@ -206,7 +230,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
         Raises:
             InputError: there is no prompt, or a prompt is empty or is neither a text nor token ids.
-            OptionError: an option is unknown, out of range, or contradicts another option.
+            OptionError: an option is unknown, out of range, or contradicts another option; or on_error="return" with a
+                beam search or a schema.
             GrammarError: a schema or grammar cannot be used.
             ReplyFormatError: a reply is not a valid instance.
             ContextOverflowError: a prompt leaves no space for a reply.
@@ -224,7 +249,14 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> story = llm.render("Tell me a story about Luna and Tom.")
             >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
             3
+            >>> good, bad = llm.generate([prompts[0], "word " * 5000], on_error="return")
+            >>> good.text, type(bad).__name__
+            ('19', 'ContextOverflowError')
         """
+        if check_on_error(on_error, schema, options):
+            requests = self._requests.each(prompts, params, options, adapter)
+            valid = [leaders for leaders in requests if isinstance(leaders, list)]
+            return self._results(requests, wait_for_groups(valid, self._worker, progress))
         shaped = with_schema(options, schema)
         generations = self._requests.batch(prompts, params, shaped, adapter=adapter, with_beams=True)
         completions = self._completed(generations, shaped, progress)
@@ -233,6 +265,24 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             if schema is None
             else [instance_of(schema, completion.text, completion) for completion in completions]
         )
+
+    def _results(
+        self, requests: Sequence[list[Generation] | GenaiError], groups: Sequence[GenerationGroup]
+    ) -> list[Completion | GenaiError]:
+        """Return the completions of each prompt, or its error."""
+        found: list[Completion | GenaiError] = []
+        finished = iter(groups)
+        for leaders in requests:
+            if isinstance(leaders, GenaiError):
+                found.append(leaders)
+                continue
+            try:
+                found += self._with_states(leaders, next(finished).completions())
+            except StateError:
+                raise
+            except GenaiError as error:
+                found.append(error)
+        return found
 
     def _completed(
         self, generations: list[Generation], options: Mapping[str, Any], progress: Progress | None = None
@@ -253,6 +303,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             results.append(completion if state is None else replace(completion, state=state))
         return results
 
+    @overload
     async def agenerate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -260,7 +311,28 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         *,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         **options: Unpack[BeamCallOptions],
-    ) -> list[Completion]:
+    ) -> list[Completion]: ...
+
+    @overload
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: Literal["return"],
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion | GenaiError]: ...
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        **options: Unpack[BeamCallOptions],
+    ) -> list[Completion] | list[Completion | GenaiError]:
         """`generate` for async code: the event loop is not blocked. Cancelling the task cancels the requests.
 
         Examples:
@@ -269,6 +341,10 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
             ['15', '19']
         """
+        if check_on_error(on_error, None, options):
+            requests = self._requests.each(prompts, params, options, adapter)
+            valid = [leaders for leaders in requests if isinstance(leaders, list)]
+            return self._results(requests, await await_groups(valid, self._worker))
         generations = self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True)
         request_options, _ = split_options(options)
         if request_options.beams is not None:
@@ -312,8 +388,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         Raises:
             OptionError, ContextOverflowError: the options would fail for every item; raised immediately.
             StateError: the LLM is closed, or was created in the parent of this forked process.
-            Others: exceptions from `ask`, except a GenaiError, which becomes the item's answer; exceptions from
-                `items`, after the answers to all earlier items.
+            Others: exceptions from `items` and from `ask`, after the answers to all earlier items. A GenaiError from
+                `ask` becomes the item's answer instead. Exceptions from `on_answer` and `progress`, immediately.
 
         Examples:
             >>> questions = ({"a": a, "b": 7} for a in range(10, 13))
@@ -336,11 +412,13 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
-        def prepare(group: Sequence[T]) -> list[MapRequest | GenaiError]:
-            builder = MapRequestBuilder(self, self._requests, params, options, adapter)
-            return builder.build(group if ask is None else [attempt(ask, item) for item in group])
+        def prepare(prompts: Sequence[Any]) -> list[MapRequest | GenaiError]:
+            return MapRequestBuilder(self, self._requests, params, options, adapter).build(prompts)
 
-        return Mapper(iter(items), prepare, self._worker, how).answers()
+        def asked(item: T) -> Any:
+            return item if ask is None else attempt(ask, item)
+
+        return Mapper(iter(items), asked, prepare, self._worker, how).answers()
 
     def stream(
         self,

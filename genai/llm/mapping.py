@@ -155,7 +155,8 @@ class Mapper(Generic[Item]):
 
     Args:
         items: the items.
-        prepare: returns the requests for items, or a GenaiError, which becomes the answer to its item.
+        ask: converts an item to a prompt, or to a GenaiError, which becomes the answer to the item.
+        prepare: returns the requests for prompts, or a GenaiError for each prompt that is invalid.
         worker: the worker that runs the requests.
         options: options of the map.
     """
@@ -163,11 +164,13 @@ class Mapper(Generic[Item]):
     def __init__(
         self,
         items: Iterator[Item],
-        prepare: Callable[[Sequence[Item]], Sequence[MapRequest | GenaiError]],
+        ask: Callable[[Item], Any],
+        prepare: Callable[[Sequence[Any]], Sequence[MapRequest | GenaiError]],
         worker: Worker,
         options: MapOptions[Item],
     ) -> None:
-        self._items, self._prepare, self._worker, self._options = items, prepare, worker, options
+        self._items, self._ask, self._prepare = items, ask, prepare
+        self._worker, self._options = worker, options
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_read, self._is_read, self._most_at_a_time = 0, False, 1
         self._broken: Exception | None = None
@@ -183,7 +186,8 @@ class Mapper(Generic[Item]):
     def answers(self) -> Iterator[Answer[Item]]:
         """Yield the answers. Closing the generator cancels the running requests.
 
-        An exception from `items` is raised after the answers to all earlier items.
+        An exception from `items` or `ask` is raised after the answers to all earlier items. If the model is closed, the
+        StateError is raised after all answers that were finished before.
         """
         self._begin = self._last_progress = time.monotonic()
         try:
@@ -200,6 +204,7 @@ class Mapper(Generic[Item]):
                 elif not (self._sorted or self._ahead or self._done):
                     break
             self._tell(at_once=True)
+            yield from [self._held.pop(index) for index in sorted(self._held)]  # after an item that has no answer
             if self._broken is not None:
                 raise self._broken
         finally:
@@ -220,18 +225,24 @@ class Mapper(Generic[Item]):
 
     def _read(self) -> None:
         """Read the next items: one, or a growing number while reading is fast, so that answers are not delayed."""
-        begin, group = time.monotonic(), []
+        begin, group, prompts = time.monotonic(), list[Item](), list[Any]()
         try:
             for item in islice(self._items, min(self._most_at_a_time, self._room)):
+                prompts.append(self._ask(item))
                 group.append(item)
                 if time.monotonic() - begin > _SECONDS_TO_READ:
                     break
         except Exception as error:
             self._broken = error
         is_fast = time.monotonic() - begin < _SECONDS_TO_READ
-        self._is_read = not group or self._broken is not None
         self._most_at_a_time = min(2 * self._most_at_a_time, _MOST_AT_A_TIME) if is_fast else 1
-        for item, request in zip(group, self._prepare(group) if group else (), strict=True):
+        requests: Sequence[MapRequest | GenaiError] = ()
+        try:
+            requests = self._prepare(prompts) if prompts else ()
+        except Exception as error:
+            self._broken, group = error, []
+        self._is_read = not group or self._broken is not None
+        for item, request in zip(group, requests, strict=True):
             index, self._num_read = self._num_read, self._num_read + 1
             if isinstance(request, GenaiError):
                 self._finish(Answer(index, item, error=request))
@@ -253,7 +264,10 @@ class Mapper(Generic[Item]):
             work.group = GenerationGroup(work.request.leaders, self._worker, self._ring, on_text=self._ring)
             self._running.append(work)
             self._supply.note(work)
-            self._worker.submit(work.request.leaders)
+            try:
+                self._worker.submit(work.request.leaders)
+            except StateError as error:
+                self._stop(error)
 
     def _ring(self) -> None:
         self._bell.put(None)
@@ -266,7 +280,22 @@ class Mapper(Generic[Item]):
         if over:
             self._running = [work for work in self._running if work not in over]
         for work in over:
-            self._finish(self._answer(work))
+            try:
+                answer = self._answer(work)
+            except StateError as error:
+                self._stop(error)
+            else:
+                self._finish(answer)
+
+    def _stop(self, error: StateError) -> None:
+        """Raise this error after all finished answers, and wait for no others: the model is closed."""
+        self._broken, self._is_read = error, True
+        self._ahead.clear()
+        self._sorted.clear()
+        for work in self._running:
+            if work.group is not None and work.group.num_left:
+                work.group.cancel()
+        self._running = [work for work in self._running if not _is_running(work)]
 
     def _answer(self, work: _Work[Item]) -> Answer[Item]:
         assert work.group is not None

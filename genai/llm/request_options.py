@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ..engine.beams import BeamOptions
 from ..engine.sampling.params import SamplingOptions
@@ -14,6 +14,7 @@ from ..engine.sequence import ContextShift
 from ..errors import OptionError
 
 _MOST_PRIORITY = 2**31
+OnError: TypeAlias = Literal["raise", "return"]
 
 
 class LineOptions(SamplingOptions, total=False):
@@ -130,3 +131,19 @@ def split_options(options: Mapping[str, Any]) -> tuple[RequestOptions, dict[str,
     call_options = {name: options[name] for name in _CALL_OPTIONS if name in options}
     beams = {name: options[name] for name in _BEAMS if name in options}
     return RequestOptions(**call_options, beams=BeamOptions.from_options(beams) if beams else None), sampling
+
+
+def check_on_error(on_error: str, schema: object, options: Mapping[str, Any]) -> bool:
+    """Return True if errors are to be returned. Raise OptionError if other options contradict `on_error`."""
+    if on_error not in ("raise", "return"):
+        raise OptionError(f"on_error = {on_error!r:.40}", "allowed: raise, return", "use one of these values")
+    if on_error == "raise":
+        return False
+    for name in ("num_beams", "schema"):
+        if (schema if name == "schema" else options.get(name)) is not None:
+            raise OptionError(
+                f"{name} with on_error='return'",
+                "errors are returned only in place of sampled completions",
+                f"leave {name} or on_error out",
+            )
+    return True

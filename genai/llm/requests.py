@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.adapter_mix import AdapterMix
+from ..engine.sampling.breakers import NO_BREAKERS, BreakerFinder
 from ..engine.sampling.params import SamplingParams, grammar_of, model_defaults, with_defaults
-from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
+from ..engine.sampling.plan import SamplingPlan, plan_sampling, request_seed
 from ..engine.sampling.state import SamplerState
 from ..engine.sequence import ContextShift
-from ..errors import ConfigError, ContextOverflowError, GenaiError, InputError, OptionError, kind_of
+from ..errors import (
+    ConfigError,
+    ContextOverflowError,
+    GenaiError,
+    InputError,
+    OptionError,
+    StateError,
+    kind_of,
+    located,
+)
 from ..lora.store import AdapterChoice, Adapters
 from ..models.model import Model
 from ..text.files import generation_defaults
@@ -51,7 +62,7 @@ class RequestBuilder:
                 "correct generation_config.json, or the search section of genai_config.json",
             ) from error
         self._guidance = guidance_of(model, tokenizer)
-        self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
+        self._breakers = BreakerFinder(self._token_texts, partial(tokenizer.encode_all, add_special_tokens=False))
 
     def params(
         self, params: SamplingParams | None, options: Mapping[str, Any], request_options: RequestOptions | None = None
@@ -109,24 +120,46 @@ class RequestBuilder:
             The first sample for each prompt. It leads the other samples for the prompt.
         """
         request_options, options = _request_options_of(options, with_beams=with_beams)
+        given = _as_list(prompts)
         adds = request_options.add_special_tokens
-        rows = [self._prompt(prompt, adds, known) for prompt in _as_list(prompts)]
-        choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
-        if len(choices) != len(rows):
-            raise OptionError(
-                f"there are {len(choices)} adapters for {len(rows)} prompts",
-                "one adapter for all prompts, or one per prompt, is expected",
-                "pass as many adapters as prompts",
-            )
-        params_of_rows: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
-        if len(params_of_rows) != len(rows):
-            raise OptionError(
-                f"there are {len(params_of_rows)} params for {len(rows)} prompts",
-                "one params for all prompts, or one per prompt, is expected",
-                "pass as many params as prompts",
-            )
+        rows = [self._numbered_prompt(prompt, index, len(given), adds, known) for index, prompt in enumerate(given)]
+        choices, params_of_rows = _per_prompt("adapter", adapter, len(rows)), _per_prompt("params", params, len(rows))
         plans = [self._plan(self.params(row_params, options, request_options), shape) for row_params in params_of_rows]
         return self._generations(rows, plans, keep, choices, request_options)
+
+    def each(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        options: Mapping[str, Any],
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+    ) -> list[list[Generation] | GenaiError]:
+        """Return the requests of each prompt (see `batch`), or the error of a prompt that is invalid.
+
+        Raises:
+            GenaiError: the error would be raised for every prompt.
+        """
+        given = _as_list(prompts)
+        choices, params_of_rows = _per_prompt("adapter", adapter, len(given)), _per_prompt("params", params, len(given))
+        shared: Any = params
+        if not isinstance(params, (list, tuple)):
+            self.check_all(shared, options)
+        request_options, options = _request_options_of(options)
+        adds = request_options.add_special_tokens
+        found: list[list[Generation] | GenaiError] = []
+        for index, (prompt, row_params, choice) in enumerate(zip(given, params_of_rows, choices, strict=True)):
+            try:
+                plan = self._plan(self.params(row_params, options, request_options))
+                leaders = self._generations([self._prompt(prompt, adds)], [plan], (), [choice], request_options)
+            except StateError:
+                raise
+            except GenaiError as error:
+                found.append(error)
+            else:
+                for sample in leaders[0].samples:
+                    sample.prompt_index = index
+                found.append(leaders)
+        return found
 
     def encoded(self, texts: Sequence[str]) -> dict[str, NDArray[np.int32]]:
         """Return the token ids, without added special tokens, of the texts that probably fit the context.
@@ -242,6 +275,22 @@ class RequestBuilder:
                 "lower these options, or load the model with a larger context",
             )
 
+    def _numbered_prompt(
+        self,
+        prompt: Prompt,
+        index: int,
+        count: int,
+        adds: bool | None,
+        known: Mapping[str, NDArray[np.int32]] | None,
+    ) -> list[int]:
+        """See _prompt. If there are several prompts, an error contains the index of the prompt."""
+        try:
+            return self._prompt(prompt, adds, known)
+        except StateError:
+            raise
+        except GenaiError as error:
+            raise (located(error, f"prompt {index}") if count > 1 else error) from None
+
     def _prompt(
         self, prompt: Prompt, adds: bool | None = None, known: Mapping[str, NDArray[np.int32]] | None = None
     ) -> list[int]:
@@ -287,7 +336,7 @@ class RequestBuilder:
                 f"the vocabulary has {vocab_size} tokens",
                 f"use 0 (all tokens) to {vocab_size}",
             )
-        breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
+        breakers = self._breakers.find(params.dry_sequence_breakers) if params.dry_multiplier > 0 else NO_BREAKERS
         grammar = grammar_of(params)
         if shape is not None:
             grammar = shape.around(grammar)
@@ -299,13 +348,8 @@ class RequestBuilder:
             matcher=None if grammar is None else self._guidance.matcher(grammar),
         )
 
-    def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        if breakers not in self._breakers:
-            vocabulary = self._tokenizer.decode_each(range(self._tokenizer.vocab_size))
-            self._breakers[breakers] = breaker_tokens(
-                breakers, vocabulary, lambda text: self._tokenizer.encode(text, add_special_tokens=False).tolist()
-            )
-        return self._breakers[breakers]
+    def _token_texts(self) -> list[str]:
+        return self._tokenizer.decode_each(range(self._tokenizer.vocab_size))
 
     def _generation(
         self, prompt: Sequence[int], plan: SamplingPlan, index: int, adapters: AdapterMix | None, keep: Sequence[str]
@@ -368,6 +412,19 @@ def _as_list(prompts: Any) -> Sequence[Prompt]:
     if not len(rows):
         raise InputError("the list of prompts is empty", "there is nothing to complete", "pass at least one prompt")
     return [prompts] if isinstance(rows[0], (int, float)) or getattr(rows[0], "ndim", 1) == 0 else rows
+
+
+def _per_prompt(name: str, value: Any, count: int) -> Sequence[Any]:
+    """Return one value per prompt, from one value for all prompts or one per prompt."""
+    values: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value] * count
+    if len(values) != count:
+        names = "adapters" if name == "adapter" else name
+        raise OptionError(
+            f"there are {len(values)} {names} for {count} prompts",
+            f"one {name} for all prompts, or one per prompt, is expected",
+            f"pass as many {names} as prompts",
+        )
+    return values
 
 
 def _is_row(value: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from genai.common.interrupts import Task
 
 from ..common.single import Single
 from ..engine.worker import Worker
-from ..errors import DeadlineError, StateError
+from ..errors import DeadlineError, GenaiError, StateError, located
 from .completion import Completion
 from .generation import Generation
 
@@ -28,7 +28,9 @@ _END = None
 
 
 class GenerationGroup:
-    """The generations of a call. The group is finished when all of them are; if one fails, the others are cancelled.
+    """Generations that succeed or fail together. If one fails, the others are cancelled.
+
+    The group is finished when all generations are.
 
     Args:
         leaders: the first sample for each prompt.
@@ -64,11 +66,18 @@ class GenerationGroup:
         if isinstance(error, DeadlineError):
             self._too_late = error  # the other generations have separate deadlines
         elif error is not None and self.error is None:
-            self.error = error
+            self.error = self._located(generation, error)
             self.cancel()
         self.num_left -= 1
         if not self.num_left:
             self._on_done()
+
+    def _located(self, generation: Generation, error: BaseException) -> BaseException:
+        """Return the error with the index of its prompt, if there are several prompts."""
+        is_alone = self.all[0].prompt_index == self.all[-1].prompt_index
+        if is_alone or not isinstance(error, GenaiError) or isinstance(error, StateError):
+            return error
+        return located(error, f"prompt {generation.prompt_index}")
 
     def cancel(self) -> None:
         """Cancel the generations that are not finished."""
@@ -91,38 +100,60 @@ Progress = Callable[[int, int], None]
 
 def wait_for(leaders: list[Generation], worker: Worker, progress: Progress | None = None) -> list[Completion]:
     """Run a request and wait until it is finished. `progress` receives the number of finished completions and all."""
+    (group,) = wait_for_groups([leaders], worker, progress)
+    return group.completions()
+
+
+def wait_for_groups(
+    requests: Sequence[list[Generation]], worker: Worker, progress: Progress | None = None
+) -> list[GenerationGroup]:
+    """Run requests that succeed or fail separately, and wait until all are finished. See wait_for."""
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-    group = GenerationGroup(leaders, worker, lambda: bell.put(None))
+    groups = [GenerationGroup(leaders, worker, lambda: bell.put(None)) for leaders in requests]
+    total = sum(len(group.all) for group in groups)
     try:
-        worker.submit(leaders)
-        while group.num_left:
+        worker.submit([leader for leaders in requests for leader in leaders])
+        while left := sum(group.num_left for group in groups):
             with suppress(queue.Empty):
                 bell.get(timeout=Task.SECONDS)
             if progress is not None:
-                progress(len(group.all) - group.num_left, len(group.all))
+                left = sum(group.num_left for group in groups)
+                progress(total - left, total)
     except BaseException:
-        group.cancel()
+        for group in groups:
+            group.cancel()
         raise
-    return group.completions()
+    return groups
 
 
 async def await_for(leaders: list[Generation], worker: Worker) -> list[Completion]:
     """Run a request without blocking other tasks."""
+    (group,) = await await_groups([leaders], worker)
+    return group.completions()
+
+
+async def await_groups(requests: Sequence[list[Generation]], worker: Worker) -> list[GenerationGroup]:
+    """Run requests that succeed or fail separately, without blocking other tasks."""
     loop = _running_loop()
     done: asyncio.Future[None] = loop.create_future()
+    groups: list[GenerationGroup] = []
 
     def set_done() -> None:
-        if not done.done():
+        if not done.done() and not any(group.num_left for group in groups):
             done.set_result(None)
 
-    group = GenerationGroup(leaders, worker, lambda: _call_soon(loop, set_done))
+    groups += [GenerationGroup(leaders, worker, lambda: _call_soon(loop, set_done)) for leaders in requests]
+    for generation in (generation for group in groups for generation in group.all):
+        generation.loop = loop
     try:
-        worker.submit(leaders)
-        await done
+        if groups:
+            worker.submit([leader for leaders in requests for leader in leaders])
+            await done
     except BaseException:
-        group.cancel()
+        for group in groups:
+            group.cancel()
         raise
-    return group.completions()
+    return groups
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
@@ -267,6 +298,7 @@ class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletio
         self._loop = loop = _running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
         put = self._pieces.put_nowait
+        generations[0].loop = loop
         super().__init__(generations, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
 
     def __aiter__(self) -> AsyncIterator[str]:

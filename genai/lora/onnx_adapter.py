@@ -19,6 +19,8 @@ import flatbuffers
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.atomic_files import write_whole
+from ..common.reading import is_addressable
 from ..errors import GenaiError, InputError
 from ..onnx.types import DataType
 
@@ -71,9 +73,9 @@ def read_adapter_file(path: Path) -> AdapterFile:
 
 
 def write_adapter_file(path: Path, file: AdapterFile) -> None:
-    """Write an adapter file. Raises InputError if writing fails."""
+    """Write an adapter file. Raises InputError if writing fails; an existing file is then unchanged."""
     try:
-        path.write_bytes(_written(file))
+        write_whole(path, _written(file))
     except OSError as error:
         raise InputError(f"{path}: the file cannot be written", str(error), "choose another path") from error
 
@@ -174,7 +176,7 @@ def _parameter(buffer: _Buffer, table: int) -> tuple[str, NDArray[Any]]:
     if dtype is None or dtype.hasobject:
         raise _Damaged(f"{name!r} has element type {kind}, which is not supported")
     offset, size = buffer.vector(table, _DATA, 1)
-    if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != size:
+    if not is_addressable(shape, dtype.itemsize) or math.prod(shape) * dtype.itemsize != size:
         raise _Damaged(f"{name!r} has {size} bytes, which does not match shape {shape} of {dtype}")
     data = buffer.bytes(offset, size)
     array = data if data.ctypes.data % dtype.itemsize == 0 else data.copy()

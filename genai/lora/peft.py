@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import re2
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
+from ..common.atomic_files import whole_folder
 from ..errors import InputError, ModelFolderError
 from ..models.folders import folder_json, readable
 from ..weight_files.safetensors import read_safetensors
@@ -292,8 +293,9 @@ def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
             name = f"{_PREFIXES[0]}{names[module]}.lora_{factor}.weight"
             tensors[name] = narrowed(array, dtype, adapter.source, module)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
+        with whole_folder(folder) as unfinished:
+            (unfinished / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            # save_file would raise the library's own error if the disk is full.
+            (unfinished / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
     except OSError as error:
         raise InputError(f"{folder}: the adapter cannot be written", str(error), "choose another folder") from error

@@ -11,12 +11,12 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
+from ..common.atomic_files import replacing
 from ..errors import OptionError
 from .config import Config
 
@@ -79,9 +79,9 @@ def record(config: Config, quality: KvQuality) -> Path | None:
     with contextlib.suppress(OSError, RuntimeError):
         path = _file(config)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"folder": str(config.folder), **asdict(quality)}), encoding="utf-8")
-        return partial.replace(path)
+        with replacing(path) as file:
+            file.write(json.dumps({"folder": str(config.folder), **asdict(quality)}).encode())
+        return path
     return None
 
 

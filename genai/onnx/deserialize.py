@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from ..common.reading import MOST_DIMENSIONS, is_addressable
 from ..errors import GraphError, malformed
 from . import ir
 from .external_data import ExternalData
@@ -35,9 +36,7 @@ _SINGLE_FIELDS = {
 _LIST_FIELDS = {kind: kind.name.lower() for kind in AttributeType if kind and kind not in _SINGLE_FIELDS}
 VALUE_FIELDS = _SINGLE_FIELDS | _LIST_FIELDS
 
-# NumPy's limits: 64 dimensions, and sizes in bytes that a signed 64-bit integer represents.
-_MAX_RANK = 64
-_MAX_ADDRESS = 2**63 - 1
+# A complex128 element. The product of a shape with this size must be addressable.
 _LARGEST_ELEMENT_BYTES = 16
 
 # The typed field that holds a tensor's elements, and the element type; other types are stored as codes in int32_data.
@@ -254,11 +253,10 @@ def _attribute_type_by_field(proto: onnx.AttributeProto) -> AttributeType:
 def _checked_shape(name: str, dims: Iterable[int]) -> tuple[int, ...]:
     """Return a shape that NumPy can address, so that later uses of the tensor do not fail."""
     shape = tuple(dims)
-    addressed = math.prod(extent or 1 for extent in shape) * _LARGEST_ELEMENT_BYTES
-    if any(extent < 0 for extent in shape) or len(shape) > _MAX_RANK or addressed > _MAX_ADDRESS:
+    if not is_addressable(shape, _LARGEST_ELEMENT_BYTES):
         raise malformed(
             f"tensor {name!r} has the shape {list(shape)!r:.200}",
-            f"sizes must not be negative, at most {_MAX_RANK} in number, and their product must be addressable",
+            f"sizes must not be negative, at most {MOST_DIMENSIONS} in number, and their product must be addressable",
         )
     return shape
 

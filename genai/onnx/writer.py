@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import EINVAL
 from pathlib import Path
 from typing import BinaryIO
 
@@ -124,6 +125,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
     The name is chosen before the file is created, because otherwise an interrupt could leave behind an unknown file.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(EINVAL, "it is a folder, a pipe or a device", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:

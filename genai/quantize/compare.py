@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 from genai.quant.methods import METHODS
 
+from ..common.atomic_files import write_whole
 from ..common.renamed import renamed_fields
 from ..errors import ModelFolderError, OptionError, whole_number
 from .choices import FORMATS, UNIFORM
 from .options import QuantizeOptions
 from .report import Point, curve_plot, html_page, html_table, read_report, size_text
-from .run import Progress, quantize_model
+from .run import Progress, quantize_model, unwritable
 
 T = TypeVar("T")
 DEFAULT_VARIANTS = "rtn/4/128,rtn/4/32,search/4/32,gptq/4/128,gptq/4/32,distill/4/32,search/8/32"
@@ -146,7 +147,10 @@ def compare(
             n: way if METHODS[way.method].needs != "nothing" else replace(way, calib=None) for n, way in ways.items()
         }
     output = Path(output)
-    output.mkdir(exist_ok=True)
+    try:
+        output.mkdir(exist_ok=True)
+    except OSError as error:
+        raise unwritable(output, error) from error
     reports = {}
     for name, way in ways.items():
         folder = output / name
@@ -156,7 +160,10 @@ def compare(
         quantize_model(source, folder, way, command=command, progress=partial(_labelled, progress, name))
         reports[name] = read_report(folder)
     result = choose_variant(reports, most_kld)
-    _write(result, output, str(source), command)
+    try:
+        _write(result, output, str(source), command)
+    except OSError as error:
+        raise unwritable(output, error) from error
     return result
 
 
@@ -239,12 +246,11 @@ def _write(result: Comparison, output: Path, source: str, command: str) -> None:
     said = f"Recommended: {result.taken}, {result.why}. The float model's perplexity is {base:.4f}."
     plain: dict[str, Any] = {"taken": result.taken, "why": result.why, "front": list(result.front), "command": command}
     plain |= {"reports": result.reports}
-    (output / "comparison.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    write_whole(output / "comparison.json", (json.dumps(plain, indent=1) + "\n").encode())
     table = [_HEADS, ["---"] * len(_HEADS), *rows(result)]
     lines = [f"# {source}", "", said, "", *("| " + " | ".join(row) + " |" for row in table), ""]
-    (output / "comparison.md").write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
+    write_whole(output / "comparison.md", "\n".join(lines).encode(errors="backslashreplace"))
     links = "".join(f'<li><a href="{name}/quantization_report.html">{name}</a></li>' for name in result.reports)
     body = f"<p><b>{said}</b></p>{curve_plot(points).svg()}{html_table(_HEADS, rows(result))}<ul>{links}</ul>"
-    (output / "comparison.html").write_text(
-        html_page(f"Quantised versions of {Path(source).name}", body), encoding="utf-8", errors="backslashreplace"
-    )
+    page = html_page(f"Quantised versions of {Path(source).name}", body)
+    write_whole(output / "comparison.html", page.encode(errors="backslashreplace"))

@@ -89,10 +89,10 @@ def quantize_model(
     try:
         return run.all()
     except OSError as error:
-        raise _unwritable(output, error) from error
+        raise unwritable(output, error) from error
     except ModelFolderError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
-            raise _unwritable(output, error.__cause__) from error
+            raise unwritable(output, error.__cause__) from error
         raise
 
 
@@ -104,7 +104,8 @@ _NO_ROOM = {
 }
 
 
-def _unwritable(output: str | Path, error: OSError) -> ModelFolderError:
+def unwritable(output: str | Path, error: OSError) -> ModelFolderError:
+    """Return the error for an output that the operating system refused to write."""
     fix = "free some space and run the same command again, which reuses finished matrices"
     if error.errno not in _NO_ROOM:
         fix = "check that the parent folder exists and is writable"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common.atomic_files import whole_file
 from ..errors import InputError, OptionError
 from ..onnx.ir import Value
 from ..onnx.types import DataType, TensorType
@@ -21,6 +24,12 @@ _MAX_INTEGER = 10
 _MAX_ELEMENTS = 1 << 28
 # The first bytes of NumPy's files.
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
+# Exceptions that NumPy and zipfile raise for damaged files: a shape can need more memory than exists or overflow an
+# integer, and an archive can be encrypted or compressed in an unsupported way.
+_UNREADABLE = (
+    OSError, ValueError, EOFError, ArithmeticError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error,
+    lzma.LZMAError,
+)  # fmt: skip
 
 
 def load_arrays(path: Path) -> dict[str, Any]:
@@ -44,7 +53,9 @@ def load_arrays(path: Path) -> dict[str, Any]:
             return {path.stem: found}
         with found:
             return {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except InputError:
+        raise
+    except _UNREADABLE as error:
         raise InputError(
             f"{str(path)!r} cannot be read as arrays: {_reason(error)}",
             "an input file must be an intact .npy or .npz file",
@@ -74,7 +85,7 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
             value = value.astype(np.str_)
         plain[name] = value if value.dtype.isbuiltin == 1 or value.dtype.kind == "U" else value.astype(np.float32)
     try:
-        with path.open("wb") as file:
+        with whole_file(path) as file:
             np.savez(file, **plain)
     except OSError as error:
         raise InputError(

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, GenaiError, NodeError, ProviderError, RunStopped
+from ..common.atomic_files import write_whole
+from ..errors import ArgumentError, GenaiError, InputError, NodeError, ProviderError, RunStopped
 from .execution_providers import PROVIDED
 from .loop import OpCall, RunContext, circumstances
 
@@ -40,7 +41,7 @@ class Profiler:
         return dict(sorted(totals.items(), key=lambda item: -item[1][1]))
 
     def write(self) -> str:
-        """Write the trace to the working directory and return its path."""
+        """Write the trace to the working directory and return its path. Raises InputError if that fails."""
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         path = Path(f"{self._prefix}{stamp}_{os.getpid()}_{self.start_ns % 1_000_000}.json")
         events = [
@@ -56,7 +57,11 @@ class Profiler:
             }
             for label, op_type, thread, begin, end in list(self._events)
         ]
-        path.write_text(json.dumps(events), encoding="utf-8")
+        try:
+            write_whole(path, json.dumps(events).encode())
+        except OSError as error:
+            fix = "free some space, or set another path in SessionOptions.profile_file_prefix"
+            raise InputError(f"{path}: the profile cannot be written", str(error), fix) from error
         return str(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 
-from ..common.reading import whole_file
+from ..common.reading import MOST_DIMENSIONS, is_addressable, whole_file
 from ..errors import InputError
 
 _DTYPES: dict[str, Any] = {
@@ -60,7 +61,7 @@ class SafetensorsFile:
                 for name in file.offset_keys():
                     tensor, start = file.get_slice(name), end
                     kind, shape = tensor.get_dtype(), tuple(tensor.get_shape())
-                    dtype = _dtype(path, name, kind)
+                    dtype = _dtype(path, name, kind, shape)
                     end += math.prod(shape) * dtype.itemsize
                     self.tensors[name] = dtype, shape, start, end
             with path.open("rb") as header:
@@ -101,15 +102,21 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
         data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=lambda pairs: _each_once(path, pairs)
     )
     return {
-        name: np.frombuffer(tensor["data"], _dtype(path, name, tensor["dtype"])).reshape(tensor["shape"])
+        name: np.frombuffer(tensor["data"], _dtype(path, name, tensor["dtype"], tensor["shape"])).reshape(
+            tensor["shape"]
+        )
         for name, tensor in sorted(tensors, key=lambda item: item[0])  # the library's order varies between calls
     }
 
 
-def _dtype(path: Path, name: str, kind: str) -> np.dtype[Any]:
+def _dtype(path: Path, name: str, kind: str, shape: Sequence[int]) -> np.dtype[Any]:
+    """Return the dtype of a tensor. Raise InputError if NumPy cannot represent the type or the shape."""
     if kind not in _DTYPES:
         raise _malformed(path, f"{name!r:.200} has type {kind!r}; the supported types are {', '.join(_DTYPES)}")
     dtype: np.dtype[Any] = np.dtype(_DTYPES[kind])
+    if not is_addressable(shape, dtype.itemsize):
+        limit = f"at most {MOST_DIMENSIONS} sizes are supported, and their product must be addressable"
+        raise _malformed(path, f"{name!r:.200} has the shape {list(shape)!r:.200}; {limit}")
     return dtype
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from genai.cli.app import run as run_here
+from genai.llm.llm import LLM
 from tests.cli.processes import run
 
 QUESTION = ["-p", "What is 12 + 7?", "--chat"]
@@ -141,3 +145,38 @@ def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
     assert "ctx_shift keeps 150 tokens of a context of 160" in run(*options, "--ctx-shift", "--ctx-keep", "150").stderr
     chat = run("chat", "-p", "Tell me a story.", *options[3:], "--ctx-shift")
     assert "tokens were dropped" in chat.stderr and len(chat.stdout) > 500
+
+
+def test_a_prompt_that_fails_does_not_fail_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "word " * 3000
+    options = ["-n", "2", "--temperature", "0"]
+    assert run_here(["generate", "-p", "Once", "-p", long, "-p", "What", "--json", *options]) == 1
+    shown = capsys.readouterr()
+    first, failed, last = map(json.loads, shown.out.splitlines())
+    assert (first["prompt_index"], failed["prompt_index"], last["prompt_index"]) == (0, 1, 2)
+    assert failed["error"]["code"] == "ContextOverflowError" and failed["error"]["why"] and failed["error"]["fix"]
+    assert re.search(r"error: prompt 1: the prompt has .+\n  why: .+\n  fix: .+", shown.err)
+    assert run_here(["generate", "-p", "Once", "-p", long, *options]) == 1
+    assert capsys.readouterr().out == first["text"] + "\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_finished_completions_are_printed_after_a_signal(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that wait for the first prompt, which is still running."""
+    whole = LLM.map
+
+    def interrupted(self: LLM, prompts: list[str], *, on_answer: Any, **options: Any) -> Iterator[Any]:
+        for answer in whole(self, prompts, **options):
+            if answer.index in (1, 3):
+                on_answer(answer)
+        signal.raise_signal(number)
+        yield None
+
+    monkeypatch.setattr(LLM, "map", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_here(["generate", *(["-p", "Once"] * 4), "-n", "2", "--json"]) == code
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt_index"] for line in lines] == [1, 3]
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -21,7 +21,7 @@ from genai.convert import build_model, plan_build
 from genai.convert.options import ExportOptions
 from genai.engine.decoder import compute as compute_pending
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, TokenizerError, UnsupportedModelError
-from genai.weight_files.safetensors import SafetensorsFile
+from genai.weight_files.safetensors import SafetensorsFile, read_safetensors
 
 FP32 = ExportOptions(precision="fp32")
 WEIGHTS = "model.safetensors"
@@ -280,6 +280,34 @@ def test_pickles_are_never_opened(checkpoint: Path) -> None:
     assert not Path("/tmp/pickle_was_opened").exists()
     (checkpoint / "pytorch_model.bin").unlink()
     refuse(checkpoint, ModelFolderError, "neither model.safetensors")
+
+
+# NumPy represents at most 64 sizes, whose product without zeros, in bytes, fits in 63 bits.
+SHAPES = [
+    [1] * 64, [1] * 65, [1] * 1000, [0, 2**60], [0, 2**61], [0, 2**62, 2**62], [2**63, 0], [2**64 - 1, 0], [0] * 65,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{len(shape)}x{shape[-1]}")
+@pytest.mark.parametrize("mapped", [True, False])
+def test_shapes_that_numpy_cannot_represent(tmp_path: Path, shape: list[int], mapped: bool) -> None:
+    size = 4 * math.prod(shape)
+    header = json.dumps({"w" * 300: {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+    path = tmp_path / WEIGHTS
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+
+    def read() -> Any:
+        file = SafetensorsFile(path)
+        return {name: file.read(name) for name in file.tensors} if mapped else read_safetensors(path)
+
+    try:
+        np.empty(math.prod(shape), np.float32).reshape(shape)
+    except (ValueError, OverflowError):
+        with pytest.raises(InputError, match="at most 64 sizes are supported") as caught:
+            read()
+        assert len(str(caught.value)) < 1500 and caught.value.fix
+    else:
+        assert [list(array.shape) for array in read().values()] == [shape]
 
 
 def test_missing_tensor(checkpoint: Path) -> None:

@@ -289,3 +289,39 @@ def test_a_stream_of_another_event_loop(llm: genai.LLM) -> None:
     stream = asyncio.run(make())
     with pytest.raises(StateError, match="another event loop"):
         asyncio.run(asyncio.wait_for(anext(stream), 30))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["agenerate", "astream"])
+def test_a_loop_that_is_closed_cancels_what_it_waits_for(bundled: genai.Model, kind: str) -> None:
+    """The task, which is never resumed, is kept alive, so that its collection cannot cancel the request."""
+    going = threading.Event()
+    closed = threading.Event()
+
+    def wait(tokens: Any, logits: Any) -> Any:
+        going.set()
+        assert closed.wait(30)
+        return logits
+
+    async def work(llm: genai.LLM) -> None:
+        options: Any = {"max_tokens": 900, "ignore_eos": True, "logits_processors": [wait]}
+        if kind == "agenerate":
+            await llm.agenerate("Once", **options)
+        else:
+            async for _ in llm.astream("Once", **options):
+                pass
+
+    with genai.LLM(bundled) as llm:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(work(llm))
+        while not going.is_set():
+            loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        closed.set()
+        llm.generate("x", max_tokens=1)  # the engine has been round since
+        stats = llm.stats()
+        assert not task.done() and (stats.running, stats.waiting, stats.cancelled) == (0, 0, 1)
+        assert stats.generated_tokens < 20
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        del task, loop
+        gc.collect()  # asyncio.Queue uses its closed loop, which asyncio reports as unraisable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import math
@@ -16,17 +17,21 @@ import onnx
 import pytest
 
 import genai
+from genai.engine.sampling.params import SamplingParams
 from genai.errors import (
     ChatTemplateError,
     ContextOverflowError,
     ExternalDataError,
+    GenaiError,
     InputError,
     ModelFolderError,
     NotSupportedYetError,
     OptionError,
+    SamplingError,
     TokenizerError,
     UnsupportedModelError,
 )
+from genai.llm.completion import Completion
 from genai.lowering import program
 
 PROMPTS: list[tuple[Any, type[Exception], str]] = [
@@ -304,3 +309,55 @@ def test_variables_of_a_template(llm: genai.LLM, template: Any) -> None:
         with pytest.raises(InputError, match="template") as caught:
             call("Hi", template=template)
         assert caught.value.why and caught.value.fix
+
+
+def test_errors_can_be_returned_in_place_of_completions(llm: genai.LLM) -> None:
+    """The other prompts get the same tokens as in a call without the bad prompts."""
+    prompts: list[Any] = ["Once", "", "word " * 3000, 5, [3, 4], [10**9]]
+    found = llm.generate(prompts, max_tokens=3, temperature=0, on_error="return")
+    kinds = [type(one).__name__ for one in found]
+    assert kinds == ["Completion", "InputError", "ContextOverflowError", "InputError", "Completion", "InputError"]
+    expected = llm.generate(["Once", [3, 4]], max_tokens=3, temperature=0)
+    good = [one for one in found if isinstance(one, Completion)]
+    assert [one.token_ids for one in good] == [one.token_ids for one in expected]
+    assert [one.prompt_index for one in good] == [0, 4]
+    assert all(one.why and one.fix for one in found if isinstance(one, GenaiError))
+    again = asyncio.run(llm.agenerate(prompts, max_tokens=3, temperature=0, on_error="return"))
+    assert [type(one).__name__ for one in again] == kinds
+    assert len(llm.generate(["Once", ""], n=2, temperature=1, max_tokens=1, on_error="return")) == 3
+    assert len(asyncio.run(llm.agenerate(["", ""], on_error="return"))) == 2
+
+
+def test_errors_that_concern_every_prompt_are_raised(llm: genai.LLM) -> None:
+    for message, options in (
+        ("top_p = 2", {"top_p": 2}),
+        ("num_beams with on_error", {"num_beams": 2}),
+        ("schema with on_error", {"schema": int}),
+        ("2 params for 1 prompts", {"params": [None, None]}),
+        ("2 adapters for 1 prompts", {"adapter": [None, None]}),
+    ):
+        with pytest.raises(OptionError, match=message) as caught:
+            llm.generate(["Once"], on_error="return", **options)  # type: ignore[call-overload]
+        assert caught.value.why and caught.value.fix
+    with pytest.raises(OptionError, match="on_error = 'ignore'"):
+        llm.generate(["Once"], on_error="ignore")  # type: ignore[call-overload]
+
+
+def test_a_prompt_without_a_next_token_is_named(llm: genai.LLM) -> None:
+    """The number is the prompt's index in the call, and not the row in the engine's batch."""
+
+    def forbid(tokens: Any, logits: Any) -> Any:
+        return np.full_like(logits, -np.inf)
+
+    plain, broken = SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, logits_processors=[forbid])
+    params = [plain, plain, broken, plain]
+    with pytest.raises(SamplingError, match=r"^prompt 2: no next token can be chosen") as caught:
+        llm.generate(["Once"] * 4, params)
+    assert "allow no token" in caught.value.why
+    found = llm.generate(["Once"] * 4, params, on_error="return")
+    assert [type(one).__name__ for one in found] == ["Completion", "Completion", "SamplingError", "Completion"]
+    assert str(found[2]).startswith("no next token can be chosen")
+    with pytest.raises(SamplingError, match=r"^no next token can be chosen"):
+        llm.generate("Once", broken)
+    with pytest.raises(ContextOverflowError, match=r"^prompt 1: the prompt has"):
+        llm.generate(["Once", "word " * 3000])

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 import genai
 from genai.errors import CacheCapacityError, GenaiError, InputError, OptionError, StateError
 from genai.llm.completion import Completion, Timings
+from genai.llm.map_requests import MapRequestBuilder
 from genai.llm.mapping import Answer, MapFigures, MapOptions, Mapper, MapRequest, common_length
 
 QUESTIONS = [f"What is {a} + {b}?" for a in range(2, 12) for b in range(3, 8)]
@@ -100,6 +101,63 @@ def test_an_error_of_the_items_comes_after_the_answers_to_those_before(llm: gena
     assert raised.value.why and raised.value.fix
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_error_of_ask_comes_after_the_answers_to_those_before(llm: genai.LLM, in_order: bool) -> None:
+    """Also to those that were read in the same group, or were still running."""
+
+    def ask(item: int) -> str:
+        if item == 150:
+            raise ZeroDivisionError("no more")
+        return "Once"
+
+    answers: list[int] = []
+    with pytest.raises(ZeroDivisionError, match="no more"):
+        answers.extend(answer.index for answer in llm.map(range(200), ask, max_tokens=2, in_order=in_order))
+    assert sorted(answers) == list(range(150))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_error_while_requests_are_built_comes_after_the_answers(
+    llm: genai.LLM, in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[int] = []
+    build = MapRequestBuilder.build
+
+    def broken(self: MapRequestBuilder, items: Any) -> Any:
+        if "stop" in items:
+            raise ZeroDivisionError("no more")
+        return build(self, items)
+
+    monkeypatch.setattr(MapRequestBuilder, "build", broken)
+    items = ["Once"] * 150 + ["stop"]
+    with pytest.raises(ZeroDivisionError, match="no more"):
+        answers.extend(answer.index for answer in llm.map(items, max_tokens=2, in_order=in_order))
+    assert sorted(answers) == list(range(len(answers))) and len(answers) >= 150 - 16, "all groups before"
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_model_that_is_closed_discards_no_finished_answer(in_order: bool) -> None:
+    """The first item never ends. The others are finished before the model is closed."""
+    engine = _Engine(random.Random(1))
+    closed = StateError("the model is closed", "", "")
+
+    def submit(jobs: list[Any]) -> None:
+        if jobs[0].prompt[-1] == 9:
+            raise closed
+        if jobs[0].prompt[-1]:
+            engine.generations.extend(jobs)
+            engine.end_one()
+
+    engine.submit = submit  # type: ignore[method-assign]
+    prepare = lambda group: [MapRequest([_Job([item] * 3)]) for item in group]  # type: ignore[list-item]  # noqa: E731
+    mapper = Mapper(iter(range(20)), lambda item: item, prepare, engine, MapOptions[int](4, 20, in_order))  # type: ignore[arg-type]
+    answers: list[int] = []
+    with pytest.raises(StateError, match="is closed"):
+        answers.extend(answer.index for answer in mapper.answers())
+    assert sorted(answers) == list(range(1, 9))
+    assert not in_order or answers == sorted(answers)
+
+
 def test_options_that_no_item_can_have_are_refused_at_once(llm: genai.LLM) -> None:
     with pytest.raises(OptionError, match="top_p = 2"):
         llm.map(["x"], top_p=2)
@@ -179,6 +237,7 @@ class _Job:
 
     sink: Any
     is_unwanted = False
+    prompt_index = 0
 
     def __init__(self, prompt: list[int], fails: BaseException | None = None) -> None:
         self.prompt, self.fails, self.is_over = prompt, fails, False
@@ -255,7 +314,7 @@ def test_each_item_is_answered_once(seed: int, count: int, window: int, most_run
         return found
 
     options = MapOptions[int](window, most_running, in_order)
-    mapper = Mapper(items(), prepare, engine, options)  # type: ignore[arg-type]
+    mapper = Mapper(items(), lambda item: item, prepare, engine, options)  # type: ignore[arg-type]
     mapper._bell = _Bell(engine)  # type: ignore[assignment]
     answers: list[Answer[int]] = []
     for answer in mapper.answers():

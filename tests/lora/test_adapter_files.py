@@ -410,6 +410,17 @@ def test_damaged_files(tmp_path: Path) -> None:
         LoraAdapter().Load(tmp_path / "t.onnx_adapter")
 
 
+def test_a_shape_that_numpy_cannot_represent(tmp_path: Path) -> None:
+    path, extent = tmp_path / "x.onnx_adapter", 12_345_678_901
+    AdapterFormat.of({"a.lora_A": np.ones((0, extent), np.float32)}).export_adapter(path)
+    assert AdapterFormat.read_adapter(path).arrays["a.lora_A"].shape == (0, extent)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(extent.to_bytes(8, "little"), (2**62).to_bytes(8, "little")))
+    with pytest.raises(InputError, match="is damaged") as caught:
+        AdapterFormat.read_adapter(path)
+    assert f"[0, {2**62}]" in caught.value.why
+
+
 def test_parameters_that_share_bytes(tmp_path: Path) -> None:
     """Otherwise a small file could claim to contain terabytes."""
     builder = flatbuffers.Builder(1024)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -88,3 +92,41 @@ def test_the_peer_refuses(tmp_path, saved):
         Peer(str(tmp_path / "absent.onnx"))
     with pytest.raises(InputError, match="cannot run the model"):
         Peer(str(saved)).run({"a": np.ones(3)})
+
+
+def npy(shape: str) -> bytes:
+    """Return an .npy file whose header has any shape, followed by one number."""
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+
+
+@pytest.mark.parametrize(
+    "shape", [f"({10**15},)", f"(0, {2**64})", f"({'1,' * 65})", f"(0, {2**62})", "(-1,)", f"({2**63},)", "('a',)"]
+)
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_shapes_that_no_array_can_have(tmp_path: Path, shape: str, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(npy(shape))
+    if suffix == "npz":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("x.npy", npy(shape))
+    with pytest.raises(InputError, match="cannot be read as arrays") as caught:
+        load_arrays(path)
+    assert caught.value.why and caught.value.fix
+
+
+def test_an_archive_that_cannot_be_opened(tmp_path: Path) -> None:
+    """An encrypted one, one with an unknown compression, and damaged compressed data."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x.npy", npy("(1,)") + bytes(999))
+    for offset, value in ((6, 1), (8, 99), (40, 0xFF), (45, 0xFF), (60, 0xFF)):
+        data = bytearray(content.getvalue())
+        data[offset] = value
+        entry = data.index(b"PK\x01\x02")
+        if offset < 10:  # the directory at the end has the same flags and the same compression
+            data[entry + offset + 2] = value
+        (tmp_path / "x.npz").write_bytes(data)
+        with pytest.raises(InputError, match="cannot be read as arrays") as caught:
+            load_arrays(tmp_path / "x.npz")
+        assert caught.value.why and caught.value.fix

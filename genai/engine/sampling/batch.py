@@ -19,7 +19,7 @@ from genai.kernels.device import DeviceArray, Executor, TokenChoice
 from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
 
 from ...devices import open_executor
-from ...errors import SamplingError
+from ...errors import SamplingError, located
 from ..sequence import Logits
 from .masks import MaskFiller
 from .plan import RowSampler
@@ -83,10 +83,11 @@ def token_logprobs(
     columns = where.tolist(), ids.tolist(), normalizers.tolist(), own, likely.tolist(), others
     for row, token, normalizer, logit, best, values in zip(*columns, strict=True):
         if np.isnan(normalizer):
+            which = f" of row {row}" if len(logits) > 1 else ""
             raise SamplingError(
-                f"the log-probabilities of row {row} cannot be computed",
-                "the logits of the row contain NaN or infinity, or are all -inf",
-                "check the model for damaged weights or an overflow",
+                f"the log-probabilities{which} cannot be computed",
+                "the logits contain NaN or infinity, or are all -inf",
+                "check the model and the adapter for damaged weights or an overflow",
             )
         alternatives = tuple(
             (other, value - normalizer) for other, value in zip(best, values, strict=True) if other >= 0
@@ -96,7 +97,7 @@ def token_logprobs(
 
 
 _REASONS = {
-    HAS_NAN: ("contain NaN", "check the model for damaged weights or an overflow"),
+    HAS_NAN: ("contain NaN", "check the model and the adapter for damaged weights or an overflow"),
     HAS_INFINITY: ("contain plus infinity", "check the model and the penalties for an overflow"),
     ALL_MASKED: ("are all -inf", "mask fewer tokens"),
 }
@@ -126,21 +127,24 @@ class BegunBatch:
         self.choice, self._rows = choice, rows
 
     def outcomes(self) -> list[tuple[int, SamplingError | None]]:
-        """Wait for each row's token, or for the error that explains why there is none. Call once; appends nothing."""
+        """Wait for each row's token, or for the error that explains why there is none. Call once; appends nothing.
+
+        The errors do not name the row, because only the caller knows what a row is.
+        """
         tokens, probabilities, status = self.choice.wait()
         found: list[tuple[int, SamplingError | None]] = []
         columns = tokens.tolist(), probabilities.tolist(), status.tolist()
         for row, token, probability, code in zip(self._rows, *columns, strict=True):
-            error = None if code == FINE else _refusal(0, code)
+            error = None if code == FINE else _refusal(code)
             if error is None and row.plan.params.mirostat:
                 row.steer(probability)
             found.append((token, error))
         return found
 
 
-def _refusal(row: int, code: int) -> SamplingError:
+def _refusal(code: int) -> SamplingError:
     why, fix = _REASONS[code]
-    return SamplingError(f"row {row} has no next token", f"the logits of the row {why}", fix)
+    return SamplingError("no next token can be chosen", f"the logits {why}", fix)
 
 
 def _active(rows: Sequence[RowSampler | None]) -> dict[int, RowSampler]:
@@ -237,7 +241,7 @@ class BatchSampler:
             tokens, probabilities, status = self._sampler.sample(logits, batch, distributions)
         for index, code in zip(active, status.tolist(), strict=True):
             if code != FINE:
-                raise _refusal(index, code)
+                raise located(_refusal(code), f"row {index}") if len(logits) > 1 else _refusal(code)
         return tokens, probabilities
 
     def _logprobs(

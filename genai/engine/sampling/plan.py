@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from genai.kernels.sampling import ASKED, LIMIT_PLACE, MAX_STEPS, Setting, Step, is_plain
 
 from ...errors import OptionError
+from .breakers import NO_BREAKERS, Breakers
 from .guidance import Matcher
 from .option_rules import MOST_TOKENS, SAMPLERS
 from .params import NEUTRAL, SamplingParams
@@ -29,7 +30,7 @@ class SamplingPlan:
         asked: steps and settings in the format of `genai.kernels.sampling.ROW`.
         is_plain: see `genai.kernels.sampling.is_plain`.
         stop_ids: tokens that end the output, including EOS.
-        breakers: token sequences that DRY does not extend across, keyed by their last token.
+        breakers: token sequences that DRY does not extend across.
         edit_ids, edit_values: the logit bias, int32 and float32.
         held_back: int32, the tokens that may not be chosen before the output has its minimum length.
         most_history: number of past tokens that the steps use; infinite = all.
@@ -42,7 +43,7 @@ class SamplingPlan:
     asked: bytes
     is_plain: bool
     stop_ids: frozenset[int]
-    breakers: Mapping[int, Sequence[tuple[int, ...]]]
+    breakers: Breakers
     edit_ids: NDArray[np.int32]
     edit_values: NDArray[np.float32]
     held_back: NDArray[np.int32]
@@ -56,7 +57,7 @@ def plan_sampling(
     *,
     vocab_size: int,
     eos_token_ids: Sequence[int] = (),
-    breakers: Sequence[Sequence[int]] = (),
+    breakers: Breakers = NO_BREAKERS,
     matcher: Matcher | None = None,
 ) -> SamplingPlan:
     """Convert a request's options to a plan.
@@ -65,7 +66,7 @@ def plan_sampling(
         params: the options.
         vocab_size: number of logits per row.
         eos_token_ids: tokens that end a sequence of this model.
-        breakers: DRY's sequence breakers as tokens; see `breaker_tokens`.
+        breakers: DRY's sequence breakers as tokens; see `BreakerFinder`.
         matcher: a matcher at the start of the grammar for the output; None = no grammar.
 
     Raises:
@@ -81,15 +82,12 @@ def plan_sampling(
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
     held_back = sorted(token for token in stop_ids | frozenset(eos_token_ids) if 0 <= token < vocab_size)
     steps, settings = _steps(params), _settings(params)
-    by_last: dict[int, list[tuple[int, ...]]] = {}
-    for breaker in breakers:
-        by_last.setdefault(breaker[-1], []).append(tuple(breaker))
     return SamplingPlan(
         params=params,
         asked=ASKED.pack(*steps, *[Step.END] * (MAX_STEPS - len(steps)), *settings),
         is_plain=is_plain(steps, settings),
         stop_ids=stop_ids,
-        breakers=by_last,
+        breakers=breakers,
         edit_ids=np.asarray([*biases], np.int32),
         edit_values=np.asarray([*biases.values()], np.float32),
         held_back=np.asarray(held_back, np.int32),
@@ -151,46 +149,6 @@ def _most_history(steps: Sequence[int], settings: NDArray[np.float64]) -> float:
     if settings[Setting.NO_REPEAT_NGRAM_SIZE]:
         return math.inf
     return max([0.0, *(last[step] for step in steps if step in last)])
-
-
-def breaker_tokens(
-    breakers: Sequence[str], vocabulary: Sequence[str], encode: Callable[[str], Sequence[int]]
-) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences in which a sequence breaker may appear, found as in llama.cpp.
-
-    A token that contains the breaker is a sequence on its own. A token that ends with a prefix of the breaker forms a
-    sequence with the tokens of the rest of the breaker.
-
-    Args:
-        breakers: strings, see SamplingParams.dry_sequence_breakers.
-        vocabulary: the text of each token id, as it appears in the output.
-        encode: returns the tokens of a text, without special tokens.
-
-    Raises:
-        OptionError: no token can start a breaker, so the breaker would never take effect.
-    """
-    found: dict[tuple[int, ...], None] = {}
-    for breaker in breakers:
-        before = len(found)
-        rests: dict[str, tuple[int, ...]] = {}
-        for token, text in enumerate(vocabulary):
-            if breaker in text:
-                found[(token,)] = None
-                continue
-            for length in range(min(len(text), len(breaker) - 1), 0, -1):
-                if text.endswith(breaker[:length]):
-                    rest = breaker[length:]
-                    if rest not in rests:
-                        rests[rest] = tuple(encode(rest))
-                    if rests[rest]:
-                        found[(token, *rests[rest])] = None
-        if len(found) == before and not any(breaker in text for text in vocabulary):
-            raise OptionError(
-                f"dry_sequence_breakers contains {breaker!r}",
-                "no token in the vocabulary can begin this string",
-                "remove this string",
-            )
-    return tuple(found)
 
 
 FinishReason = Literal["stop", "length"]
@@ -353,17 +311,9 @@ class RowSampler:
         if length > len(self._copy):
             self._copy = np.concatenate([self._copy, np.empty(max(64, length), np.int32)])
         self._copy[self._length : length] = new
-        if self.plan.breakers:
-            for end, token in enumerate(new.tolist(), self._length + 1):
-                if self._ends_breaker(token, end):
-                    self._breaker_ends.append(end)
+        if self.plan.breakers is not NO_BREAKERS:
+            self._breaker_ends += self.plan.breakers.ends(self._copy[:length], self._length)
         self._length = length
-
-    def _ends_breaker(self, token: int, end: int) -> bool:
-        return any(
-            end >= len(breaker) and tuple(self._copy[end - len(breaker) : end].tolist()) == breaker
-            for breaker in self.plan.breakers.get(token, ())
-        )
 
     def _forget(self, length: int) -> None:
         """Drop the copies of all tokens from index `length`."""

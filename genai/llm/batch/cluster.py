@@ -139,7 +139,8 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
         """Answer items; see LLM.map. The window is shared by all workers, and at least large enough to keep them busy.
 
         Raises:
-            StateError: workers repeatedly died with the same items.
+            StateError: workers repeatedly died with the same items. It is raised after the answers to the other items
+                that were sent to workers.
         """
         groups = _grouped(iter(items), ask)
         most = max(window // _ITEMS_AT_A_TIME, _GROUPS_PER_WORKER * len(self._workers))
@@ -149,10 +150,10 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
         due, figures, begin = 0, MapFigures(), time.monotonic()
         while True:
             load = [sum(worker == index for worker, _ in running.values()) for index in range(len(self._workers))]
-            while min(load) < _GROUPS_PER_WORKER and len(running) + len(held) < most:
+            while broken is None and min(load) < _GROUPS_PER_WORKER and len(running) + len(held) < most:
                 try:
                     group = next(groups, None)
-                except Exception as error:  # raised by `items`; the items read before it are answered first
+                except Exception as error:  # raised by `items` or `ask`; the earlier items are answered first
                     group, broken = None, error
                 if group is None:
                     break
@@ -160,13 +161,19 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
                 load[index] += 1
                 running[self._workers[index].answers.remote(group.requests, options)] = index, group
             if not running:
+                yield from (answer for start in sorted(held) for answer in held[start])  # after items without an answer
                 if broken is not None:
                     raise broken
                 return
             for done in self._ray.wait(list(running), timeout=_SECONDS_BETWEEN_LOOKS)[0]:
                 _, group = running.pop(done)
-                held[group.begin] = self._answers(done, group)
-                for answer in held[group.begin]:
+                try:
+                    answers = self._answers(done, group)
+                except Exception as error:  # a worker's; the groups of the other workers are answered first
+                    broken = error
+                    continue
+                held[group.begin] = answers
+                for answer in answers:
                     figures.add(answer)
             if progress is not None:
                 progress(replace(figures, seconds=time.monotonic() - begin))
@@ -208,17 +215,19 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
 
 
 def _grouped(items: Iterator[Any], ask: Callable[[Any], Any]) -> Iterator[_Group]:
-    """Yield items in groups. An exception from `items` is raised after the last group."""
+    """Yield items in groups. An exception from `items` or `ask` is raised after the last group."""
     begin, broken = 0, None
     while broken is None:
-        group_items: list[Any] = []
+        group_items, requests = list[Any](), list[Any]()
         try:
-            group_items.extend(islice(items, _ITEMS_AT_A_TIME))
+            for item in islice(items, _ITEMS_AT_A_TIME):
+                requests.append(attempt(ask, item))
+                group_items.append(item)
         except Exception as error:
             broken = error
         if not group_items:
             break
-        yield _Group(begin, group_items, [attempt(ask, item) for item in group_items])
+        yield _Group(begin, group_items, requests)
         begin += len(group_items)
     if broken is not None:
         raise broken

@@ -52,8 +52,7 @@ class Answered:
     Attributes:
         count: number of answered lines, including failed ones.
         failed: number of lines that were answered with an error.
-        in_order: True if the output has the first lines of the input, in order. `add` checks the order; `fits` checks
-            that no line in between is missing.
+        in_order: True if the output has its lines in the order of the input. `add` and `follow` check the order.
     """
 
     def __init__(self) -> None:
@@ -70,10 +69,14 @@ class Answered:
             self._bits.extend(bytes(byte + 1 - len(self._bits)))
         self._bits[byte] |= 1 << bit
         self.count, self.failed = self.count + 1, self.failed + failed
-        self.in_order = self.in_order and line_id.number > self._last
-        self._last = line_id.number
+        self.follow(line_id.number)
         self._sum = (self._sum + line_id.digest) % 2**64
         return True
+
+    def follow(self, number: int) -> None:
+        """Note that the output continues with this line, which need not be added."""
+        self.in_order = self.in_order and number > self._last
+        self._last = number
 
     def __contains__(self, number: int) -> bool:
         byte, bit = divmod(number, 8)
@@ -85,8 +88,6 @@ class Answered:
         while count < self.count and (line := next(lines, None)) is not None:
             if line.number in self:
                 count, total = count + 1, (total + digest(line.content)) % 2**64
-            else:
-                self.in_order = False
         return (count, total) == (self.count, self._sum)
 
 
@@ -214,7 +215,7 @@ class Journal:
         try:
             _write_whole(self._descriptor, line)
             self._is_dirty = True
-            self.sync(_SECONDS_BETWEEN_SYNCS)
+            self._sync(_SECONDS_BETWEEN_SYNCS)
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, whole)
@@ -222,7 +223,17 @@ class Journal:
             raise self._refused(error) from error
 
     def sync(self, after: float = 0.0) -> None:
-        """Flush all lines to the disk, unless they were flushed within the last `after` seconds."""
+        """Flush all lines to the disk, unless they were flushed within the last `after` seconds.
+
+        Raises:
+            InputError: the lines cannot be flushed, for example because the disk is full.
+        """
+        try:
+            self._sync(after)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _sync(self, after: float) -> None:
         if self._is_dirty and time.monotonic() - self._synced >= after:
             os.fsync(self._descriptor)
             self._synced, self._is_dirty = time.monotonic(), False

@@ -7,6 +7,7 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
+from ...common.atomic_files import write_whole
 from ...errors import InputError
 from ..mapping import MapFigures
 from .run import BatchReport, ReportedAnswer
@@ -25,7 +26,7 @@ polyline { fill: none; stroke: #36c; stroke-width: 2; } rect { fill: #36c; } tex
 def write_page(report: BatchReport, path: Path) -> None:
     """Write a report as an HTML page. Raise InputError if the file cannot be written."""
     try:
-        path.write_text(page(report), encoding="utf-8", errors="replace")
+        write_whole(path, page(report).encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"{path}: the report cannot be written", str(error), "choose another file") from error
 

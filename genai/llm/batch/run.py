@@ -49,7 +49,7 @@ class BatchReport:
         kept: number of lines that the output already had.
         kept_failed: number of those lines that have an error.
         cut: True if the output ended with an unfinished line, which was cut off.
-        reordered: True if the lines that the output already had were out of order, so all lines were sorted at the end.
+        reordered: True if the lines were written in another order than the input's, and were sorted at the end.
         figures: figures of this run.
         finished: number of replies per finish reason.
         errors: number of failed lines per class of error.
@@ -176,8 +176,8 @@ def run_batch(
         prompt_format: the rules for converting lines to prompts.
         begin: handling of an existing output. "new" refuses it, "resume" keeps its lines, "retry" keeps its lines
             without an error, and "force" keeps no lines.
-        in_order: True to write responses in the order of the input; False to write them in the order in which they
-            finish. With True, an output whose existing lines are out of order is sorted at the end.
+        in_order: True to sort the output by the lines of the input at the end of the run. Until then, and with False,
+            responses are in the order in which they finish, so that each one is stored as soon as it is finished.
         window: number of lines to read ahead.
         progress: called ten times per second.
         options: fields of SamplingParams, and add_special_tokens; the options in a line override them.
@@ -213,7 +213,7 @@ def run_batch(
         for answer in llm.map(
             run.pending_lines(),
             _item,
-            in_order=in_order,
+            in_order=False,  # a finished answer that waits for its turn would be lost if this process is killed
             window=window,
             progress=run.progress_callback(progress),
             **options,
@@ -289,6 +289,7 @@ class _BatchRun:
         line = answer.item.line
         id_ = LineId(self._settings, line.number, digest(line.content))
         self._journal.write(self._writer.line(str(id_), answer.item.custom_id, answer, int(time.time())))
+        self._journal.answered.follow(line.number)
         self._done_size += line.size
         self._report.note(line, answer.item.custom_id, answer)
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ...common.atomic_files import write_whole
 from ...errors import InputError, ModelFolderError, NotSupportedYetError
 
 # Larger than the file for a model with a hundred thousand values.
@@ -169,7 +170,7 @@ def save_tensors_data(tensors_data: TensorsData, path: str | Path, *, smooth_qua
     """
     text = json.dumps(tensors_data.to_dict() | {"smooth_quant": smooth_quant})
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(Path(path), text.encode())
     except OSError as error:
         raise ModelFolderError(
             f"the ranges cannot be written to {str(path)!r}", str(error), "check the folder and its permissions"

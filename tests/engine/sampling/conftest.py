@@ -10,6 +10,7 @@ import pytest
 
 from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
+from genai.engine.sampling.breakers import Breakers
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.kernels.cpu.program import thread_pool
@@ -45,7 +46,7 @@ def ours() -> Distribution:
         **options: Any,
     ) -> np.ndarray:
         row = np.asarray(logits, np.float32)
-        plan = plan_sampling(SamplingParams(**options), vocab_size=len(row), breakers=breakers)
+        plan = plan_sampling(SamplingParams(**options), vocab_size=len(row), breakers=Breakers.of(breakers))
         sampler = RowSampler(plan, list(tokens), seed=1, prompt_length=prompt_length)
         return BatchSampler(len(row), ALONE).distributions(row[None], [sampler])[0]
 

@@ -9,6 +9,7 @@ import pytest
 
 from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
+from genai.engine.sampling.breakers import Breakers
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.kernels.reference.sampling import ReferenceSampler
@@ -39,7 +40,7 @@ def rows(options: dict[str, Any], size: int, count: int, rng: np.random.Generato
     """Rows with histories of repetitions, half of them generated."""
     options = dict(options)
     breakers = options.pop("breakers", ())
-    plan = plan_sampling(SamplingParams(**options), vocab_size=size, breakers=breakers)
+    plan = plan_sampling(SamplingParams(**options), vocab_size=size, breakers=Breakers.of(breakers))
     histories = [rng.integers(0, 9, rng.integers(1, 40)).tolist() for _ in range(count)]
     return [
         RowSampler(plan, tokens, seed=i, row=i % 3, prompt_length=len(tokens) // 2)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -93,3 +95,59 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [one["response"]["body"]["choices"][0]["message"]["content"] for one in lines] == ["19"] * 5
+
+
+def local_cluster(dies_with: str = "") -> Any:
+    """Return a cluster of one worker in this process; the worker dies if its group contains `dies_with`."""
+    from genai.llm.batch import cluster as module
+    from genai.llm.mapping import Answer
+
+    class Death(Exception):
+        pass
+
+    def run(requests: list[Any], options: object) -> Any:
+        answers = [Answer(index, None) for index in range(len(requests))]
+        return Death("died") if dies_with in requests else answers
+
+    def get(results: list[Any]) -> list[Any]:
+        if isinstance(results[0], Death):
+            raise results[0]
+        return results
+
+    class Call:
+        """A reference to a result: hashable, as Ray's are."""
+
+        def __init__(self, result: Any) -> None:
+            self.result = result
+
+    cluster: Any = module.Cluster.__new__(module.Cluster)
+    cluster._ray = SimpleNamespace(
+        wait=lambda calls, timeout: (calls, []),
+        get=lambda calls: get([call.result for call in calls]),
+        exceptions=SimpleNamespace(RayTaskError=KeyError, RayActorError=Death),
+    )
+    cluster._workers = [SimpleNamespace(answers=SimpleNamespace(remote=lambda *group: Call(run(*group))))]
+    return cluster
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_error_of_ask_comes_after_the_answers_to_those_before(in_order: bool) -> None:
+    def ask(item: int) -> str:
+        if item == 150:
+            raise ZeroDivisionError("no more")
+        return f"{item}"
+
+    answers: list[int] = []
+    with pytest.raises(ZeroDivisionError, match="no more"):
+        answers.extend(one.index for one in local_cluster().map(range(200), ask, in_order=in_order))
+    assert answers == list(range(150))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_group_that_kills_workers_discards_no_other(in_order: bool) -> None:
+    """The first group has no answers. The second one, which was sent to a worker at the same time, has."""
+    answers: list[int] = []
+    with pytest.raises(StateError, match="3 workers died with items 1 to 64"):
+        cluster = local_cluster(dies_with="5")
+        answers.extend(one.index for one in cluster.map(range(200), lambda item: f"{item}", in_order=in_order))
+    assert answers == list(range(64, 128))

@@ -80,6 +80,51 @@ def test_in_order(tmp_path: Path, fake: Any) -> None:
     assert [int(line["custom_id"].split("-")[1]) for line in read(tmp_path / "out")] == list(range(95))
 
 
+def test_in_order_holds_no_finished_line_back(tmp_path: Path, fake: Any) -> None:
+    """The first line is finished last. SIGKILL before that must lose none of the others."""
+    write_input(tmp_path / "in.jsonl", 95)
+    source, output = open_lines(tmp_path / "in.jsonl"), tmp_path / "out"
+    finished_in_order, before_the_first = fake.map, b""
+
+    def first_is_last(items: Any, ask: Any, *, in_order: bool, **options: Any) -> Any:
+        nonlocal before_the_first
+        answers = list(finished_in_order(items, ask, in_order=True, **options))
+        if in_order:
+            before_the_first = output.read_bytes()
+            yield from answers
+        else:
+            yield from answers[1:]
+            before_the_first = output.read_bytes()
+            yield answers[0]
+
+    fake.map = first_is_last
+    report = run_batch(fake, source, output, in_order=True)
+    assert before_the_first.count(b"\n") == 94 and report.reordered
+    assert [int(line["custom_id"].split("-")[1]) for line in read(output)] == list(range(95))
+    output.write_bytes(before_the_first)  # as after SIGKILL
+    report = run_batch(fake, source, output, begin="resume", in_order=True)
+    assert (report.kept, report.figures.done, report.reordered) == (94, 1, True)
+    assert [int(line["custom_id"].split("-")[1]) for line in read(output)] == list(range(95))
+
+
+def test_a_disk_that_cannot_be_flushed_stops_the_run(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the flush is not part of a write, but of the progress."""
+    from genai.llm.batch.journal import Journal
+
+    write_input(tmp_path / "in.jsonl", 95)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "_sync", full)
+    monkeypatch.setattr(Journal, "write", lambda *_: None)
+    with pytest.raises(InputError, match="cannot be written") as caught:
+        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out")
+    assert "No space" in caught.value.why and "--resume" in caught.value.fix
+
+
 def test_a_complete_output_is_put_in_order(tmp_path: Path, fake: Any) -> None:
     write_input(tmp_path / "in.jsonl", 95)
     run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out")
