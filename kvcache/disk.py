@@ -6,8 +6,9 @@
     FOLDER/lock              locked while the total size of all blocks changes; contains that total
 
 A block is written to a temporary file that is then renamed, so a block is either complete or absent. A block that was
-damaged by a power failure, or that was copied over another block, has a different digest and counts as absent. Reading
-a block makes it the most recently used. When the total exceeds the limit, the least recently used blocks are removed.
+damaged by a power failure, or that was copied over another block, has a different digest and counts as absent. A digest
+is no secret, so a block that another user could have written counts as absent, too. Reading a block makes it the most
+recently used. When the total exceeds the limit, the least recently used blocks are removed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.common.forks import renew_locks
-from genai.kernels.cpu.jit.kernel_cache import reason_to_distrust
+from genai.kernels.cpu.jit.kernel_cache import open_trusted, reason_to_distrust
 from genai.kernels.device import DeviceArray, DeviceFailed
 
 _MAGIC = b"genai-kv"
@@ -123,12 +124,8 @@ class BlockDirectory:
     def note_of(self, key: bytes) -> bytes | None:
         """See Backing.note_of."""
         start = len(_MAGIC) + _NOTE.size
-        try:
-            with self._path(key).open("rb") as file:
-                content = file.read(start + self._note_size)
-        except OSError:
-            return None
-        if len(content) < start or content[: len(_MAGIC)] != _MAGIC:
+        content = _content(self._path(key), start + self._note_size)
+        if content is None or len(content) < start or content[: len(_MAGIC)] != _MAGIC:
             return None
         (length,) = _NOTE.unpack(content[len(_MAGIC) : start])
         note = content[start : start + length]
@@ -192,10 +189,8 @@ class BlockDirectory:
         """Return the note and the block in a file; None if the file is missing or damaged."""
         size = self._blocks.shape[1]
         most = len(_MAGIC) + _NOTE.size + _DIGEST + size + self._note_size
-        try:
-            with path.open("rb") as file:
-                content = file.read(most + 1)
-        except OSError:
+        content = _content(path, most + 1)
+        if content is None:
             return None
         body, digest = memoryview(content)[:-_DIGEST], content[-_DIGEST:]
         if len(content) > most or content[: len(_MAGIC)] != _MAGIC or _digest_of(path, body).digest() != digest:
@@ -226,7 +221,7 @@ class BlockDirectory:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = path.with_name(f"{secrets.token_hex(8)}.partial")
         try:
-            with temporary.open("xb") as file:
+            with open(temporary, "xb", opener=_for_this_user) as file:
                 file.write(head)
                 file.write(content.data)
                 file.write(digest.digest())
@@ -292,6 +287,22 @@ def _digest_of(path: Path, content: bytes | memoryview) -> hashlib._Hash:
     digest = hashlib.sha256((path.parent.name + path.name).encode())
     digest.update(content)
     return digest
+
+
+def _content(path: Path, most: int) -> bytes | None:
+    """Return at most `most` bytes of a file; None if it is absent, or if another user could have written it."""
+    try:
+        file = open_trusted(path)
+        if file is None:
+            return None
+        with file:
+            return file.read(most)
+    except OSError:
+        return None
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # other users can neither read nor write it, whatever the umask allows
 
 
 def _check_trust(folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import VocabularyMismatchError
+from ..errors import ModelFolderError, VocabularyMismatchError
 from ..models.kv_quality import LEAST_TOKENS, MEASURED, MOST_DIVERGENCE, KvQuality, record
 from ..text.backend import first_difference
 from .prediction import Float32, Float64, exp, kl_rows, log_softmax, mean_and_error, normalizers, row_blocks
@@ -132,6 +132,10 @@ def keep_kv_quality(base: Model, other: Model, divergence: Divergence) -> str | 
     floats = base.info.kv_dtype in ("fp16", "fp32")
     if not same or not floats or other.info.kv_dtype != MEASURED or base.accuracy != other.accuracy:
         return None
+    try:
+        other.folder_as_loaded()
+    except ModelFolderError as error:
+        return f"the measurement was not stored: {error.what}"
     quality = KvQuality(divergence.mean, divergence.mean_error, divergence.tokens)
     if record(other.config, quality) is None:
         return "the measurement was not stored: the cache folder is not writable"

@@ -14,7 +14,7 @@ from ..common.paths import expanded
 from ..common.reading import json_object, read_text_file
 from ..engine.sampling.params import SamplingOptions, SamplingParams
 from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, StateError
-from ..lora.store import AdapterChoice
+from ..lora.store import AdapterChoice, NamedChoice, PinnedAdapters
 from ..text.parsing import Event, ToolCall
 from .completion import ChatReply, Completion
 from .llm import LLM
@@ -99,7 +99,7 @@ class ChatSession:
         self.set_options(**options)
         self.messages: list[dict[str, Any]] = []
         self.last_reply: ChatReply | None = None
-        self.adapter: AdapterChoice = None
+        self._adapters = PinnedAdapters()
         self.num_left_out = 0
         self.on_prompt: Progress | None = None
         self.state_problem: GenaiError | None = None
@@ -109,11 +109,21 @@ class ChatSession:
     def use_adapter(self, adapter: AdapterChoice) -> None:
         """Use adapters that `llm` has loaded for all later replies; None = no adapter.
 
+        The adapters stay the same if they are unloaded, and if other adapters are loaded under their names.
+
         Raises:
             OptionError: an adapter is not loaded. In this case, nothing changes.
         """
-        self.llm.adapters.check(adapter)
-        self.adapter = adapter
+        self._adapters = self.llm.adapters.pin(adapter)
+
+    @property
+    def adapter(self) -> NamedChoice:
+        """The adapters of later replies, as named in `use_adapter`. Setting the property calls `use_adapter`."""
+        return self._adapters.choice
+
+    @adapter.setter
+    def adapter(self, adapter: AdapterChoice) -> None:
+        self.use_adapter(adapter)
 
     # --- options and messages ------------------------------------------------------------------------------------
 
@@ -143,8 +153,8 @@ class ChatSession:
         """
         llm.params(**self.options)
         self._check_shift(llm)
-        self.llm, self.num_left_out, self.last_reply, self.adapter = llm, 0, None, None
-        self._cached = []
+        self.llm, self.num_left_out, self.last_reply = llm, 0, None
+        self._adapters, self._cached = PinnedAdapters(), []
 
     def clear(self) -> None:
         """Delete all messages except the system message."""
@@ -278,7 +288,7 @@ class ChatSession:
             options["max_tokens"] -= num_reply
         if self.ctx_shift:
             options["ctx_shift"] = self._tokens_to_keep()
-        stream = self.llm.stream_tokens(prompt, adapter=self.adapter, shape=shape, num_reply=num_reply, **options)
+        stream = self.llm.stream_tokens(prompt, adapter=self._adapters, shape=shape, num_reply=num_reply, **options)
         stream.on_prompt = self.on_prompt
         return stream
 
@@ -408,7 +418,7 @@ class ChatSession:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
             return
-        with self.llm.read(known, adapter=self.adapter) as state:
+        with self.llm.read(known, adapter=self._adapters) as state:
             state.save_state(path)
 
     def load(self, path: str | Path) -> None:

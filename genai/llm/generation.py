@@ -15,7 +15,7 @@ from ..engine.sampling.state import SamplerState
 from ..engine.sampling.strings import BannedStrings, Rewind, StopStrings, Symbols, visible
 from ..engine.sequence import ContextShift, DecoderSequence, Logits
 from ..errors import DeadlineError
-from ..lora.store import AdapterChoice
+from ..lora.store import NamedChoice
 from ..text.tokenizer import TokenizerStream
 from .completion import Completion, FinishReason, Timings
 
@@ -84,7 +84,7 @@ class Generation:
     keeps_sequence = reads_only = is_over = False
     retained: tuple[DecoderSequence, AdapterMix | None] | None = None
     shift: ContextShift | None = None
-    adapter: AdapterChoice = None
+    adapter: NamedChoice = None
     num_reply = 0
 
     def __init__(

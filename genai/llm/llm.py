@@ -386,7 +386,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             An iterator over one Answer per item. Closing or dropping the iterator cancels the running requests.
 
         Raises:
-            OptionError, ContextOverflowError: the options would fail for every item; raised immediately.
+            OptionError, ContextOverflowError: the options or the adapter would fail for every item; raised immediately.
             StateError: the LLM is closed, or was created in the parent of this forked process.
             Others: exceptions from `items` and from `ask`, after the answers to all earlier items. A GenaiError from
                 `ask` becomes the item's answer instead. Exceptions from `on_answer` and `progress`, immediately.
@@ -410,10 +410,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
                 f"items is {kind_of(items)}", "an iterable of items is expected", "pass an iterable, such as a list"
             )
         self._requests.check_all(params, options)
+        pinned = self.adapters.pin(adapter)  # all items use the adapter that has this name now
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
         def prepare(prompts: Sequence[Any]) -> list[MapRequest | GenaiError]:
-            return MapRequestBuilder(self, self._requests, params, options, adapter).build(prompts)
+            return MapRequestBuilder(self, self._requests, params, options, pinned).build(prompts)
 
         def asked(item: T) -> Any:
             return item if ask is None else attempt(ask, item)

@@ -206,14 +206,15 @@ class RequestBuilder:
     ) -> list[Generation]:
         for row, plan in zip(rows, plans, strict=True):
             self._check_least(len(row), plan.params)
-        mixes = [self._adapters.mix(choice) for choice in choices]
+        pinned = [self._adapters.pin(choice) for choice in choices]
+        mixes = [self._adapters.mix(one) for one in pinned]
         leaders = [
             self._generation(*arguments, keep) for arguments in zip(rows, plans, range(len(rows)), mixes, strict=True)
         ]
         shift = self._shift(request_options)
-        for leader, choice in zip(leaders, choices, strict=True):
+        for leader, adapters in zip(leaders, pinned, strict=True):
             for sample in leader.samples:
-                sample.adapter, sample.priority = choice, request_options.priority
+                sample.adapter, sample.priority = adapters.choice, request_options.priority
                 sample.deadline, sample.keeps_sequence = request_options.deadline, request_options.keep_state
                 sample.shift = shift
         return leaders

@@ -14,7 +14,7 @@ from ..engine.sampling.state import SamplerState
 from ..engine.sequence import DecoderSequence
 from ..engine.state_file import SavedState, read_state, state_path, write_state
 from ..errors import InputError, OptionError, StateError
-from ..lora.store import AdapterChoice
+from ..lora.store import AdapterChoice, NamedChoice, PinnedAdapters
 from .completion import Completion
 from .generation import Generation
 from .request_options import BeamCallOptions, CallOptions
@@ -48,7 +48,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
         llm: LLM,
         sequence: DecoderSequence,
         *,
-        adapter: AdapterChoice = None,
+        adapter: NamedChoice = None,
         mix: AdapterMix | None = None,
         sampler: SamplerState | None = None,
         notes: Mapping[str, Any] | None = None,
@@ -56,6 +56,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
         self._llm, self._mix, self._sampler = llm, mix, sampler
         self._open: DecoderSequence | None = sequence
         self.adapter = adapter
+        self._adapters = PinnedAdapters(adapter, mix=mix)  # not only the names, which other adapters may take
         self.notes = dict(notes or {})
 
     @property
@@ -98,7 +99,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[CallOptions]
     ) -> CompletionStream:
         """Stream the completion of a prompt as a continuation of this state's text; see LLM.stream."""
-        generations = self._llm._requests.single(self._after(prompt), params, options, adapter=self.adapter)
+        generations = self._llm._requests.single(self._after(prompt), params, options, adapter=self._adapters)
         return self._llm._streamed(self._from_here(generations))
 
     def resume(self, **options: Unpack[CallOptions]) -> Completion:
@@ -117,7 +118,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
 
     def read(self, prompt: Prompt, progress: Progress | None = None) -> TextState:
         """Return the state after additional text."""
-        return self._llm._read(self._after(prompt), self.adapter, self, progress)
+        return self._llm._read(self._after(prompt), self._adapters, self, progress)
 
     def fork(self) -> TextState:
         """Return another state with the same tokens; the two states share their blocks."""
@@ -133,7 +134,8 @@ class TextState(Single, AbstractContextManager["TextState"]):
         self, prompts: Any, params: SamplingParams | None, options: Mapping[str, Any]
     ) -> list[Generation]:
         rows = [self._after(prompt) for prompt in self._llm._requests.prompt_list(prompts)]
-        return self._from_here(self._llm._requests.batch(rows, params, options, adapter=self.adapter, with_beams=True))
+        batch = self._llm._requests.batch(rows, params, options, adapter=self._adapters, with_beams=True)
+        return self._from_here(batch)
 
     def _from_here(self, generations: list[Generation]) -> list[Generation]:
         for generation in generations:
@@ -174,8 +176,8 @@ class TextState(Single, AbstractContextManager["TextState"]):
             StateError: the state is an unfinished generation that has logits_processors.
         """
         notes = self.notes if notes is None else notes
-        choice = self._llm.adapters.check(self.adapter) if self._mix is not None else {}
-        saved = SavedState(choice, "" if self._mix is None else self._mix.key.hex(), self._sampler, notes)
+        weights = {} if self._mix is None else self._adapters.weights
+        saved = SavedState(weights, "" if self._mix is None else self._mix.key.hex(), self._sampler, notes)
         model = self._llm.model
         return write_state(state_path(path), model.decoder, self._sequence, model.identity(), saved)
 
@@ -201,13 +203,14 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: b
             only for files from a trusted source: nothing in a file proves that the keys and values match its tokens.
     """
     file_path = state_path(path)
-    chosen = adapter
+    chosen: NamedChoice = None
     mixes: list[AdapterMix | None] = []
 
     def adapters(saved: SavedState) -> AdapterMix | None:
         nonlocal chosen
-        chosen = adapter if adapter is not None else (dict(saved.adapter) or None)
-        mixes.append(llm.adapters.mix(chosen))
+        pinned = llm.adapters.pin(adapter if adapter is not None else (dict(saved.adapter) or None))
+        chosen = pinned.choice
+        mixes.append(llm.adapters.mix(pinned))
         return mixes[-1]
 
     decoder = llm.model.decoder

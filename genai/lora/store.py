@@ -28,9 +28,6 @@ from .parameters import AdapterParameters
 from .peft import BASE_HASH
 from .read import read_adapter
 
-AdapterChoice: TypeAlias = str | Mapping[str, float] | None
-"""The adapters of a request: a name, a mapping from names to weights, or None."""
-
 _MOST_ADAPTERS_OF_A_REQUEST = 16
 # The maximum number of names that an error lists.
 _MOST_SHOWN = 10
@@ -65,6 +62,42 @@ class _Entry:
     values: Mapping[str, Any]
     users: weakref.WeakSet[AdapterMix] = field(default_factory=weakref.WeakSet)
     last_used: float = 0.0
+
+
+NamedChoice: TypeAlias = str | Mapping[str, float] | None
+"""Adapters by name: a name, a mapping from names to weights, or None."""
+
+
+@dataclass(frozen=True, eq=False)
+class PinnedAdapters:
+    """Adapters that were found by their names once. Adapters that take these names later have no effect on it.
+
+    `Adapters.pin` creates it. It does not keep the adapters in memory, except with a mix.
+
+    Attributes:
+        choice: the adapters, as the caller named them.
+        entries: the adapters and their weights, without weights of 0.
+        mix: the same adapters in memory, if they are held there.
+    """
+
+    choice: NamedChoice = None
+    entries: tuple[tuple[_Entry, float], ...] = ()
+    mix: AdapterMix | None = None
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """The names of the projections that the adapters change."""
+        return frozenset().union(*(entry.modules for entry, _ in self.entries))
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights by name, without weights of 0."""
+        named = {} if self.choice is None else {self.choice: 1.0} if isinstance(self.choice, str) else self.choice
+        return {name: float(weight) for name, weight in named.items() if weight != 0}
+
+
+AdapterChoice: TypeAlias = NamedChoice | PinnedAdapters
+"""The adapters of a request: a name, a mapping from names to weights, the result of `Adapters.pin`, or None."""
 
 
 class Adapters(Single, AbstractContextManager["Adapters"]):
@@ -179,6 +212,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
                     "close these requests and generators first, or call unload(name, when_idle=True)",
                 )
             del self._entries[name]
+            entry.device = None  # a pinned choice may refer to the entry; requests hold the memory that they use
 
     def info(self, name: str) -> dict[str, Any]:
         """Return facts about an adapter.
@@ -203,26 +237,44 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         """Return the adapters of a request. They stay in memory for as long as the result is referenced.
 
         Args:
-            choice: a name, or a mapping from names to weights that multiply each adapter's effect; None = none.
+            choice: a name, or a mapping from names to weights that multiply each adapter's effect; None = none. Of a
+                pinned choice, the names are not looked up again.
 
         Raises:
             OptionError: a name is not loaded, or a weight is not finite.
             InputError: an evicted adapter's files were changed. Other errors are the same as for `load`.
         """
-        weights = self.check(choice)
-        if not weights:
-            return None
+        pinned = self.pin(choice)
+        if pinned.mix is not None or not pinned.entries:
+            return pinned.mix
         with self._lock:
-            entries = [(self._entry(name), weight) for name, weight in weights.items()]
+            entries = pinned.entries
             for entry, _ in entries:
-                if entry.values:
-                    raise _only_generators(entry)
                 entry.last_used = time.monotonic()
             wanted_too = [entry for entry, _ in entries]
             mix = AdapterMix.of([(self._device(entry, wanted_too), entry.key, weight) for entry, weight in entries])
             for entry, _ in entries:
                 entry.users.add(mix)
+                if self._entries.get(entry.name) is not entry:  # unloaded: in memory for as long as the mix exists
+                    entry.device = None
             return mix
+
+    def pin(self, choice: AdapterChoice) -> PinnedAdapters:
+        """Return the adapters that the names of a choice refer to now, after validation.
+
+        Raises:
+            OptionError: a name, a weight or the number of adapters is invalid.
+            InputError: an adapter is not a LoRA adapter.
+        """
+        if isinstance(choice, PinnedAdapters):
+            return choice
+        with self._lock:
+            weights = self.check(choice)
+            entries = tuple((self._entry(name), weight) for name, weight in weights.items())
+        for entry, _ in entries:
+            if entry.values:
+                raise _only_generators(entry)
+        return PinnedAdapters(choice if choice is None or isinstance(choice, str) else dict(choice), entries)
 
     def check(self, choice: AdapterChoice) -> dict[str, float]:
         """Return the names and weights of a request's adapters after validation, omitting weights of 0.
@@ -232,6 +284,8 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         """
         if choice is None:
             return {}
+        if isinstance(choice, PinnedAdapters):
+            return choice.weights
         choices = {choice: 1.0} if isinstance(choice, str) else choice
         if not isinstance(choices, Mapping):
             raise OptionError(
@@ -357,11 +411,14 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         return self.nbytes + size <= self.max_bytes
 
     def _check_base(self, read: AdapterParameters) -> None:
-        if read.base_hash and read.base_hash != base_identity(self.model.folder):
+        if not read.base_hash:
+            return
+        base = base_identity(self.model.folder_as_loaded())
+        if read.base_hash != base:
             raise InputError(
                 f"{read.source}: the adapter was trained on another base ({read.base or 'unnamed'})",
                 f"the adapter records the base {read.base_hash:.12}…, but the model in {self.model.folder} is "
-                f"{base_identity(self.model.folder):.12}…",
+                f"{base:.12}…",
                 f"load the adapter into that base; if it does fit this model, remove {BASE_HASH} from its config file",
             )
 

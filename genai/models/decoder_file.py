@@ -9,12 +9,18 @@ from ..onnx.ir import Graph, OnnxModel, OnnxTensor
 from ..onnx.reader import read_model
 from .config import Config
 from .embedding_graph import join_embedding
+from .identity import LoadedFiles
 from .sliding_window import apply_sliding_window
 
 
-def read_decoder_file(config: Config) -> OnnxModel:
-    """Read the decoder's graph. Files from Config.add_model_data take precedence over files in the folder."""
-    model = _read_graph(config, config.model.decoder.filename)
+def read_decoder_file(config: Config, files: LoadedFiles | None = None) -> OnnxModel:
+    """Read the decoder's graph. Files from Config.add_model_data take precedence over files in the folder.
+
+    Args:
+        config: the folder's configuration.
+        files: records the files, and raises ModelFolderError if they differ from files that it recorded earlier.
+    """
+    model = _read_graph(config, config.model.decoder.filename, files)
     _settle_inputs(model.graph)
     apply_sliding_window(model.graph, config.model)
     names = config.model.decoder.names
@@ -25,15 +31,15 @@ def read_decoder_file(config: Config) -> OnnxModel:
                 "model.embedding in genai_config.json is not set to a graph that computes token embeddings",
                 "set model.embedding to the file of that graph, or export the model with its embedding",
             )
-        join_embedding(model, _read_graph(config, config.model.embedding), names)
+        join_embedding(model, _read_graph(config, config.model.embedding, files), names)
     return model
 
 
-def _read_graph(config: Config, name: str) -> OnnxModel:
-    data, path = config.model_data, config.folder / name
+def _read_graph(config: Config, name: str, files: LoadedFiles | None) -> OnnxModel:
+    data, path, opened = config.model_data, config.folder / name, None if files is None else files.note
     if name in data:
-        return read_model(data[name], external_data=data, external_folder=path.parent)
-    return read_model(path, external_data=data)
+        return read_model(data[name], external_data=data, external_folder=path.parent, opened=opened)
+    return read_model(path, external_data=data, opened=opened)
 
 
 def _settle_inputs(graph: Graph) -> None:

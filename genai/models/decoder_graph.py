@@ -36,6 +36,7 @@ from ..optimize.shapes import infer_shapes
 from ..optimize.simplify import remove_dead_code, remove_identities
 from .config import Config
 from .decoder_file import read_decoder_file
+from .identity import LoadedFiles
 from .kv_types import KV_TYPES
 
 BLOCK_SIZE = PAGE_TOKENS
@@ -104,15 +105,21 @@ class DecoderGraph:
 
 
 def read_decoder(
-    config: Config, *, kv_dtype: str = "auto", accuracy: str = "auto", model: OnnxModel | None = None
+    config: Config,
+    *,
+    kv_dtype: str = "auto",
+    accuracy: str = "auto",
+    model: OnnxModel | None = None,
+    files: LoadedFiles | None = None,
 ) -> DecoderGraph:
     """Read, check, flatten and rewrite the decoder graph of a folder; see genai.Model for other arguments and errors.
 
     Args:
         config: the folder's configuration.
         model: the parsed file, if it has already been read; it is modified.
+        files: see read_decoder_file.
     """
-    model = read_decoder_file(config) if model is None else model
+    model = read_decoder_file(config, files) if model is None else model
     names = config.model.decoder.names
     defaults, adapter_inputs = with_defaults(model.graph), take_out_empty_factors(model.graph)
     if adapter_inputs:
@@ -132,7 +139,7 @@ def read_decoder(
     layout: CacheLayout | None = None
     reason = ""
     try:
-        flat = _flattened(model, config)
+        flat = _flattened(model, config, files)
     except NotFlattenable as error:
         widen_floats(model)
         reason = str(error)
@@ -164,7 +171,7 @@ def read_decoder(
     return DecoderGraph(model, flat, layout, operators, sizes, info)
 
 
-def _flattened(model: OnnxModel, config: Config) -> FlatDecoder:
+def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> FlatDecoder:
     """Flatten the graph unchanged (`model` is modified), or else with its plain attention replaced by operators."""
     try:
         return flatten_decoder(model, config.model.decoder.names)
@@ -172,7 +179,7 @@ def _flattened(model: OnnxModel, config: Config) -> FlatDecoder:
         from .exported_decoder import flatten_exported  # evaluates attention masks, so it needs kernels
 
         try:
-            return flatten_exported(config)
+            return flatten_exported(config, files)
         except NotFlattenable as second:
             raise NotFlattenable(f"{reason}; {second}") from None
 
@@ -196,7 +203,7 @@ def _check_cache(config: Config, inputs: Collection[str], outputs: Collection[st
         (name, present % int(match[1]))
         for past, present in decoder.names.pasts.items()
         for name in sorted(inputs)
-        if (match := re.fullmatch(re.escape(past).replace("%d", r"(\d{1,9})"), name))
+        if (match := re.fullmatch(re.escape(past).replace("%d", r"(\d{1,20})"), name))
     ]
     if not pairs:
         raise UnsupportedModelError(

@@ -18,6 +18,7 @@ from ..session.loop import run
 from ..session.plan import PlanOptions, build_plan
 from .config import Config
 from .decoder_file import read_decoder_file
+from .identity import LoadedFiles
 from .sliding_window import no_window
 
 # Numbers of past and new tokens for which a mask is evaluated, in addition to one token at the end of the longest
@@ -29,17 +30,17 @@ _LONGEST_TRIAL = 1 << 20
 _HIDDEN = -1e4
 
 
-def flatten_exported(config: Config) -> FlatDecoder:
+def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDecoder:
     """Read the folder's graph, replace plain attention with attention operators, and flatten it."""
     names, decoder = config.model.decoder.names, config.model.decoder
-    model = _read(config)
+    model = _read(config, files)
     layers = find_plain_attention(model.graph, names)
     if len(layers) != decoder.num_hidden_layers:
         raise NotFlattenable(
             f"plain attention was found {len(layers)} times, but there are {decoder.num_hidden_layers} layers"
         )
     try:
-        windows = {mask: visible_window(config, mask) for mask in {layer.mask for layer in layers}}
+        windows = {mask: visible_window(config, mask, files) for mask in {layer.mask for layer in layers}}
     except (GenaiError, MemoryError) as error:
         raise NotFlattenable(f"an attention mask could not be evaluated: {error}") from error
     for index, layer in enumerate(layers):
@@ -58,9 +59,9 @@ def _is_short(window: int | None, config: Config) -> bool:
     return window is not None and window < min(config.model.context_length, _LONGEST_TRIAL)
 
 
-def visible_window(config: Config, mask: str) -> int | None:
+def visible_window(config: Config, mask: str, files: LoadedFiles | None = None) -> int | None:
     """Evaluate a mask. Return the number of tokens that a query sees, its own included; None = all preceding tokens."""
-    model = _read(config)
+    model = _read(config, files)
     model.graph.outputs = [Value(mask)]
     model.graph.invalidate()
     remove_dead_code.apply(model)
@@ -102,7 +103,7 @@ def _visible(config: Config, model: OnnxModel, plan: Any, past: int, new: int) -
     return seen
 
 
-def _read(config: Config) -> OnnxModel:
-    model = read_decoder_file(config)
+def _read(config: Config, files: LoadedFiles | None) -> OnnxModel:
+    model = read_decoder_file(config, files)
     settle_shapes(model, config.model.decoder.names)
     return model

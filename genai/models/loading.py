@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from .chosen_device import ChosenDevice
 from .config import Config
 from .decoder_file import read_decoder_file
 from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder
+from .identity import LoadedFiles
 from .kv_types import check_kv_type, kv_types_on
 from .memory_plan import budget_cache, plan_memory
 
@@ -61,12 +63,17 @@ def load_decoder(
     quiet: bool,
     device: str | ChosenDevice = "cpu",
     lora: bool = False,
+    files: LoadedFiles | None = None,
 ) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:
-    """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
+    """Load the decoder of a model folder; see genai.Model for the other arguments and the errors.
+
+    Args:
+        files: records the files that the decoder is loaded from.
+    """
     chosen = device if isinstance(device, ChosenDevice) else ChosenDevice(device)
     if chosen.name == "reference":  # full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
-    options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "lora": lora}
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "lora": lora, "files": files}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
     with quietly(quiet):
         executor = open_chosen(chosen, threads)
@@ -96,10 +103,10 @@ def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
 
 def _load_on(
     executor: Executor, config: Config, *, kv_dtype: str, accuracy: str, cache_bytes: int | None,
-    context_size: int | None, lora: bool,
+    context_size: int | None, lora: bool, files: LoadedFiles | None,
 ) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:  # fmt: skip
     """Load the decoder on a device."""
-    source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
+    source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy, files=files)
     with refused_by(executor):
         free = executor.free_bytes()
     cache = budget_cache(
@@ -147,16 +154,20 @@ def _load_on(
     return decoder, info, targets
 
 
+def kernel_sources() -> str:
+    """Return a hash of the kernels' source code, because a change may affect rounding."""
+    return source_key(Path(next(iter(kernels.__path__))), ())
+
+
 def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: int, identity: Identity) -> None:
-    """See Model.keep_prefixes_in. The key includes the kernels' source code, because changes may affect rounding."""
+    """See Model.keep_prefixes_in."""
     if not isinstance(decoder, PagedDecoder):
         raise UnsupportedModelError(
             "the prefix cache cannot be stored in a folder",
             f"the model has no cache blocks: {info.reason}",
             "leave prefix_cache_dir out",
         )
-    sources = source_key(Path(next(iter(kernels.__path__))), ())
-    parts = sources, identity.model, identity.numerics, repr(decoder.arrays_for(BLOCK_SIZE))
+    parts = kernel_sources(), identity.model, identity.numerics, repr(decoder.arrays_for(BLOCK_SIZE))
     decoder.keep_blocks_in(folder, max_bytes, hashlib.sha256("\0".join(parts).encode()).digest())
 
 
@@ -207,9 +218,15 @@ def refused_by(executor: Executor) -> Iterator[None]:
         ) from error
 
 
-def load_as_exported(config: Config, executor: Executor, accuracy: str) -> UnbatchedDecoder:
-    """Load the decoder with its graph as exported. Inputs of this graph that have a default can be fed."""
-    model = read_decoder_file(config)
+def load_as_exported(config: Config, executor: Executor, accuracy: str, files: LoadedFiles) -> UnbatchedDecoder:
+    """Load the decoder with its graph as exported. Inputs of this graph that have a default can be fed.
+
+    Raises:
+        ModelFolderError: the files differ from those that the model was loaded from.
+    """
+    config = copy(config)
+    config.model_data = files.as_loaded(config.model_data)
+    model = read_decoder_file(config, files)
     infer_shapes(model)
     graph, defaults = model.graph, {}
     for name in with_defaults(graph):

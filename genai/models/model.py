@@ -23,7 +23,7 @@ from ..lora.targets import LoraTargets
 from .config import Config
 from .decoder_graph import DecoderInfo
 from .folders import folder_errors
-from .identity import model_identity
+from .identity import LoadedFiles
 from .kv_quality import MEASURED, check_kv_quality
 from .loading import add_lora_targets, keep_prefixes, load_as_exported, load_decoder
 from .model_options import check_model_options
@@ -100,7 +100,12 @@ class Model(Single, AbstractContextManager["Model"]):
             if kv_dtype == MEASURED and not kv_dtype_force:
                 check_kv_quality(self.config)
             options["device"] = self.config.choose_device(device)
-            self._decoder, self.info, self._lora_targets = load_decoder(self.config, quiet=quiet, **options)
+            self._files = LoadedFiles(self.folder, self.config.model_data)
+            self._decoder, self.info, self._lora_targets = load_decoder(
+                self.config, quiet=quiet, files=self._files, **options
+            )
+        is_fixed = context_size is not None or cache_bytes is not None
+        self.fixed_context_size = self.info.context_size if is_fixed else None
         self._as_exported = cast("Decoder | None", None)
         self._identity: Identity | None = None
         self._lora_targets_lock = threading.Lock()
@@ -108,6 +113,9 @@ class Model(Single, AbstractContextManager["Model"]):
 
     info: DecoderInfo
     """Facts about the graph: its layers, parameters and bytes, and the way in which it runs."""
+
+    fixed_context_size: int | None
+    """The context size if an option determined it; None if it is the largest that fits into the free memory."""
 
     @property
     def type(self) -> str:
@@ -157,21 +165,30 @@ class Model(Single, AbstractContextManager["Model"]):
         """Return a decoder that has the same weights and accepts inputs with a default. It is created at first use."""
         with self._lora_targets_lock:
             if self._as_exported is None:
-                self._as_exported = load_as_exported(self.config, self.decoder.executor, self.accuracy)
+                self._as_exported = load_as_exported(self.config, self.decoder.executor, self.accuracy, self._files)
             return self._as_exported
 
     def identity(self) -> Identity:
-        """Return the identification of this model in saved states. The first call reads the model's files."""
+        """Return the identification of this model in saved states, which depends on the files as they were loaded."""
         with self._lora_targets_lock:
             if self._identity is None:
                 info, computed = self.info, instructions(self.decoder.executor)
                 self._identity = Identity(
-                    model_identity(self.folder, self.config.model_data),
+                    self._files.identity(),
                     f"{computed}, activations {self.accuracy}, keys and values {info.kv_dtype}",
                     self.decoder.vocab_size,
                     self.context_size,
                 )
             return self._identity
+
+    def folder_as_loaded(self) -> Path:
+        """Return the model folder.
+
+        Raises:
+            ModelFolderError: a file that the model was loaded from was replaced after loading.
+        """
+        self._files.check()
+        return self.folder
 
     def keep_prefixes_in(self, folder: str | Path, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
         """Also store the blocks of the prefix cache in a folder, for later processes; see docs/how-to/saved-states.md.

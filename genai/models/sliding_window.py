@@ -56,6 +56,6 @@ def no_window(config: ModelConfig, why: str) -> UnsupportedModelError:
 def _layer(past_key: str, names: GraphNames, index: int) -> int:
     """Return the layer number in the name of a past key; `index` if the name has another form."""
     for template in (names.past_key, names.past):
-        if template and (match := re.fullmatch(re.escape(template).replace("%d", r"(\d{1,9})"), past_key)):
+        if template and (match := re.fullmatch(re.escape(template).replace("%d", r"(\d{1,20})"), past_key)):
             return int(match[1])
     return index

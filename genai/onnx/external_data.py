@@ -10,10 +10,10 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from ..errors import ExternalDataError
 from .storage import ExternalStorage
 
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
+Opened: TypeAlias = Callable[[Path, BinaryIO], object]
+"""A function that is called with the path of a file and the open file."""
+
 # More digits than any file size has, but few enough for a fast conversion.
 _MOST_DIGITS = 40
 
@@ -35,6 +38,7 @@ class ExternalData:
         contents: bytes by location, used instead of files.
         folder: the folder with the data files, if it is not the model's folder.
         replaced: names of initializers that the caller replaces later, so their files are not needed.
+        opened: called for each file that is opened, with its location in the folder.
 
     Attributes:
         files: the mapped files.
@@ -47,12 +51,13 @@ class ExternalData:
         *,
         folder: Path | None = None,
         replaced: Collection[str] = (),
+        opened: Opened | None = None,
     ) -> None:
         self._folder = folder or (None if model_path is None else model_path.parent)
         self._roots = () if self._folder is None else (self._folder.resolve(),)
         if model_path is not None and folder is None:
             self._roots = (*self._roots, model_path.resolve().parent)
-        self._contents, self._replaced = dict(contents or {}), set(replaced)
+        self._contents, self._replaced, self._call = dict(contents or {}), set(replaced), opened
         self.files: list[MappedFile] = []
         self._opened: dict[str | Path, tuple[NDArray[np.uint8], mmap.mmap | None]] = {}  # keys: locations and paths
 
@@ -122,13 +127,17 @@ class ExternalData:
             )
         return path
 
+    def _noted(self, location: str) -> Callable[[BinaryIO], object] | None:
+        call, folder = self._call, self._folder
+        return None if call is None or folder is None else lambda file: call(folder / location, file)
+
     def _map(self, tensor: str, location: str, path: Path) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
         if path not in self._opened:
             try:
                 # Only regular files are opened, because a pipe or device might block when it is opened, or never end.
                 is_file = path.is_file()
                 if is_file and path.stat().st_size:
-                    mapping, watch = map_file(path)
+                    mapping, watch = map_file(path, self._noted(location))
                     self.files.append(watch)
                     self._opened[path] = np.frombuffer(mapping, np.uint8), mapping
                 elif is_file:
@@ -209,10 +218,12 @@ class MappedFile:
             )
 
 
-def map_file(path: Path) -> tuple[mmap.mmap, MappedFile]:
+def map_file(path: Path, opened: Callable[[BinaryIO], object] | None = None) -> tuple[mmap.mmap, MappedFile]:
     """Map a non-empty file; return the mapping and the object that checks the file for changes."""
     file = path.open("rb", buffering=0)
     try:
+        if opened is not None:
+            opened(cast(BinaryIO, file))
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return mapping, MappedFile(path, file, mapping)
     except BaseException:

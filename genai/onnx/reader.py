@@ -8,6 +8,7 @@ model, graph, tensor), the bytes of large initializers are cut out, and protobuf
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 from ..common.foreign_models import foreign_model_error
 from ..errors import GraphError, ModelFolderError, ProtobufError
 from .deserialize import Deserializer
-from .external_data import ExternalData
+from .external_data import ExternalData, Opened
 from .ir import OnnxModel
 from .validate import check_model
 
@@ -31,6 +32,7 @@ def read_model(
     external_data: Mapping[str, bytes] | None = None,
     external_folder: Path | None = None,
     replaced: Collection[str] = (),
+    opened: Opened | None = None,
 ) -> OnnxModel:
     """Read a model into the IR. External data is memory-mapped, not copied: do not change the files while in use.
 
@@ -39,6 +41,7 @@ def read_model(
         external_data: bytes by location, used instead of files of those names.
         external_folder: folder with the external data, if it is not the model's folder.
         replaced: initializers that the caller replaces later; the files with their data need not exist.
+        opened: called with the path of each file that the model is read from, and the open file.
 
     Raises:
         ModelFolderError: the file is missing or unreadable.
@@ -51,7 +54,7 @@ def read_model(
         proto, origin = source, "the protobuf object"
     elif path is not None:
         origin = repr(str(path))
-        proto, raw = _read(path, origin)
+        proto, raw = _read(path, origin, opened)
     elif isinstance(source, bytes | bytearray | memoryview):
         proto, origin = _parse(bytes(source), "the model's bytes"), "the model's bytes"
     else:
@@ -62,7 +65,7 @@ def read_model(
         )
     _check_header(proto, origin)
     try:
-        data = ExternalData(path, external_data, folder=external_folder, replaced=replaced)
+        data = ExternalData(path, external_data, folder=external_folder, replaced=replaced, opened=opened)
         model = Deserializer(data, proto.ir_version, raw).model(proto)
         check_model(model)
     except RecursionError:
@@ -81,7 +84,7 @@ def _hint_for(path: Path) -> str:
     return f"pass {inside[0]}" if inside else "check the path; the file name of an ONNX model ends in .onnx"
 
 
-def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
+def _read(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
     """Read a file; return the model, and the raw data that was cut out of it, by index of the large initializer."""
     try:
         if error := foreign_model_error(path, "an ONNX model"):
@@ -99,7 +102,7 @@ def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]
                 "protobuf is limited to 2 GiB; larger models store their weights as external data",
                 "export the model with external data",
             )
-        return _parse_file(path, origin)
+        return _parse_file(path, origin, opened)
     except (OSError, ValueError) as error:
         raise ModelFolderError(
             f"the model file {str(path)!r:.300} cannot be read: {error!s:.300}",
@@ -108,15 +111,19 @@ def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]
         ) from error
 
 
-def _parse_file(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
-    if path.stat().st_size < SMALLEST:
-        return _parse(path.read_bytes(), origin), {}
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        cut = cut_large_tensors(mapping)
-        if cut is None:
-            return _parse(mapping[:], origin), {}
-        rest, spans = cut
-        return _parse(rest, origin), {number: _cut_out(mapping, *span) for number, span in spans.items()}
+def _parse_file(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
+    with path.open("rb") as file:
+        if opened is not None:
+            opened(path, file)
+            file.seek(0)
+        if os.fstat(file.fileno()).st_size < SMALLEST:
+            return _parse(file.read(), origin), {}
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+            cut = cut_large_tensors(mapping)
+            if cut is None:
+                return _parse(mapping[:], origin), {}
+            rest, spans = cut
+            return _parse(rest, origin), {number: _cut_out(mapping, *span) for number, span in spans.items()}
 
 
 def _cut_out(mapping: mmap.mmap, first: int, end: int) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ChatTemplateError, GenaiError, InputError, kind_of
+from ..errors import ChatTemplateError, GenaiError, InputError, TokenizerError, kind_of
 from . import template_messages
 from .files import CONFIG_NAME, SPECIAL_TOKENS_NAME, read_object, read_text, special_tokens
 from .template_worker import SHARED, TemplateStopped
@@ -155,6 +157,10 @@ class ChatTemplates:
         if known is None or known.stamp is None or known.stamp != _stamp(self._folder)[1]:
             known = self._read = _FolderTemplates(self._folder)
         return known
+
+    def key(self) -> str:
+        """Return a hash of the templates and special tokens, as the next call of `render` would use them."""
+        return self._folder_templates().key
 
     def text(self) -> str:
         """Return the source of the template for conversations without tools; "" if there is no such template."""
@@ -326,6 +332,15 @@ class _FolderTemplates:
     def templates(self) -> Mapping[str, TemplateSource]:
         """See `folder_templates`."""
         return folder_templates(self._folder)
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the templates and special tokens, or of the error that they cause."""
+        try:
+            contents: object = [{name: one.text for name, one in self.templates.items()}, dict(self.special)]
+        except TokenizerError as error:
+            contents = str(error)
+        return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def _stamp(folder: Path) -> tuple[int, tuple[object, ...]]:

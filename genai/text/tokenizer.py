@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import operator
 import re
@@ -368,6 +369,15 @@ class Tokenizer:
             ChatTemplateError: the folder has no template with this name, or no template at all.
         """
         return self._templates.source(None, template_name, with_tools=with_tools).text
+
+    def content_key(self) -> str:
+        """Return a hash of the loaded tokenizer, its special ids and its options. It does not depend on the files."""
+        contents = [self._ids, self._num_ids, self._cleanup, sorted(self._special), sorted(self._options.items())]
+        return hashlib.sha256(f"{self._backend.to_str()}\0{contents}".encode()).hexdigest()
+
+    def templates_key(self) -> str:
+        """Return a hash of the chat templates and their special tokens, as the next call would use them."""
+        return self._templates.key()
 
     def create_stream(
         self, *, keep: Collection[str] = (), cleans_up: bool = True, after: ArrayLike | None = None

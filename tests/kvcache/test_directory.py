@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -226,8 +227,54 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DirectoryError, match="open is writable by other users"):
         cache(tmp_path / "open" / "inside")
     assert not (tmp_path / "open" / "inside").exists()
+    for inside in ("open/a/b", "open/a/b/c/d", "link/kv"):
+        (tmp_path / "open" / "a" / "b").mkdir(mode=0o700, parents=True, exist_ok=True)
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(tmp_path / "open" / "a" / "b", target_is_directory=True)
+        with pytest.raises(DirectoryError, match="open can be written by others, and keys and values are read from it"):
+            cache(tmp_path / inside)
     (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody renames what belongs to others
     assert cache(tmp_path / "open" / "inside")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")
+@pytest.mark.parametrize("kind", ["owner", "mode", "link", "pipe"])
+def test_blocks_that_others_could_have_written_are_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A digest is no secret: a forged block can have the right one. The folder may have been open to others before."""
+    pool, storage = cache(tmp_path)
+    write(pool, storage, [7] * 32)
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    directory = cache(tmp_path)[0].backing
+    assert directory is not None
+    key = next(iter(pool._block_of_key))
+    assert directory.load(key) is not None and directory.note_of(key) is not None
+    if kind == "owner":
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        monkeypatch.setattr(os, "fstat", other_owner(os.fstat))
+    elif kind == "mode":
+        path.chmod(0o666)
+    else:
+        path.unlink()
+        (tmp_path / "elsewhere").write_bytes(whole)
+        path.symlink_to(tmp_path / "elsewhere") if kind == "link" else os.mkfifo(path)
+    assert directory.load(key) is None and directory.note_of(key) is None
+    monkeypatch.undo()
+    other, memory = cache(tmp_path)
+    write(other, memory, [7] * 32)
+    assert path.read_bytes() == whole and not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert found(cache(tmp_path)[0], [7] * 32).length == 32
+
+
+def other_owner(fstat: Callable[[int], os.stat_result]) -> Callable[[int], os.stat_result]:
+    def made_up(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        return os.stat_result((*found[:4], 54321, *found[5:]))
+
+    return made_up
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import threading
@@ -17,6 +18,8 @@ from safetensors.numpy import save_file
 
 import genai
 from genai import LLM, Model, OptionError, StateError
+from genai.errors import StateMismatchError
+from genai.llm.chat import ChatSession
 from genai.lora.read import read_adapter
 from tests.drawing import Draw
 
@@ -430,3 +433,132 @@ def test_a_chat_with_adapters(llm: LLM, adapter_folder: Callable[..., Path]) -> 
     with pytest.raises(OptionError, match="Adapter not found"):
         chat.use_adapter("nobody")
     assert llm.chat("Hello!", adapter="loud", max_tokens=8).text == other
+
+
+# --- names that other adapters take -----------------------------------------------------------------------------------
+
+TEXT = "Luna has a red ball. Tom has a blue kite. What is 47 + 38? " * 6
+GREEDY: dict[str, Any] = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
+
+
+def _no_change(llm: LLM, folder: Path) -> None:
+    pass
+
+
+def _unload(llm: LLM, folder: Path) -> None:
+    llm.unload_adapter("a")
+
+
+def _take_name(llm: LLM, folder: Path) -> None:
+    llm.unload_adapter("a")
+    llm.load_adapter(folder, "a")
+
+
+CHANGES: dict[str, Callable[[LLM, Path], None]] = {"nothing": _no_change, "unloaded": _unload, "renamed": _take_name}
+
+
+def _uses_of_a_state(llm: LLM, change: Callable[[], None], path: Path) -> list[Any]:
+    state = llm.read(TEXT, adapter="a")
+    begun = llm.generate(TEXT, adapter="a", keep_state=True, **GREEDY)[0]
+    change()
+    found: list[Any] = [one.token_ids for one in state.generate(["What is 12 + 7?", "Tom"], **GREEDY)]
+    with state.stream("Luna", **GREEDY) as stream:
+        found.append("".join(stream))
+    found.append(state.read(TEXT).generate("Tom", **GREEDY)[0].token_ids)
+    found.append(state.fork().generate("Tom", num_beams=2, **{**GREEDY, "max_tokens": 4})[0].token_ids)
+    again = begun.state.resume(max_tokens=10, keep_state=True)
+    found.append((again.token_ids, again.state.generate("Tom", **GREEDY)[0].token_ids))
+    state.save_state(path)
+    return [*found, state.adapter, again.state.adapter]
+
+
+def test_a_state_keeps_its_adapter(bundled_folder: Path, adapter_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """A name is looked up once. The expected tokens are those of the same calls without a change."""
+    found = {}
+    for name, change in CHANGES.items():
+        with LLM(bundled_folder, threads=2) as llm:
+            llm.load_adapter(adapter_folder(1), "a")
+            found[name] = _uses_of_a_state(llm, lambda: change(llm, adapter_folder(2)), tmp_path / name)  # noqa: B023
+            after = llm.generate(TEXT, adapter="a", **GREEDY)[0].token_ids if name == "renamed" else None
+    assert found["unloaded"] == found["renamed"] == found["nothing"]
+    with LLM(bundled_folder, threads=2) as llm:
+        llm.load_adapter(adapter_folder(2), "a")
+        assert llm.generate(TEXT, adapter="a", **GREEDY)[0].token_ids == after
+        llm.load_adapter(adapter_folder(1), "first")
+        for name in CHANGES:
+            with pytest.raises(StateMismatchError, match="the adapters loaded under these names are different"):
+                llm.load_state(tmp_path / name)
+            assert llm.load_state(tmp_path / name, adapter="first").generate("Tom", **GREEDY)
+
+
+@pytest.mark.parametrize("name", ["unloaded", "renamed"])
+def test_chats_and_maps_keep_their_adapter(
+    bundled_folder: Path, adapter_folder: Callable[..., Path], name: str
+) -> None:
+    def use(change: Callable[[LLM, Path], None]) -> list[Any]:
+        with LLM(bundled_folder, threads=2, max_adapter_bytes=2**24) as llm:
+            llm.load_adapter(adapter_folder(1), "a")
+            chat = ChatSession(llm, **GREEDY)
+            chat.use_adapter("a")
+            found: list[Any] = [chat.ask("What is 12 + 7?").text]
+
+            def prompts() -> Iterator[str]:
+                for number in range(40):
+                    if number == 20:
+                        change(llm, adapter_folder(2))
+                    yield f"Luna has {number} red balls."
+
+            found += [
+                answer.text for answer in llm.map(prompts(), adapter="a", window=4, **{**GREEDY, "max_tokens": 4})
+            ]
+            found += [chat.ask("What is 20 - 5?").text, chat.adapter]
+            assert llm.adapters.nbytes <= 2**24
+            return found
+
+    assert use(CHANGES[name]) == use(_no_change)
+
+
+def test_an_adapter_of_a_chat_leaves_memory_when_it_is_unloaded(
+    bundled_folder: Path, adapter_folder: Callable[..., Path]
+) -> None:
+    with LLM(bundled_folder, threads=2) as llm:
+        llm.load_adapter(adapter_folder(1), "a")
+        chat = ChatSession(llm, **GREEDY)
+        chat.use_adapter("a")
+        chat.ask("Hi")
+        llm.unload_adapter("a")
+        gc.collect()
+        assert llm.adapters.nbytes == 0
+        chat.ask("Hi")
+        gc.collect()
+        assert llm.adapters.nbytes == 0
+        with pytest.raises(OptionError, match="Adapter not found: a"):
+            chat.use_adapter("a")
+        assert chat.adapter == "a"
+        with pytest.raises(OptionError, match="Adapter not found: a"):
+            llm.map(["Hi"], adapter="a")
+
+
+@pytest.mark.parametrize("name", ["unloaded", "renamed"])
+def test_a_generator_keeps_its_active_adapters(bundled: Model, adapter_folder: Callable[..., Path], name: str) -> None:
+    """A second adapter is added to the adapter that is active, not to the adapter that took its name."""
+
+    def use(change: str) -> list[int]:
+        with genai.Adapters(bundled) as adapters:
+            adapters.load(adapter_folder(1, targets=("q_proj",)), "a")
+            adapters.load(adapter_folder(2, targets=("down_proj",)), "b")
+            params = genai.GeneratorParams(bundled)
+            params.set_search_options(max_length=60, min_length=60)
+            with genai.Generator(bundled, params) as generator:
+                generator.set_active_adapter(adapters, "a")
+                if change != "nothing":
+                    adapters.unload("a", when_idle=True)
+                if change == "renamed":
+                    adapters.load(adapter_folder(3, targets=("q_proj",)), "a")
+                generator.set_active_adapter(adapters, "b")
+                generator.append_tokens([7, 8, 9] * 10)
+                while not generator.is_done():
+                    generator.generate_next_token()
+                return [int(token) for token in generator.get_sequence(0)]
+
+    assert use(name) == use("nothing")

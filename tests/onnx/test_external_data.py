@@ -238,11 +238,13 @@ def test_a_pipe_in_place_of_the_file_does_not_block(external_model):
 
 
 def test_a_file_that_may_not_be_read(external_model, monkeypatch):
-    def refuse(self, *args, **options):
-        raise PermissionError(13, "Permission denied")
+    open_path = Path.open
 
-    source = external_model.read_bytes()
-    monkeypatch.setattr(Path, "read_bytes", lambda self: source)
+    def refuse(self, *args, **options):
+        if self.name != external_model.name:
+            raise PermissionError(13, "Permission denied")
+        return open_path(self, *args, **options)
+
     monkeypatch.setattr(Path, "open", refuse)
     assert "Permission denied" in refused(external_model).what
 

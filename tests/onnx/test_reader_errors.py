@@ -95,10 +95,10 @@ def test_a_file_that_may_not_be_read(tmp_path, relu, monkeypatch):
     path = tmp_path / "model.onnx"
     path.write_bytes(relu.SerializeToString())
 
-    def refuse(self):
+    def refuse(self, *args, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     assert "Permission denied" in refused(path, ModelFolderError).what
 
 

@@ -39,7 +39,7 @@ from ...errors import (
     StateError,
     StateMismatchError,
 )
-from ...lora.store import Adapters
+from ...lora.store import Adapters, PinnedAdapters
 from ...models.model import Model
 from ...text.vocabulary import guidance_of
 from ..refused import GENERATING_PAGE, REASONS, refusing_method
@@ -183,7 +183,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._next_tokens: NDArray[np.int32] | None = None
         self._terminated = False
         self._adapters: Adapters | None = None
-        self._active: list[str] = []
+        self._active: list[PinnedAdapters] = []
 
     @property
     def _sequences(self) -> list[DecoderSequence]:
@@ -439,24 +439,27 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if adapters.values(name):
             self._give_values(adapters, name)
             return
-        active = [one for one in self._active if not adapters.modules(one) <= adapters.modules(name)]
+        added = adapters.pin(name)
+        active = [one for one in self._active if not one.modules <= added.modules]
         for one in active:
-            if shared := adapters.modules(one) & adapters.modules(name):
+            if shared := one.modules & added.modules:
                 raise InputError(
-                    f"adapters {one!r} and {name!r} both change {min(shared)!r}, and {one!r} changes other modules too",
+                    f"adapters {one.choice!r} and {name!r} both change {min(shared)!r}, and {one.choice!r} changes "
+                    "other modules too",
                     "the later adapter would replace only part of the earlier adapter",
                     "use only one adapter, or add several with LLM and adapter={name: weight}",
                 )
-        mix = adapters.mix(dict.fromkeys([*active, name], 1.0))
+        active.append(added)
+        mix = adapters.mix(PinnedAdapters(name, tuple(entry for one in active for entry in one.entries)))
         for sequence in self._sequences:
             sequence.adapt(mix)
-        self._adapters, self._active = adapters, [*active, name]
+        self._adapters, self._active = adapters, active
 
     def _give_values(self, adapters: Adapters, name: str) -> None:
         """Switch to the graph as it was exported, whose inputs include the adapter's arrays."""
         if self._active:
             raise InputError(
-                f"adapter {name!r} replaces inputs of the graph, but adapter {self._active[0]!r} is active",
+                f"adapter {name!r} replaces inputs of the graph, but adapter {self._active[0].choice!r} is active",
                 "adapters that replace inputs cannot be combined with adapters that change projections",
                 "use each adapter in a separate generator",
             )
@@ -553,7 +556,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._batch.settle()
         (row,) = self._batch.rows
         notes = {"ended": self._batch.ended[0], "prompt": row.prompt_length}
-        weights = dict.fromkeys(self._active, 1.0)
+        weights = {name: 1.0 for one in self._active for name in one.weights}
         saved = SavedState(weights, self._adapter_key(sequence), SamplerState.of(row), notes)
         return write_state(state_path(path), self._batch.decoder, sequence, self._model.identity(), saved)
 

@@ -20,12 +20,12 @@ from typing import Any, Unpack
 from ...common.single import Single
 from ...engine.sampling.params import SamplingOptions, SamplingParams
 from ...errors import GenaiError, MissingPackageError, StateError, whole_number
-from ...models.identity import model_identity
 from ...text.tokenizer import Tokenizer
 from ..llm import LLM
 from ..map_requests import attempt
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
 from ..request_options import LineOptions
+from .settings import ModelSettings, settings_of
 
 # Items per group, and groups in flight per worker. The next group arrives while the engine works on the current group.
 _ITEMS_AT_A_TIME, _GROUPS_PER_WORKER = 64, 2
@@ -39,17 +39,35 @@ class NodeEngine:
 
     def __init__(self, folder: str, options: Mapping[str, Any]) -> None:
         self._llm = LLM(folder, **options)
+        self._settings: ModelSettings | None = None
 
     def process(self) -> int:
         """Return the process ID on the node."""
         return os.getpid()
 
+    def settings(self) -> ModelSettings:
+        """Return the settings of this engine's model at the first call; see settings_of."""
+        if self._settings is None:
+            self._settings = settings_of(self._llm)
+        return self._settings
+
     def check(self, options: Mapping[str, Any]) -> SamplingParams:
         """See LLM.params."""
         return self._llm.params(**options)
 
-    def answers(self, items: Sequence[Any], options: Mapping[str, Any]) -> list[Answer[None]]:
-        """Return the answers to a group's requests, in order, without the items."""
+    def answers(self, items: Sequence[Any], options: Mapping[str, Any], model: str = "") -> list[Answer[None]]:
+        """Return the answers to a group's requests, in order, without the items.
+
+        Args:
+            items: the requests.
+            options: fields of SamplingParams.
+            model: the expected `ModelSettings.model`; "" = any.
+
+        Raises:
+            StateError: this engine has another model.
+        """
+        if model and self.settings().model != model:
+            raise _other_model()
         return [replace(answer, item=None) for answer in self._llm.map(items, _item_or_raise, **options)]
 
 
@@ -92,7 +110,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
     def __init__(self, folder: Path, address: str = "auto", *, workers: int | None = None, **options: Any) -> None:
         self._ray = _imported()
         folder = folder.absolute()
-        self.model = SimpleNamespace(folder=folder, identity=lambda: SimpleNamespace(model=model_identity(folder, {})))
+        self.model, self._expected = SimpleNamespace(folder=folder), ""
         self.tokenizer = Tokenizer(folder)
         self._arguments = str(folder), options
         try:
@@ -106,6 +124,18 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
                 "start a cluster (ray start --head), or check the address",
             ) from error
         self._workers = [self._started(nodes[index % len(nodes)]) for index in range(workers or len(nodes))]
+
+    def settings(self) -> ModelSettings:
+        """Return the settings of all engines; see settings_of. From then on, an engine with another model is refused.
+
+        Raises:
+            StateError: the engines have different models.
+        """
+        found: list[ModelSettings] = self._get([worker.settings.remote() for worker in self._workers])
+        if len({one.model for one in found}) > 1:
+            raise _other_model()
+        self._expected = found[0].model
+        return ModelSettings(found[0].model, "; ".join(sorted({one.numerics for one in found})))
 
     def _started(self, node: str) -> Any:
         """Start a worker on a node, or on another node if that one is lost. Ray restarts dead workers and retries."""
@@ -159,7 +189,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
                     break
                 index = load.index(min(load))
                 load[index] += 1
-                running[self._workers[index].answers.remote(group.requests, options)] = index, group
+                running[self._workers[index].answers.remote(group.requests, options, self._expected)] = index, group
             if not running:
                 yield from (answer for start in sorted(held) for answer in held[start])  # after items without an answer
                 if broken is not None:
@@ -212,6 +242,14 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _other_model() -> StateError:
+    return StateError(
+        "the engines of the cluster have different models",
+        "the files, the tokenizer or the chat template differ between nodes, or were changed during the run",
+        "copy the same model folder to all nodes, and start the run again",
+    )
 
 
 def _grouped(items: Iterator[Any], ask: Callable[[Any], Any]) -> Iterator[_Group]:

@@ -166,7 +166,8 @@ class Journal:
         if line_id.settings != self._settings:
             raise InputError(
                 f"{self.path}: the output was started with other options",
-                "its responses were generated with another model or template, or with other sampling options",
+                "its responses were generated with another model, tokenizer or template, with other options of the "
+                "model or of sampling, on a processor with other instructions, or with another version of this toolkit",
                 "pass the same options, choose another output, or start over with --force",
             )
         if line_id.number > self._most_lines:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import InputError, OptionError, did_you_mean
+from ...lora.store import AdapterChoice
 from .openai_format import OPTIONS, read_body, with_token_ids
 
 _PART = re.compile(r"\{\{|\}\}|\{(\w[\w .-]*)\}|([{}])")
@@ -80,7 +81,7 @@ class PromptFormat:
 
     template: PromptTemplate | None = None
     as_chat: bool = False
-    adapter: Mapping[str, float] | None = None
+    adapter: AdapterChoice = None
 
     def custom_id(self, fields: Mapping[str, Any], number: int) -> str:
         """Return the line's ID in the output. Raise InputError if the ID is not a text."""

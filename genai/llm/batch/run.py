@@ -6,19 +6,21 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from ...common.renamed import renamed_arguments
 from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError
+from ..llm import LLM
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
 from ..request_options import LineOptions
 from .journal import Journal, LineId, digest
 from .lines import Line, Lines
 from .openai_format import InnerTokens, ResponseWriter
 from .requests import PromptFormat
+from .settings import ModelSettings, settings_of
 
 if TYPE_CHECKING:
     from ...text.tokenizer import Tokenizer
@@ -118,15 +120,18 @@ class BatchProgress:
 
 
 class SupportsMap(Protocol):
-    """The interface that a batch run needs from an LLM or a cluster."""
+    """The interface that a batch run needs from a cluster. An LLM has the same, except `settings`."""
 
     @property
     def model(self) -> Any:
-        """The model, with its `folder` and an `identity()` whose `model` is a hash of the model's files."""
+        """The model, with its `folder`."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model."""
+
+    def settings(self) -> ModelSettings:
+        """Return everything about the model that the tokens of a reply depend on."""
 
     def params(self, **options: Unpack[SamplingOptions]) -> object:
         """See LLM.params."""
@@ -156,7 +161,7 @@ class _BatchLine:
 
 @renamed_arguments(asking="prompt_format")
 def run_batch(
-    llm: SupportsMap,
+    llm: LLM | SupportsMap,
     lines: Lines,
     output: Path,
     prompt_format: PromptFormat | None = None,
@@ -193,23 +198,16 @@ def run_batch(
         raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "use one of these values")
     sampling: dict[str, Any] = {name: value for name, value in options.items() if name != "add_special_tokens"}
     llm.params(**sampling)
-    model = llm.model.folder.name
-    inputs: dict[str, Any] = {
-        "model": llm.model.identity().model,  # a hash of the model's files, because folders can have the same name
-        # The former name of the class is used, so that outputs of earlier versions can be resumed.
-        "asking": repr(prompt_format).replace(PromptFormat.__name__, "Asking", 1),
-        "options": sorted((k, repr(v)) for k, v in options.items()),
-    }
+    templates = llm.tokenizer.templates_key()
+    settings = _settings(llm, prompt_format, options)
     if loaded := getattr(llm, "adapters", None):  # a cluster has no adapters
-        # Adapters are identified by their contents, because a name may refer to another adapter in the next run.
-        inputs |= {"adapters": {name: loaded.info(name)["key"] for name in loaded.names}} if loaded.names else {}
-    settings = digest(json.dumps(inputs, sort_keys=True).encode(), 4)
-    report = BatchReport(lines.name, output, model)
+        prompt_format = replace(prompt_format, adapter=loaded.pin(prompt_format.adapter))
+    report = BatchReport(lines.name, output, llm.model.folder.name)
     with Journal(output, settings, lines.total if lines.total is not None else 2**60, begin) as journal:
         _check_fits(journal, lines)
         report.kept, report.kept_failed = journal.answered.count, journal.answered.failed
         report.cut = journal.was_cut
-        run = _BatchRun(llm, lines, journal, prompt_format, report, settings)
+        run = _BatchRun(llm, lines, journal, prompt_format, report, settings, templates)
         for answer in llm.map(
             run.pending_lines(),
             _item,
@@ -223,6 +221,19 @@ def run_batch(
             journal.put_in_order()
             report.reordered = True
     return report
+
+
+def _settings(llm: LLM | SupportsMap, prompt_format: PromptFormat, options: Mapping[str, Any]) -> int:
+    """Return a digest of everything, except the lines, that the tokens of the replies depend on."""
+    inputs: dict[str, Any] = {
+        "model": astuple(settings_of(llm) if isinstance(llm, LLM) else llm.settings()),
+        "format": repr(prompt_format),
+        "options": sorted((k, repr(v)) for k, v in options.items()),
+    }
+    if loaded := getattr(llm, "adapters", None):
+        # Adapters are identified by their contents, because a name may refer to another adapter in the next run.
+        inputs["adapters"] = {name: loaded.info(name)["key"] for name in loaded.names}
+    return digest(json.dumps(inputs, sort_keys=True).encode(), 4)
 
 
 def _check_fits(journal: Journal, lines: Lines) -> None:
@@ -250,16 +261,17 @@ class _BatchRun:
 
     def __init__(
         self,
-        llm: SupportsMap,
+        llm: LLM | SupportsMap,
         lines: Lines,
         journal: Journal,
         prompt_format: PromptFormat,
         report: BatchReport,
         settings: int,
+        templates: str,
     ) -> None:
         self._lines, self._journal, self._prompt_format, self._report = lines, journal, prompt_format, report
         self._writer = ResponseWriter(report.model, InnerTokens(llm.tokenizer))
-        self._settings = settings
+        self._settings, self._tokenizer, self._templates = settings, llm.tokenizer, templates
         self._done_size = self._kept_size = 0
 
     def pending_lines(self) -> Iterator[_BatchLine]:
@@ -285,7 +297,13 @@ class _BatchRun:
         return _BatchLine(line, custom_id, item)
 
     def write(self, answer: Answer[_BatchLine]) -> None:
-        """Write an answer to the output."""
+        """Write an answer to the output. Raise InputError if its prompt may be from another chat template."""
+        if self._tokenizer.templates_key() != self._templates:
+            raise InputError(
+                "the chat template was changed during the run",
+                "the replies that are not written yet may have prompts from both templates",
+                "restore the template and add --resume, or start over with --force",
+            )
         line = answer.item.line
         id_ = LineId(self._settings, line.number, digest(line.content))
         self._journal.write(self._writer.line(str(id_), answer.item.custom_id, answer, int(time.time())))

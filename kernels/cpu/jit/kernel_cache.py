@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from genai.common.log import logger
 
@@ -186,9 +186,43 @@ def reason_to_refuse(path: Path) -> str | None:
 
 
 def reason_to_distrust(path: Path) -> str | None:
-    """Return why other users could write to or replace a folder, or None if they cannot. The folder need not exist."""
+    """Return why other users could write to or replace a folder, or None if they cannot. The folder need not exist.
+
+    Of the folders above its parent, only those that all users may write to are refused: their owners may be users of
+    the host, which a container does not know.
+    """
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - symbolic links must be checked too, so they stay
-    return _reason(whole) or _reason(whole.parent, is_base=True)
+    above = dict.fromkeys((*whole.parents, *Path(os.path.realpath(whole)).parents))
+    return next(filter(None, (_reason(whole), _reason(whole.parent, is_base=True), *map(_open_to_all, above))), None)
+
+
+def open_trusted(path: Path) -> BinaryIO | None:
+    """Open a regular file; return None for a link or another kind of file, or if other users could have written it.
+
+    Raises:
+        OSError: the file cannot be opened; links are among these errors on some systems.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AS_IT_IS))  # noqa: SIM115 - returned
+    status = os.fstat(file.fileno())
+    foreign = _has_modes() and (status.st_uid not in (os.getuid(), 0) or _others_write(status))
+    if foreign or not stat.S_ISREG(status.st_mode):
+        file.close()
+        return None
+    return file
+
+
+def _open_to_all(path: Path) -> str | None:
+    """Return why all users could replace what a folder contains, or None if they cannot."""
+    with contextlib.suppress(OSError):
+        mode = path.stat().st_mode
+        if _has_modes() and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"{path} is writable by other users, but compiled code is loaded from this path"
+    return None
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """Return True if other users may write to a file or folder. The group may, if this user is its only member."""
+    return bool(status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else _OTHERS_WRITE))
 
 
 def _reason(path: Path, *, is_base: bool = False) -> str | None:
@@ -205,8 +239,7 @@ def _reason(path: Path, *, is_base: bool = False) -> str | None:
         return None
     if owners - {os.getuid(), *([0] if is_base else [])}:
         return f"{path} belongs to another user, but compiled code is loaded from this path"
-    is_open = status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else _OTHERS_WRITE)
-    if is_open and not (is_base and status.st_mode & stat.S_ISVTX):
+    if _others_write(status) and not (is_base and status.st_mode & stat.S_ISVTX):
         return f"{path} is writable by other users, but compiled code is loaded from this path"
     return None
 

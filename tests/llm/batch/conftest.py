@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from genai.errors import GenaiError
+from genai.llm.batch.settings import ModelSettings
 from genai.llm.completion import Completion, Timings
 from genai.llm.mapping import Answer, MapFigures
 
@@ -18,8 +19,11 @@ from genai.llm.mapping import Answer, MapFigures
 class FakeLLM:
     """Replies to each prompt with the prompt reversed. Of ten lines in the window, the last one finishes first."""
 
-    model = SimpleNamespace(folder=Path("/models/fake"), identity=lambda: SimpleNamespace(model="fake"))
-    tokenizer = SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
+    model = SimpleNamespace(folder=Path("/models/fake"))
+    tokenizer = SimpleNamespace(decode=lambda ids: f"<{ids[0]}>", templates_key=lambda: "no template")
+
+    def settings(self) -> ModelSettings:
+        return ModelSettings("fake", "none")
 
     def params(self, **options: Any) -> None:
         pass

@@ -14,24 +14,48 @@ from typing import Any
 import pytest
 
 from genai.errors import MissingPackageError, OptionError, StateError
+from genai.llm.batch.cluster import Cluster, NodeEngine
 from genai.llm.batch.lines import open_lines
 from genai.llm.batch.run import BatchProgress, run_batch
+from genai.llm.batch.settings import ModelSettings
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> None:
-    from genai.llm.batch.cluster import Cluster
-
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingPackageError, match="need ray") as caught:
         Cluster(bundled_folder)
     assert "[ray]" in caught.value.fix
 
 
+def test_an_engine_with_another_model_is_refused(bundled_folder: Path) -> None:
+    """A worker that died starts again, and may then find other files."""
+    engine = NodeEngine(str(bundled_folder), {"threads": 1, "quiet": True})
+    try:
+        (answer,) = engine.answers(["Once"], {"max_tokens": 1}, engine.settings().model)
+        assert len(answer.completions[0].token_ids) == 1
+        with pytest.raises(StateError, match="the engines of the cluster have different models") as caught:
+            engine.answers(["Once"], {"max_tokens": 1}, "another model")
+        assert caught.value.why and caught.value.fix
+    finally:
+        engine._llm.close()
+
+
+def test_the_settings_of_all_engines_count() -> None:
+    def cluster_of(*settings: ModelSettings) -> Cluster:
+        cluster = object.__new__(Cluster)
+        cluster._workers = [SimpleNamespace(settings=SimpleNamespace(remote=lambda one=one: one)) for one in settings]
+        cluster._get = lambda results, dead="": list(results)  # type: ignore[method-assign]
+        return cluster
+
+    same = cluster_of(ModelSettings("a", "AVX-512"), ModelSettings("a", "AVX2"), ModelSettings("a", "AVX-512"))
+    assert same.settings() == ModelSettings("a", "AVX-512; AVX2") and same._expected == "a"
+    with pytest.raises(StateError, match="different models"):
+        cluster_of(ModelSettings("a", "AVX2"), ModelSettings("b", "AVX2")).settings()
+
+
 @pytest.mark.slow
 def test_no_cluster(bundled_folder: Path) -> None:
     pytest.importorskip("ray")
-    from genai.llm.batch.cluster import Cluster
-
     with pytest.raises(StateError, match="no Ray cluster at 127"):
         Cluster(bundled_folder, "127.0.0.1:1")
 
@@ -39,8 +63,6 @@ def test_no_cluster(bundled_folder: Path) -> None:
 @pytest.mark.slow
 def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, bundled_folder: Path) -> None:
     pytest.importorskip("ray")
-    from genai.llm.batch.cluster import Cluster
-
     source, output = tmp_path / "in.jsonl", tmp_path / "out"
     with source.open("w") as file:
         for number in range(2000):
@@ -77,7 +99,7 @@ def test_items_that_kill_workers_end_the_run(bundled_folder: Path, monkeypatch: 
     from genai.llm.batch import cluster as module
 
     class Deadly(module.NodeEngine):
-        def answers(self, items: object, options: object) -> None:  # type: ignore[override]
+        def answers(self, items: object, options: object, model: str = "") -> None:  # type: ignore[override]
             os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(module, "NodeEngine", Deadly)

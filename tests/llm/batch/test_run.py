@@ -6,13 +6,14 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from genai.llm.batch.lines import open_lines
 from genai.llm.batch.page import page, write_page
 from genai.llm.batch.requests import Asking, PromptFormat, PromptTemplate
 from genai.llm.batch.run import BatchProgress, run_batch
+from genai.llm.batch.settings import ModelSettings
 from tests.drawing import Draw
 
 FAKE = Path(__file__).with_name("conftest.py")
@@ -177,14 +179,118 @@ def test_another_input_or_other_options_are_refused(tmp_path: Path, fake: Any) -
     assert (report.kept, report.figures.done) == (30, 1)
 
 
-def test_outputs_of_earlier_versions_are_resumed(tmp_path: Path, fake: Any) -> None:
-    """Older versions, in which the format was called `Asking`, wrote the same settings into a line's id."""
-    write_input(tmp_path / "in.jsonl", 1)
-    run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", max_tokens=5)
+def test_outputs_of_earlier_versions_are_refused(tmp_path: Path, llm: genai.LLM) -> None:
+    """Their ids do not cover the cache type, the accuracy, the tokenizer and the chat template."""
+    write_input(tmp_path / "in.jsonl", 2)
+    run_batch(llm, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", max_tokens=5)
     asking = "Asking(template=None, as_chat=False, adapter=None)"
-    settings = {"model": fake.model.identity().model, "asking": asking, "options": [("max_tokens", "5")]}
+    settings = {"model": llm.model.identity().model, "asking": asking, "options": [("max_tokens", "5")]}
     number = digest(json.dumps(settings, sort_keys=True).encode(), 4)
-    assert read(tmp_path / "out")[0]["id"].startswith(f"batch_req_{number:08x}_1_")
+    first = read(tmp_path / "out")[0]
+    first["id"] = f"batch_req_{number:08x}_{first['id'].split('_', 3)[3]}"
+    (tmp_path / "out").write_text(json.dumps(first) + "\n")
+    with pytest.raises(InputError, match="was started with other options") as caught:
+        run_batch(llm, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", max_tokens=5)
+    assert "another version of this toolkit" in caught.value.why
+
+
+def edited(folder: Path, name: str, old: str, new: str) -> Path:
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+    return folder
+
+
+def with_defaults(folder: Path) -> Path:
+    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.5}')
+    return folder
+
+
+def with_tokenizer_option(folder: Path) -> Path:
+    return edited(folder, "tokenizer.json", '"normalizer": null', '"normalizer": {"type": "Lowercase"}')
+
+
+# What changes tokens: a change of the folder, and options of the model.
+DIFFERENT: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
+    "cache type": (str, {"kv_dtype": "int8"}),
+    "accuracy": (str, {"accuracy": "fp32"}),
+    "device": (str, {"device": "reference", "threads": None}),
+    "context": (str, {"context_size": 512}),
+    "context by memory": (str, {"cache_bytes": 2**20}),
+    "template": (lambda folder: edited(folder, "chat_template.jinja", "assistant", "Assistant"), {}),
+    "tokenizer": (with_tokenizer_option, {}),
+    "sampling defaults": (with_defaults, {}),
+    "configuration": (lambda folder: edited(folder, "genai_config.json", '"top_k": 50', '"top_k": 3'), {}),
+}
+# What changes no token.
+SAME: dict[str, dict[str, Any]] = {
+    "same": {},
+    "threads": {"threads": 2},
+    "speculation": {"speculation": "lookup"},
+    "sequences": {"max_sequences": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def half(bundled_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, an input, and an output whose last line is missing."""
+    folder = tmp_path_factory.mktemp("half")
+    # Without this key, the value in generation_config.json applies.
+    edited(Path(shutil.copytree(bundled_folder, folder / "m")), "genai_config.json", '"repetition_penalty": 1.0,', "")
+    write_input(folder / "in.jsonl", 3)
+    with genai.LLM(folder / "m", threads=1, quiet=True) as llm:
+        run_batch(llm, open_lines(folder / "in.jsonl"), folder / "out", in_order=True, max_tokens=3, ignore_eos=True)
+    (folder / "whole").write_bytes((folder / "out").read_bytes())
+    (folder / "out").write_text("".join((folder / "out").read_text().splitlines(keepends=True)[:2]))
+    return folder
+
+
+def resume(folder: Path, **options: Any) -> None:
+    with genai.LLM(folder / "m", **{"threads": 1, "quiet": True, **options}) as llm:
+        lines = open_lines(folder / "in.jsonl")
+        run_batch(llm, lines, folder / "out", begin="resume", in_order=True, max_tokens=3, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_changes_tokens_is_refused(half: Path, tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(half, tmp_path / "copy"))
+    change, options = DIFFERENT[name]
+    change(folder / "m")
+    with pytest.raises(InputError, match="was started with other options") as caught:
+        resume(folder, **options)
+    assert caught.value.why and "--force" in caught.value.fix
+    assert (folder / "out").read_bytes() == (half / "out").read_bytes()
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_changes_no_token_is_resumed(half: Path, tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(half, tmp_path / "copy"))
+    resume(folder, prefix_cache_dir=tmp_path / "blocks", **SAME[name])
+    expected, found = read(half / "whole"), read(folder / "out")
+    assert [(line["id"], text(line)) for line in found] == [(line["id"], text(line)) for line in expected]
+
+
+def test_other_kernels_are_refused(half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from genai.llm.batch import settings
+
+    monkeypatch.setattr(settings, "kernel_sources", lambda: "of another version")
+    with pytest.raises(InputError, match="was started with other options"):
+        resume(Path(shutil.copytree(half, tmp_path / "copy")))
+
+
+def test_a_template_that_changes_stops_the_run(half: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(half, tmp_path / "copy"))
+    (folder / "out").unlink()
+
+    def change(progress: BatchProgress) -> None:
+        if progress.figures.done and "Assistant" not in (folder / "m" / "chat_template.jinja").read_text():
+            edited(folder / "m", "chat_template.jinja", "assistant", "Assistant")
+
+    write_input(folder / "in.jsonl", 200)
+    with genai.LLM(folder / "m", threads=1, quiet=True) as llm, pytest.raises(InputError, match="template was changed"):
+        lines = open_lines(folder / "in.jsonl")
+        run_batch(llm, lines, folder / "out", PromptFormat(as_chat=True), progress=change, window=2, max_tokens=30)
+    assert len(read(folder / "out")) < 200
 
 
 def test_the_earlier_name_of_the_prompt_format(tmp_path: Path, fake: Any) -> None:
@@ -196,7 +302,7 @@ def test_the_earlier_name_of_the_prompt_format(tmp_path: Path, fake: Any) -> Non
 def test_another_model_of_the_same_name_is_refused(tmp_path: Path, fake: Any) -> None:
     def with_files(key: str) -> Any:
         named = type(fake)()
-        named.model = SimpleNamespace(folder=Path("/models/fake"), identity=lambda: SimpleNamespace(model=key))
+        named.settings = lambda: ModelSettings(key, "none")
         return named
 
     write_input(tmp_path / "in.jsonl", 3)
