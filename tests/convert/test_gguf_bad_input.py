@@ -142,7 +142,7 @@ def test_a_hostile_template_is_kept_as_text_and_runs_within_limits(tmp_path: Pat
 
 def test_unknown_keys_are_named(tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"], **{"llama.attention.temperature_scale": 0.1})
-    assert plan_build(source).remarks == ["a.gguf has keys that are ignored: llama.attention.temperature_scale"]
+    assert plan_build(source).remarks == ["a.gguf contains keys that are ignored: llama.attention.temperature_scale"]
 
 
 @pytest.mark.parametrize("key", ["split.count", "split.no", "general.type"])

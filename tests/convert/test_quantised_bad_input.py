@@ -72,7 +72,7 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
         "awq", put(f"{Q}.qweight", lambda a: a.astype(np.float32)), ("type float32", "int32"),
     ),
     "fewer columns": ("awq", put(f"{Q}.qweight", lambda a: a[:32]), ("has shape [64, 32], expected [64, 64]",)),
-    "columns that are no groups": ("awq", put(f"{Q}.qweight", lambda a: a[:33]), ("2 groups of 33 columns",)),
+    "columns that are no groups": ("awq", put(f"{Q}.qweight", lambda a: a[:33]), ("2 groups for 33 columns",)),
     "zero points of other groups": ("awq", put(f"{Q}.qzeros", lambda a: a[:1]), ("has shape [1, 8]",)),
     "zero points of other outputs": ("gptq", put(f"{Q}.qzeros", lambda a: a[:, :3]), ("96 bits for 64 numbers",)),
     "group that there is not": (

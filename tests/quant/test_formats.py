@@ -169,7 +169,7 @@ def test_what_one_form_has_another_has_not() -> None:
     good = round_to_nearest(np.ones((2, 250), np.float32), uniform_format(4, 32))
     with pytest.raises(QuantizationError, match="offsets is given"):
         replace(good, offsets=np.zeros((2, 8), np.uint8))
-    with pytest.raises(QuantizationError, match=r"codes lie in \[16, 16\]"):
+    with pytest.raises(QuantizationError, match=r"codes range from 16 to 16"):
         QuantizedWeight.from_codes(good.format, np.full((2, 250), 16), good.grid, good.scales)
 
 

@@ -128,7 +128,7 @@ def test_stop_strings_seeds_and_limits(engine: genai.Engine, bundled: genai.Mode
     short.begin_turn([5] * 20, turn)
     events = finished(engine)
     assert events[-1].finish_reason.name == "MAX_SESSION_TOKENS" and events[-1].usage.generated_tokens == 20
-    with pytest.raises(ContextOverflowError, match="may have 40 tokens"):
+    with pytest.raises(ContextOverflowError, match="at most 40 tokens"):
         short.begin_turn([5])
     drawn = []
     for seed in (1, 1, 2):

@@ -100,7 +100,7 @@ def test_penalties_follow_a_rewind() -> None:
 @pytest.mark.parametrize("options", [GREEDY, {}, {"top_k": 3}, {"top_p": 0.5}, {"typical_p": 0.5}], ids=str)
 @pytest.mark.parametrize(
     ("value", "place", "words"),
-    [(np.nan, 0, "NaN"), (np.nan, -1, "NaN"), (np.inf, 2, "infinity"), (-np.inf, slice(None), "no token")],
+    [(np.nan, 0, "NaN"), (np.nan, -1, "NaN"), (np.inf, 2, "infinity"), (-np.inf, slice(None), "all -inf")],
 )
 def test_bad_logits_raise_and_name_the_row(
     size: int, options: dict[str, Any], value: float, place: Any, words: str
