@@ -263,7 +263,7 @@ def test_states_of_what_forgot_cannot_be_saved(short: genai.LLM, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("form", "why"), [("dense", "one sequence at a time"), ("long-rope", "different rotary tables")]
+    ("form", "why"), [("dense", "each sequence has a separate cache"), ("long-rope", "different rotary tables")]
 )
 def test_models(form: str, why: str, form_folder: Callable[[str], Path]) -> None:
     with genai.LLM(form_folder(form), threads=1) as llm, pytest.raises(UnsupportedModelError, match=why):

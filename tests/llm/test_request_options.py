@@ -174,7 +174,7 @@ def test_beams_are_refused_only_where_they_need_more_blocks_than_there_are(bundl
     with genai.LLM(bundled_folder, context_size=128, cache_bytes=6 * block, threads=1) as llm:
         with pytest.raises(CacheCapacityError, match="too small for 4 beams of 101 tokens") as caught:
             llm.generate([7] * 100, **options)
-        assert "other sequences of this model 0" in caught.value.why and "close" not in caught.value.fix
+        assert "other sequences of this model use 0" in caught.value.why and "close" not in caught.value.fix
         assert "fewer beams" in caught.value.fix and "max_tokens" in caught.value.fix
         pool = llm.model.decoder.pool
         assert pool is not None and pool.num_free == pool.num_blocks

@@ -230,8 +230,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         longest, before, limit = max(map(len, rows)), self._shown.width, self.max_length
         if before + longest > limit:
             raise ContextOverflowError(
-                f"{longest} tokens after {before} tokens exceed max_length = {limit}",
-                f"the model's context_length is {config.context_length}, and rows have the same length",
+                f"{longest} tokens after {before} tokens exceed max_length {limit}",
+                f"the model's context_length is {config.context_length}, and each row has the length of the longest",
                 "shorten the prompt, or raise max_length if the context allows",
             )
         self._shown.append(rows)

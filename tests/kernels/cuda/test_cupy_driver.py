@@ -316,7 +316,7 @@ def failing(text: str) -> Broken:
     [
         (None, 0, "CuPy is not installed"),
         (fake_cupy(count=failing("cudaErrorInsufficientDriver\nmore")), 0, "does not respond: RuntimeError: cudaErr"),
-        (fake_cupy(), 1, "there is no GPU 1 (number of GPUs: 1)"),
+        (fake_cupy(), 1, r"there is no GPU 1 \(number of GPUs: 1\)"),
         (fake_cupy(capability=lambda index: 75), 0, "has compute capability 75, but at least 80 is required"),
         (fake_cupy(version=failing("libnvrtc.so.13: not found")), 0, "NVRTC cannot be loaded: RuntimeError: libnvrtc"),
     ],
