@@ -124,7 +124,7 @@ def test_templates_and_pipes(tmp_path: Path) -> None:
         (["{in}"], 2, "--output"),
         (["{in}", "-o", "{in}"], 2, "is the same file as INPUT"),
         (["{in}", "-o", "{out}", "--html", "{out}"], 2, "is the same file as --output"),
-        (["{in}", "-o", "{out}", "--force", "--resume"], 2, "--force and --resume"),
+        (["{in}", "-o", "{out}", "--force", "--resume"], 2, "--force cannot be used with --resume"),
         (["{in}", "-o", "{out}", "--template", "no field"], 2, "has no field"),
         (["{in}", "-o", "{out}", "--format", "xml"], 2, "format = 'xml'"),
         (["{in}", "-o", "{out}", "--window", "0"], 2, "--window"),
@@ -156,7 +156,7 @@ def test_a_terminal_shows_how_far_it_is(questions: Path, tmp_path: Path, termina
     )
     assert "lines" in bar
     os.kill(shown.pid, signal.SIGINT)
-    shown.wait_for(r"contains\s+the\s+replies\s+so\s+far;\s+to\s+continue,\s+add\s+--resume")
+    shown.wait_for(r"contains\s+the\s+replies\s+so\s+far;\s+to\s+continue,\s+run\s+the\s+command\s+again\s+with\s+--resume")
     assert shown.exit_code() == 130
     kept = (tmp_path / "out").read_text()
     assert kept.endswith("}\n") and 0 < kept.count("\n") < 4000
@@ -196,7 +196,7 @@ def test_generate_says_what_it_does_with_many_lines(tmp_path: Path, capsys: Capt
     file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     assert run_here(["generate", "-f", str(file), "-n", "1"]) == 0
     said = capsys.readouterr().err
-    assert "its 2 lines form one prompt" in said and f"genai batch {file}" in re.sub(r"\s+", " ", said)
+    assert "all 2 lines form one prompt" in said and f"genai batch {file}" in re.sub(r"\s+", " ", said)
     (tmp_path / "prompt.txt").write_text("a\nb\n")
     assert run_here(["generate", "-f", str(tmp_path / "prompt.txt"), "-n", "1"]) == 0
     assert "one prompt" not in capsys.readouterr().err

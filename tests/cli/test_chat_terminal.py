@@ -52,7 +52,7 @@ def test_help_and_unknown_commands(terminal: Open) -> None:
     one.enter("/sav", "did you mean /save")
     one.enter("/exi", "did you mean /exit")
     one.enter("/info", "fix: /help lists the commands")
-    one.enter("/save", "/save without FILE")
+    one.enter("/save", "/save needs FILE")
     one.enter("/save /", "cannot be saved")
     one.enter("/bye now", "/bye takes no argument")
     one.type("\x04")

@@ -217,8 +217,8 @@ def test_a_small_cache_is_enough(bundled_folder: Path) -> None:
         ({"ctx_shift": -1}, "ctx_shift = -1"),
         ({"ctx_shift": "yes"}, "ctx_shift = 'yes'"),
         ({"ctx_shift": 200}, "ctx_shift keeps 200 tokens of a context of 160"),
-        ({"ctx_shift": True, "keep_state": True}, "ctx_shift with keep_state"),
-        ({"ctx_shift": True, "num_beams": 2}, "ctx_shift with num_beams"),
+        ({"ctx_shift": True, "keep_state": True}, "ctx_shift cannot be used with keep_state"),
+        ({"ctx_shift": True, "num_beams": 2}, "ctx_shift cannot be used with num_beams"),
     ],
     ids=str,
 )

@@ -139,7 +139,7 @@ def test_int4_is_refused_until_it_was_measured(bundled_folder: Path, own_cache: 
 
 @pytest.mark.parametrize(
     ("mean", "tokens", "text"),
-    [(0.5, 5000, "divergence is 0.5000 nats, above 0.01"), (0.001, 10, "on only 10 tokens"), (0.001, 5000, "")],
+    [(0.5, 5000, "divergence is 0.5000 nats, above 0.01"), (0.001, 10, "on 10 tokens"), (0.001, 5000, "")],
 )
 def test_a_measurement_decides(bundled_folder: Path, own_cache: Path, mean: float, tokens: int, text: str) -> None:
     kept = kv_quality.record(Config(bundled_folder), kv_quality.KvQuality(mean, mean / 10, tokens))
