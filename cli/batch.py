@@ -40,7 +40,7 @@ def batch(
         ),
     ] = None,
     template: Annotated[
-        str | None, typer.Option("--template", help='Template for a prompt per line, such as "Summarise: {text}".')
+        str | None, typer.Option("--template", help='Template for each prompt, such as "Summarise: {text}".')
     ] = None,
     as_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Wrap each prompt in a user message, except in lines that have a body.")
@@ -74,7 +74,7 @@ def batch(
     flags: opt.EngineFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Process each line of a file exactly once, even after a crash. To continue an interrupted run, add --resume.
+    """Process each line of a file exactly once, even after a crash. To resume an interrupted run, add --resume.
 
     A line is a request in OpenAI's batch format, or contains a prompt or messages and optional sampling parameters.
     With --template, a line contains the data for the template. If a line fails, its output line contains the reason.

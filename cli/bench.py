@@ -250,7 +250,7 @@ def throughput(
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Mean reply length in tokens.")] = 64,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", help="Requests per second [default: 70 % of the rate that the first run reaches]."),
+        typer.Option("--rate", help="Requests per second [default: 70% of the rate that the first run reaches]."),
     ] = None,
     long_prompt: Annotated[
         int | None,

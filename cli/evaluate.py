@@ -42,7 +42,7 @@ Side = tuple[Path | None, opt.ModelFlags]
 
 @dataclass(frozen=True)
 class WindowFlags:
-    """Options for splitting a text into windows."""
+    """Options for splitting text into windows."""
 
     window: WindowOption = None
     stride: StrideOption = None
@@ -81,7 +81,7 @@ def tasks(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Ask held-out questions, decode greedily, and report the accuracy per task with its 95 % confidence interval."""
+    """Ask held-out questions, decode greedily, and report the accuracy per task with its 95% confidence interval."""
     from genai.common.plots import Chart
     from genai.evaluate.tasks import evaluate, read_questions, summary, task_page, write_page
     from genai.models.folders import bundled_tasks
@@ -225,7 +225,7 @@ def _tell(line: ProgressLine, progress: ScoringProgress) -> None:
 
 @contextmanager
 def loaded(base: Side, other: Side) -> Iterator[tuple[Model, Model]]:
-    """Load both models. If both sides are equal, load the model only once."""
+    """Load both models. If both sides are the same, load the model only once."""
     with ExitStack() as stack:
         first = stack.enter_context(base[1].load(base[0]))
         yield first, first if other == base else stack.enter_context(other[1].load(other[0]))

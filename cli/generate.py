@@ -113,7 +113,7 @@ def generate(
             completions, failed = _batch(llm, rendered, flags, options, as_json=as_json)
         for completion in completions:
             if completion.forgotten_tokens and not flags.stats:
-                flags.voice.say(f"(the context was full: {completion.forgotten_tokens:,} tokens were dropped)")
+                flags.voice.say(f"(the context was full, so {completion.forgotten_tokens:,} tokens were dropped)")
         for completion in completions if flags.stats else ():
             say(footer(completion, llm.context_size, options.get("seed")))
     if failed:

@@ -70,7 +70,7 @@ def emit_line(text: str) -> None:
 
 
 def emit_figures(figures: str | Iterable[tuple[str, str]]) -> None:
-    """Print a text such as JSON, or a table of names and values."""
+    """Print text such as JSON, or a table of names and values."""
     emit(figures if isinstance(figures, str) else table(list(figures), width_of(sys.stdout)), "\n")
 
 
@@ -179,7 +179,7 @@ def need_chat_template(llm: LLM | Cluster, tools: Sequence[Mapping[str, Any]] | 
         raise ChatTemplateError(
             f"{folder} has no chat template",
             "without a template, the messages of a chat cannot be formatted; the model may be a base model",
-            f"continue a text with `genai generate {folder} -p TEXT`, "
+            f"continue text with `genai generate {folder} -p TEXT`, "
             "or add the model's chat_template.jinja to the folder",
         )
     if tools:

@@ -102,7 +102,7 @@ def printable(text: str, encoding: str | None = None) -> str:
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """Return the beginning of a text on one line."""
+    """Return the beginning of a string on one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 

@@ -85,11 +85,11 @@ class SourceTypeError(InputError, TypeError):
 
 
 class ArgumentError(InputError):
-    """An argument of a session or of its run is unknown, of the wrong type or shape, or holds values out of range."""
+    """An argument of a session or run is unknown, has the wrong type or shape, or contains values out of range."""
 
 
 class GraphError(GenaiError):
-    """The ONNX model is malformed: not protobuf, not a valid graph, or contradictory."""
+    """The ONNX model is malformed: it is not protobuf, is not a valid graph, or contradicts itself."""
 
 
 class ProtobufError(GraphError):
@@ -133,7 +133,7 @@ class ProviderError(GenaiError):
 
 
 class OutOfMemoryError(GenaiError):
-    """The memory of the machine, or of a device, is too small to load or run a graph."""
+    """The machine or a device has too little memory to load or run a graph."""
 
 
 class NotSupportedYetError(GenaiError, NotImplementedError):
@@ -169,7 +169,7 @@ class DeadlineError(GenaiError, TimeoutError):
 
 
 class SamplingError(GenaiError):
-    """No token can be chosen: the logits hold NaN or infinity, or every token is masked."""
+    """No token can be chosen, because the logits contain NaN or infinity, or because every token is masked."""
 
 
 class LogitsProcessorError(SamplingError):
@@ -177,11 +177,11 @@ class LogitsProcessorError(SamplingError):
 
 
 class ReplyFormatError(GenaiError):
-    """A reply does not have the requested format: it was truncated, or a class rejects what the schema allows."""
+    """A reply lacks the requested format, because it was truncated or a class rejects what the schema allows."""
 
 
 class ModelOutputError(GenaiError):
-    """A model's output is not a distribution: it contains NaN or infinity, or only -inf."""
+    """A model's output is not a distribution, because it contains NaN or infinity, or only -inf."""
 
 
 class VocabularyMismatchError(InputError):
@@ -189,7 +189,7 @@ class VocabularyMismatchError(InputError):
 
 
 class DownloadError(GenaiError):
-    """A model cannot be downloaded: the connection, the name, a file, a checksum or the disk space is the problem."""
+    """A model cannot be downloaded because of the connection, the name, a file, a checksum or the disk space."""
 
 
 class AccessError(DownloadError):

@@ -2,8 +2,8 @@
 
 Sixteen rows (outputs) of a matrix lie side by side, with four columns (inputs) of each row in a 32-bit lane. Therefore
 one vector instruction multiplies sixteen rows by the same four activations, no sum crosses lanes, and the same bytes
-form a tile of a matrix unit. All data of two blocks of sixteen rows forms one record, so a matmul reads memory in one
-direction.
+form a tile of a matrix unit. A record contains all data for two blocks of each of the sixteen rows, so a matmul reads
+memory sequentially.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .checks import FormatError
 
 # Rows of a weight matrix that lie side by side in memory. A kernel keeps one output row per SIMD lane, so no sum ever
-# crosses lanes: no lanes are shuffled, and results do not depend on the vector width of the machine.
+# crosses lanes. Therefore no lanes are shuffled, and results do not depend on the machine's vector width.
 TILE_ROWS = 16
 # A block of more than 256 columns could not be summed exactly in float32 (256 * 255 * 127 < 2**24). A block size that
 # is not a multiple of 16 would end in the middle of the eight bytes that the INT4 kernel sums in 16-bit lanes.

@@ -140,7 +140,7 @@ class WeightFormat:
 
 
 def uniform_format(bits: int, block_size: int, *, zero_points: bool = False) -> WeightFormat:
-    """Return a one-level format with a scale (and, if `zero_points`, an integer of `bits` bits) per block or ROW."""
+    """Return a one-level format with one scale (and, if `zero_points`, one `bits`-bit integer) per block or ROW."""
     return WeightFormat(bits, block_size, block_size, offset_bits=bits if zero_points else 0)
 
 
@@ -154,8 +154,8 @@ class QuantizedWeight:
     """A quantised matrix [rows, columns], in the form that quantisation methods produce, files store and devices read.
 
     Attributes:
-        format: number of bits of each part, and the number of columns that share it.
-        rows, columns: number of outputs and of inputs of a linear layer.
+        format: the bit widths of the codes, multipliers and offsets, and the sizes of blocks and groups.
+        rows, columns: numbers of outputs and inputs of the linear layer.
         data: codes, uint8 [rows, padded columns * bits / 8], packed as rows of bits. The padding is never read.
         grid: float32 [2 ** bits], the value of each code.
         scales: float32 [rows, groups].

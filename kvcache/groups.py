@@ -1,10 +1,10 @@
 """Cache groups: layers that cache the same tokens share a block table, and all groups share the pages of one pool.
 
-A layer with full attention caches a row per token. A layer with sliding-window attention needs only the last rows, and
-a recurrent layer needs one state of fixed size. Layers of the same kind form groups, and each sequence has one table
-per group. A window can therefore return its blocks while a full-attention layer of the same model retains its blocks.
-To let one pool serve every group, a block of each group occupies one page of the same size; a kind with many layers is
-split into several groups. vLLM's hybrid cache manager works in the same way.
+A layer with full attention caches one row per token. A layer with sliding-window attention needs only the last rows,
+and a recurrent layer needs one state of fixed size. Layers of the same kind form groups, and each sequence has one
+table per group. A window can therefore return its blocks while a full-attention layer of the same model retains its
+blocks. To let one pool serve every group, a block of each group occupies one page of the same size; a kind with many
+layers is split into several groups. vLLM's hybrid cache manager works in the same way.
 """
 
 from __future__ import annotations

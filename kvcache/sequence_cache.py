@@ -245,7 +245,7 @@ class SequenceCache:
     def publish_leaving(self, position: int, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
         """Publish the blocks that are about to leave a window if a token at a boundary attends to them.
 
-        Other blocks are not published: they would fill the memory, but they are hardly ever reused.
+        Other blocks are not published, because they would fill the memory but are hardly ever reused.
         """
         self._find_keys(position // self.block_size, tokens, origin, numerics)
         for table, num_blocks in self._leaving(position):
@@ -302,7 +302,7 @@ class SequenceCache:
     def reuse(self, tokens: Sequence[int], origin: Origin, numerics: bytearray, settled: int = 0) -> int:
         """Fill this empty cache with the published blocks of the longest known prefix.
 
-        The last token is never taken from the cache: it must be computed, because its logits are needed.
+        The last token is never taken from the cache. It must be computed, because its logits are needed.
 
         Args:
             tokens: the tokens of the sequence.

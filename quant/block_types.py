@@ -117,7 +117,7 @@ def weight_of(blocks: NDArray[Any]) -> QuantizedWeight:
 
     def convert(first: int) -> None:
         part = slice(first, first + step)
-        # Overflow is detected afterwards: it makes a scale infinite or NaN.
+        # Overflow is detected afterwards, because it makes a scale infinite or NaN.
         codes, *found = kind.decode(np.ascontiguousarray(blocks[part])[kind.name])
         assert codes is not None
         data[part] = pack_bits(codes.reshape(len(codes), -1), format.bits)

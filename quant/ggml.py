@@ -227,7 +227,7 @@ def _iq1_s(blocks: Bytes) -> Numbers:
 
 
 def _iq1_m(blocks: Bytes) -> Numbers:
-    """Decode IQ1_M: like IQ1_S, but with a sign per eight numbers and the scale's bits spread over four words."""
+    """Decode IQ1_M: like IQ1_S, but with one sign per eight numbers and the scale's bits spread over four words."""
     words, packed = _words(blocks, 48, 56, "<u2"), _each(blocks[..., 32:48], range(0, 8, 4), 15)
     shifted = words >> 12 << np.array([0, 4, 8, 12], np.uint16)
     scales = np.bitwise_or.reduce(shifted, -1, keepdims=True).astype(np.uint16).view(np.float16).astype(np.float32)

@@ -4,7 +4,7 @@
     python -m tools.adapter_soak --minutes 5 --kv-type int4 --seed 7
 
 Each round sends 64 random requests, each from a separate thread: with no adapter, one adapter or two weighted adapters;
-with short prompts, long prompts that are computed in chunks, and shared prefixes; with one sample or several. The
+with short prompts, long prompts that are processed in chunks, and shared prefixes; with one sample or several. The
 model's cache holds only a few requests, and its adapter memory holds only some of the loaded adapters. Meanwhile
 adapters are loaded, unloaded while in use, and evicted. Some requests are cancelled, and some use an adapter whose
 numbers overflow. Each finished request must return the same log-probabilities, to the last bit, as the same request

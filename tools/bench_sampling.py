@@ -1,7 +1,7 @@
 """Measure the cost of sampling relative to a decode step: batch 16, a vocabulary of 150k, half a billion weights.
 
 Write a model folder with random weights to a temporary directory. Then, for each set of options and logits of two
-shapes, repeat one decode step of the batch and one call of the sampler. The minimum time of each is reported, because
+shapes, repeat one decode step of the batch and one call to the sampler. The minimum time of each is reported, because
 other load on the machine only adds time.
 
     python tools/bench_sampling.py [--batch 16] [--vocab 151936] [--layers 24] [--threads N] [--repeat 15]

@@ -39,7 +39,7 @@ This page is for users of the `genai` command and the library. It lists every en
 | `HF_HOME`, `HF_HUB_CACHE` | Folders of the Hugging Face library; `genai pull` reuses downloads in these folders. |
 | `NO_COLOR`, `TERM=dumb` | Disable colours and dimmed text. With `TERM=dumb`, the chat prints only plain text. |
 
-## Options of commands
+## Command options
 
 A command-line option overrides the environment variable. Separate several values with spaces. The values of switches
 are 1 and 0. A variable applies to every command that has the option, so set the variable for a single command only,

@@ -1,6 +1,6 @@
 """ONNX's backend suite through InferenceSession: `python -m tools.conformance [PATTERN]`.
 
-Print the number of the suite's CPU cases that pass, and list the failed cases with reasons. Nothing is downloaded.
+Print the number of CPU cases in the suite that pass, and list the failed cases with reasons. Nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -512,7 +512,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the stages; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="index of the GPU")
     parser.add_argument("--minutes", type=float, default=9.0, help="time after which no stage starts")
     parser.add_argument("--small", action="store_true", help="use small sizes to test this program")
     parser.add_argument("--no-pool", action="store_true", help="allocate each array from the driver, for a sanitizer")

@@ -2,7 +2,7 @@
 
 It is a fault if the process does not end in time, shows a traceback or leaves a child process running, or if the next
 start does not work. The moments are drawn from a printed seed. They cover the phases of a process, which compiles
-kernels, loads a model, computes a prompt, decodes, and closes.
+kernels, loads a model, processes a prompt, decodes, and closes.
 
     python -m tools.interrupts --count 300 --seed 1
     python -m tools.interrupts --first 100 --count 50 --seed 1    # only these moments

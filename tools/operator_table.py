@@ -68,7 +68,7 @@ def page() -> str:
         table = rows(domain)
         ours = sum(source.startswith("own") for _, source, _ in table)
         heading = "| operator | kernel | random nodes |\n|---|---|---|\n"
-        parts.append(f"\n## {title}\n\n{ours} of {len(table)} operators have a dedicated kernel.\n\n{heading}")
+        parts.append(f"\n## {title}\n\nOf {len(table)} operators, {ours} have a dedicated kernel.\n\n{heading}")
         parts.append("".join(f"| {name} | {source} | {compared} |\n" for name, source, compared in table))
     return "".join(parts)
 

@@ -64,7 +64,7 @@ def script(page: Path, allowed: Collection[str] = ()) -> str:
 
 
 def run(page: Path, allowed: Collection[str] = (), seconds: float = 3600) -> subprocess.CompletedProcess[str]:
-    """Run the commands of a page and return the finished process, with stdout and stderr in one text.
+    """Run the commands of a page and return the finished process, with stdout and stderr in one string.
 
     Raises:
         subprocess.TimeoutExpired: the page takes more than `seconds`.

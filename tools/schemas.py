@@ -59,7 +59,7 @@ class SchemaMaker:
     definitions: dict[str, Schema] = field(default_factory=dict)
 
     def make(self) -> Schema:
-        """Return a whole schema."""
+        """Return a complete schema."""
         kinds = self.random.choices((self.object, self.array, self.any_of, self.scalar), (12, 3, 2, 2))
         schema = kinds[0](0)
         return {**schema, "$defs": self.definitions} if self.definitions else schema
@@ -72,12 +72,12 @@ class SchemaMaker:
         return self.random.choices(made, (10, 4, 3, 2, 2))[0](depth)
 
     def scalar(self, depth: int) -> Schema:
-        """Return a schema of a text, a number or a few values."""
+        """Return a schema for a string, a number or a few values."""
         made: list[Callable[[], Schema]] = [self.text, self.number, self.integer, self.values, self.constant, self.flag]
         return self.random.choices(made, (6, 3, 4, 4, 1, 2))[0]()
 
     def text(self) -> Schema:
-        """Return a schema of a text with limits."""
+        """Return a schema for a string with limits."""
         kind = self.random.randrange(6)
         if kind == 0:
             return {"type": "string", "pattern": self.random.choice(_PATTERNS), "maxLength": 40}

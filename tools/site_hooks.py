@@ -1,6 +1,6 @@
 """Hooks for the documentation site (mkdocs.yml): files outside docs/ that pages link to become pages of the site.
 
-Pages link to files of the repository with relative paths, so that the links work in an editor and on a code host. On
+Pages link to files in the repository with relative paths, so that the links work in an editor and on a code host. On
 the site, a linked Markdown file becomes a page, and a linked source file becomes a page of highlighted code, in which
 `#L120` leads to line 120.
 """
@@ -75,7 +75,7 @@ def _outside(page: Path) -> list[Path]:
 
 
 def _uri(target: Path) -> str:
-    """Return the path that a file of the repository has on the site."""
+    """Return the path that a file in the repository has on the site."""
     if target.is_relative_to(DOCS):
         return target.relative_to(DOCS).as_posix()
     relative = target.relative_to(ROOT).as_posix()

@@ -24,7 +24,7 @@ STEP = 6
 
 @dataclass
 class CallPath:
-    """The calls of our functions, in order.
+    """The calls to our functions, in order.
 
     Attributes:
         calls: depth, file and function of each call.
@@ -51,7 +51,7 @@ class CallPath:
 
 
 class Tracer:
-    """A profiler hook that records the calls of functions in the repository's packages."""
+    """A profiler hook that records the calls to functions in the repository's packages."""
 
     def __init__(self, is_begin: Callable[[str, str], bool] | None = None) -> None:
         self.path = CallPath()

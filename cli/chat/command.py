@@ -107,13 +107,13 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
         terminal.dump_prompt(session.llm, session.prompt())
     answer(session, events, flags.voice, markdown=markdown)
     if session.last_reply is not None and (gone := session.last_reply.completion.forgotten_tokens):
-        flags.voice.say(f"(the context was full: {gone:,} tokens were dropped)")
+        flags.voice.say(f"(the context was full, so {gone:,} tokens were dropped)")
     if session.tools and session.last_reply is not None and session.last_reply.tool_calls:
         flags.voice.say(
             "(no function was called: calls need confirmation; to confirm them, chat on a terminal without -p)"
         )
     if session.was_cut:
-        flags.voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut off)")
+        flags.voice.say(f"(the context of {session.llm.context_size} tokens is full, so the reply was cut off)")
     if flags.stats and session.last_reply is not None:
         say(terminal.footer(session.last_reply.completion, session.llm.context_size, session.options.get("seed")))
 

@@ -241,7 +241,7 @@ COMMANDS: Mapping[str, Command] = {
     "/load": Command(_load, "FILE", "load a saved conversation"),
     "/stats": Command(_stats, "", "show statistics of the last reply"),
     "/prompt": Command(_prompt, "", "show the exact prompt that was last sent to the model"),
-    "/tokens": Command(_tokens, "[TEXT]", "show the tokens of a text, or of the last prompt"),
+    "/tokens": Command(_tokens, "[TEXT]", "show the tokens of TEXT, or of the last prompt"),
     "/bye": Command(_bye, "", "exit (also /exit, /quit, exit and Ctrl-D)"),
 }
 _ALSO_BYE = ("/exit", "/quit")

@@ -190,11 +190,11 @@ class Loop:
         if self.show_stats:
             self.voice.say(footer(session.last_reply.completion, limit, session.options.get("seed")))
         if gone := session.last_reply.completion.forgotten_tokens:
-            self.voice.say(f"(the context was full: {gone:,} tokens were dropped)")
+            self.voice.say(f"(the context was full, so {gone:,} tokens were dropped)")
         if session.num_left_out > left_out_before:
-            self.voice.say(f"(the context is full: the first {session.num_left_out} messages are omitted)")
+            self.voice.say(f"(the context is full, so the first {session.num_left_out} messages are omitted)")
         if session.was_cut:
-            self.voice.say(f"(the context of {limit} tokens is full: the reply was cut off; /clear starts over)")
+            self.voice.say(f"(the context of {limit} tokens is full, so the reply was cut off; /clear starts over)")
         elif session.num_left_out == left_out_before and session.context_used > _NEARLY_FULL * limit:
             used = f"{session.context_used} of {limit} tokens"
             self.voice.say(f"(the context is nearly full: {used}; {_ADVICE[session.on_overflow]})")

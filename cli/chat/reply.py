@@ -20,7 +20,7 @@ def say_problem(session: ChatSession, voice: Voice) -> None:
     """Print the reason if the KV cache that was saved with a loaded conversation cannot be used."""
     if session.state_problem is not None:
         problem = session.state_problem
-        voice.say(f"(the prompt must be computed again: {problem.what}; {problem.why})")
+        voice.say(f"(the prompt must be processed again: {problem.what}; {problem.why})")
 
 
 def answer(session: ChatSession, events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:

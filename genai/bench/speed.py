@@ -60,7 +60,7 @@ def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progr
 
     Returns:
         tokens; tokens_per_second (median; slowest, fastest); the operations per second on registers only, in the
-        arithmetic that computes prompts; and the share of these operations that the products with weights reach.
+        arithmetic that is used for prompts; and the share of these operations that the products with weights reach.
 
     Raises:
         ContextOverflowError: the prompt exceeds the model's context.
@@ -117,7 +117,7 @@ def _in_short(name: str, result: BenchRow) -> BenchRow:
 
 
 def _timed(run: Callable[[], float], repeat: int, ceiling: Ceiling | None, progress: Progress) -> dict[str, float]:
-    """Return the medians of the speeds of `repeat` runs after a warm-up run, of the ceiling, and of the share."""
+    """Return the median speed of `repeat` runs after a warm-up run, and the medians of the ceiling and the share."""
     progress(0, repeat + 1)
     run()
     speeds, ceilings = [], []

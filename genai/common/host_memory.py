@@ -44,7 +44,9 @@ def huge_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def mapped_array(size: int) -> NDArray[np.uint8]:
-    """Return an array of zeroed bytes in a separate mapping, which is returned to the system when the array is deleted.
+    """Return an array of zeroed bytes in a separate mapping.
+
+    When the array is deleted, the mapping is returned to the system.
 
     Huge pages are requested only where the array fills them completely, so that the array occupies no more memory than
     it uses. Small arrays, and all arrays outside Linux, are allocated by `huge_array`.

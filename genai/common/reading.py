@@ -52,8 +52,8 @@ def bounded_bytes(file: BinaryIO, name: object, unreadable: type[GenaiError]) ->
     if len(data) > _MOST_BYTES:
         raise unreadable(
             f"{name}: the text cannot be read",
-            f"a text can have at most {_MOST_BYTES >> 20} MiB",
-            "use a smaller text",
+            f"the limit for text is {_MOST_BYTES >> 20} MiB",
+            "shorten the text",
         )
     return data
 

@@ -43,7 +43,7 @@ class BuildPlan:
     """The plan of a build: the decoder, the options adapted to it, and the bytes to read and to write.
 
     Attributes:
-        remarks: remarks to show to the user: unknown keys of config.json, tokens without embeddings.
+        remarks: remarks to show to the user: unknown keys in config.json, tokens without embeddings.
     """
 
     checkpoint: Checkpoint

@@ -72,11 +72,11 @@ class GraphWriter:
         return name in self._initializers
 
     def int64(self, value: int | Sequence[int]) -> str:
-        """Return the name of a constant, which is written only once."""
+        """Return the name of a constant. Each constant is written only once."""
         return self._constant(f"INT64/{value if isinstance(value, int) else list(value)}", np.array(value, np.int64))
 
     def float32(self, value: float) -> str:
-        """Return the name of a scalar constant, which is written only once."""
+        """Return the name of a scalar constant. Each constant is written only once."""
         return self._constant(f"FLOAT/{value}", np.array(value, np.float32))
 
     def _constant(self, key: str, array: NDArray[Any]) -> str:
@@ -181,7 +181,7 @@ class DataFile(AbstractContextManager["DataFile"]):
         self._write(name, element, length, chunks)
         written = self._file.tell() - offset
         if written != length:
-            raise ValueError(f"{name} {list(dims)} needs {length} bytes, but its chunks have {written} bytes")
+            raise ValueError(f"{name} {list(dims)} needs {length} bytes, but its chunks contain {written} bytes")
         tensor = onnx.TensorProto(
             name=name, dims=dims, data_type=_DATA_TYPES[element], data_location=onnx.TensorProto.EXTERNAL
         )
@@ -198,7 +198,9 @@ class DataFile(AbstractContextManager["DataFile"]):
 
 
 class HollowFile(DataFile):
-    """A data file with holes, which occupy no disk space, in place of large tensors, which are generated on demand.
+    """A data file with holes in place of large tensors.
+
+    The holes occupy no disk space, and the tensors are generated on demand.
 
     Attributes:
         hollow: the chunks of the omitted tensors, by name.

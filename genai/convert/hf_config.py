@@ -31,7 +31,7 @@ REQUIRED: Any = object()
 
 
 class HFConfig:
-    """The values of config.json, and the special tokens of generation_config.json and of the tokenizer.
+    """The values in config.json, and the special tokens in generation_config.json and in the tokenizer's files.
 
     A key may have several names; the getters accept them with the newest name first. Every getter raises ConfigError if
     a value without a default is missing or a value has the wrong type.

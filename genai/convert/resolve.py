@@ -206,7 +206,7 @@ def _said(question: str) -> bool:
     return True
 
 
-# Hooks for programs, which cannot prompt the user: the log announces each step instead.
+# Hooks for programs. Programs cannot prompt the user, so the log announces each step instead.
 _PULLING = PullHooks(
     watch=pull_task, notice=_log.info, waiting=lambda folder: _log.info("waiting for another pull (%s)", folder)
 )

@@ -1,7 +1,7 @@
 """Cosines and sines of the rotary embedding, by position and frequency.
 
-Angles are computed in float32, with the same steps as in transformers. At position 4096 the angle has an error of about
-2e-4, so a more exact table would differ more from the table that the model was trained with.
+Angles are computed in float32, with the same steps as in transformers. At position 4,096 the angle has an error of
+about 2e-4, so a more exact table would differ more from the table that the model was trained with.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
             close = get_close_matches(missing[0], list(self._checkpoint), 3)
             raise InputError(
                 f"the checkpoint lacks {len(missing)} tensors that its configuration requires, such as {missing[0]!r}",
-                f"there are {len(self._checkpoint)} tensors; the closest names are {', '.join(close) or 'none'}",
+                f"the files have {len(self._checkpoint)} tensors; the closest names are {', '.join(close) or 'none'}",
                 "check that config.json and the weights belong to the same model",
             )
         unread = sorted(set(self._checkpoint) - needed - {tied_head})

@@ -36,7 +36,7 @@ def describe(
     available_bytes: int | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Return facts about a model folder, which are read only from its configuration and graph.
+    """Return facts about a model folder, read only from its configuration and graph.
 
     Args:
         source: the folder, or a Config.
@@ -51,7 +51,7 @@ def describe(
 
     Raises:
         GenaiError: the folder cannot be read as a model, as in genai.Model.
-        OptionError: the context_size exceeds the model's context, or the device has no kernels for the kv_dtype.
+        OptionError: context_size exceeds the model's context, or the device has no kernels for kv_dtype.
         DeviceError: the device cannot be used.
     """
     config = source if isinstance(source, Config) else Config(source)

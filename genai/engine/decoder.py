@@ -22,7 +22,7 @@ class Decoder(ABC):
     """A model that computes logits. Several threads may use a decoder, each with separate sequences.
 
     Attributes:
-        output_names: the outputs with a row per token: the logits first, then others, such as hidden states.
+        output_names: the outputs with one row per token: the logits first, then others, such as hidden states.
         pool: the pool of blocks, of `block_size` tokens each, that the decoder's sequences share; None = each sequence
             has separate memory.
         num_groups: number of blocks that a short sequence uses: one per cache group.
@@ -68,8 +68,8 @@ class Decoder(ABC):
 
         Returns:
             For each sequence, float32 [rows, vocab_size] or None. If the step completes the sequence, the rows are the
-            logits after its last token and after each computed draft token. With all_rows, there is a row per token of
-            this step.
+            logits after its last token and after each computed draft token. With all_rows, the logits have one row per
+            token of this step.
 
         Raises:
             CacheCapacityError: the cache is full; the sequences are unchanged.

@@ -266,7 +266,7 @@ class Engine:
     # --- choosing tokens -----------------------------------------------------------------------------------------
 
     def _with_siblings(self, ready: list[tuple[EngineRequest, Logits]]) -> list[tuple[EngineRequest, Logits]]:
-        """Add the copies of each request whose prompt has just been computed for the first time."""
+        """Add the copies of each request whose prompt has just been processed for the first time."""
         together = []
         for request, row in ready:
             together.append((request, row))

@@ -96,7 +96,7 @@ class PagedSequence(DecoderSequence):
 
     @property
     def rope_table(self) -> int:
-        """The number of the RoPE table. Keys are stored rotated, so crossing the threshold recomputes the sequence."""
+        """The index of the RoPE table. Keys are stored rotated, so crossing the threshold recomputes the sequence."""
         return int(self._rope_threshold is not None and len(self.tokens) > self._rope_threshold)
 
     def adapt(self, adapters: AdapterMix | None) -> None:

@@ -62,7 +62,7 @@ class EngineRequest(Protocol):
         """Store an empty sequence, append the prompt to it, and create `row`."""
 
     def adopt(self, sequence: DecoderSequence) -> None:
-        """Store a sequence that contains the computed prompt, and create `row`."""
+        """Store a sequence that contains the processed prompt, and create `row`."""
 
     def note_reused(self, num_tokens: int) -> None:
         """Record that `num_tokens` prompt tokens were found in the prefix cache."""

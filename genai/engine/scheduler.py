@@ -96,7 +96,7 @@ class GroupDemand(NamedTuple):
         blocks: number of blocks that the sequence holds and can continue with.
         own: number of these blocks that no other sequence holds.
         most: maximum number of blocks that the sequence holds at a time; None = as many as its tokens fill.
-        pool: number of the pool that the blocks belong to.
+        pool: index of the pool that the blocks belong to.
         fixed: True if the sequence needs `most` blocks regardless of its number of tokens.
     """
 
@@ -145,7 +145,7 @@ def peak_blocks(held: int, growing: Sequence[tuple[CacheDemand, int]], block_siz
         held: number of blocks in use now.
         growing: the sequences, each with the number of tokens that it has yet to get.
         block_size: tokens per block.
-        pool: number of the pool.
+        pool: index of the pool.
     """
     ordered = sorted(growing, key=lambda one: one[1])
     most = held
@@ -187,7 +187,7 @@ class Scheduler(Generic[J]):
         self._arrivals = count()
         self._used_share = _FIRST_SHARE
         # After a request was refused, no other request is considered until a request has ended. Otherwise two requests
-        # could alternate and each compute its prompt again every time.
+        # could alternate and each process its prompt again every time.
         self._is_full = False
 
     def submit(self, request: J, *, priority: int = 0) -> None:
@@ -267,10 +267,10 @@ class PrefillBudget:
     """Measures the duration of steps and limits the number of prompt tokens in the next step.
 
     A step that includes part of a prompt takes longer, which appears as a pause in streamed replies. Such steps are
-    therefore separated by enough steps without prompt tokens that fewer than 5 % of the tokens are late, and their
+    therefore separated by enough steps without prompt tokens that fewer than 5% of the tokens are late, and their
     length is limited so that prompts get a third of the time. If many prompts wait while few replies are streamed,
     prompts get a larger share: the steps become more frequent but not longer. In a batch no reply is streamed, so
-    prompts are computed without a limit.
+    prompts are processed without a limit.
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class ContextShift:
 
 
 class AdapterHistory(Generic[T]):
-    """The adapters (or other inputs) that earlier tokens were computed with, for use when they are recomputed."""
+    """The adapters (or other inputs) with which earlier tokens were computed, stored for recomputing the tokens."""
 
     def __init__(self) -> None:
         # Each entry applies to the tokens before its index, starting at the index of the preceding entry.

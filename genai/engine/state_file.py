@@ -222,7 +222,7 @@ def _read(
         raise StateMismatchError(
             f"{path}: the saved keys and values have a different layout from this model's",
             f"the file has the arrays {str(header['arrays'])[:200]}, but this model has {str(_as_json(arrays))[:200]}",
-            "load the model with the same options as when the state was saved, or compute the text again",
+            "load the model with the same options as when the state was saved, or process the text again",
         )
     # Numerics are stored for every token, or for no token if the decoder does not distinguish them.
     num_numerics = num_tokens if decoder.has_numerics else 0
@@ -279,7 +279,7 @@ def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, An
         raise StateMismatchError(
             f"{path}: the state has format {found!r:.40}",
             f"this version reads only format {FORMAT}",
-            "compute the text again and save the state with this version",
+            "process the text again and save the state with this version",
         )
     whole = all(type(header.get(name)) is int and 0 <= header[name] < 2**31 for name in ("tokens", "stored"))
     texts = all(isinstance(header.get(name), str) for name in ("model", "numerics"))
@@ -303,7 +303,7 @@ def _check_fits(path: Path, header: Mapping[str, Any], identity: Identity) -> No
             raise StateMismatchError(
                 f"{path}: the state was saved with another {'model' if name == 'model' else 'arithmetic'}",
                 f"{name}: the state has {header[name]:.80}, but the loaded model has {ours}",
-                f"{fix}, or compute the text again",
+                f"{fix}, or process the text again",
             )
     if header["tokens"] > identity.context_size:
         raise StateMismatchError(
@@ -319,4 +319,4 @@ def _adapters_said(saved: SavedState) -> str:
 
 
 def _damaged(path: Path, why: str) -> StateFileError:
-    return StateFileError(f"{path}: the saved state is damaged", why, "compute the text again and save the state again")
+    return StateFileError(f"{path}: the saved state is damaged", why, "process the text again and save the state again")

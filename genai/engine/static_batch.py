@@ -117,7 +117,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
             self.sequences[index].append([token])
             self.rows[index].follow(token)
         if len(going_on) == len(self.ended):
-            self._logits = self._no_logits  # these logits are not needed again: the next step may overwrite them
+            self._logits = self._no_logits  # these logits are not needed again, so the next step may overwrite them
         else:
             self.settle()
         return picked

@@ -93,7 +93,7 @@ class ScoredRows:
 
 
 def encode_prompt(model: Model, text: str, bos: bool | None = None) -> NDArray[np.int64]:
-    """Return the token ids of a text, with BOS first if `bos` requires it.
+    """Return the token ids of text, with BOS first if `bos` requires it.
 
     Args:
         bos: True to begin with the model's BOS; None = the default of the model's tokenizer.
@@ -110,7 +110,7 @@ def _encode(model: Model, tokenizer: Tokenizer, text: str, bos: bool | None) -> 
     beginning = _bos_id(tokenizer, bos)
     tokens = tokenizer.encode(text).astype(np.int64)
     if not len(tokens):
-        raise InputError("the text has no tokens", "an empty text cannot be scored", "pass a text that is not empty")
+        raise InputError("the text has no tokens", "empty text cannot be scored", "pass text that is not empty")
     vocab_size = model.config.model.vocab_size
     if int(tokens.max()) >= vocab_size:
         raise InputError(
@@ -140,7 +140,7 @@ def prepare_text(model: Model, text: str, window: int | None, stride: int | None
     tokens, beginning = _encode(model, tokenizer, text, bos)
     if len(tokens) < 2:
         raise InputError(
-            "the text has 1 token", "only a token that follows another token can be scored", "pass a longer text"
+            "the text has 1 token", "only a token that follows another token can be scored", "pass longer text"
         )
     # The first token is not scored, so its bytes do not count; an added BOS has no bytes.
     tokenizer.update_options(skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""A text that is computed once, in a sequence that drops tokens from its middle when the context is full."""
+"""Text that is processed once, in a sequence that drops tokens from its middle when the context is full."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _answers(model: Model, tokenizer: Tokenizer, questions: Sequence[Question]) 
 def summary(outcomes: Iterable[Outcome]) -> dict[str, dict[str, float]]:
     """Return for each task and for "all" the numbers of questions and right answers, and the share with its interval.
 
-    "error" is half the width of the 95 % interval, which extends from "low" to "high".
+    "error" is half the width of the 95% interval, which extends from "low" to "high".
     """
     table: dict[str, dict[str, float]] = {}
     for outcome in outcomes:
@@ -159,7 +159,7 @@ def summary(outcomes: Iterable[Outcome]) -> dict[str, dict[str, float]]:
 
 
 def share_interval(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927), which is also valid for few questions and shares of 0 or 1."""
+    """Return the 95% interval of a share (Wilson 1927), which is also valid for few questions and shares of 0 or 1."""
     square = 1.959964**2 / total
     share = right / total
     middle = (share + square / 2) / (1 + square)

@@ -57,7 +57,7 @@ def trace_values(
 ) -> dict[str, TracedValue]:
     """Return all values that a prompt's prefill computes, by name, in the order of computation.
 
-    The prompt is computed in one step from an empty cache, with the logits of every token. Values that fusion removed
+    The prompt is processed in one step from an empty cache, with the logits of every token. Values that fusion removed
     are missing; a fused operator's result has the name of the last value that it replaces.
 
     Args:

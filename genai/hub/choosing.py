@@ -69,7 +69,7 @@ def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
     """Choose the files of the model that a listing's reference names.
 
     Args:
-        listing: the files of the repository.
+        listing: the files in the repository.
         quantised: True if the user requests a precision for the weights.
 
     Raises:

@@ -98,8 +98,8 @@ def _download(client: Client, file: RemoteFile, part: Path, progress: Progress) 
             progress(-file.size)
     raise DownloadError(
         f"{file.path}: the checksum was wrong twice",
-        f"{file.digest} was expected, but {checksum.sha256} was received (SHA-256)",
-        "the data was deleted; try again later, or inform the repository's owner",
+        f"{file.digest} was expected, but {checksum.sha256} was received (SHA-256), so the data was deleted",
+        "try again later, or report the mismatch to the repository's owner",
     )
 
 
@@ -127,8 +127,8 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
                     output.truncate(0)
                     raise DownloadError(
                         f"{file.path}: the server sent more than the announced {file.size:,} bytes",
-                        "the file on the server differs from the file in the listing",
-                        "the data was deleted; try again later, or inform the repository's owner",
+                        "the file on the server differs from the file in the listing, so the data was deleted",
+                        "try again later, or report the mismatch to the repository's owner",
                     )
                 output.write(piece)
                 checksum.update(piece)

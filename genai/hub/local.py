@@ -15,10 +15,10 @@ from .store import PulledModel, find
 
 
 def pulled_model(name: str | Path) -> PulledModel | None:
-    """Return the cached model that a text names; None for a path that exists, or a name that is not in the cache.
+    """Return the cached model with this name; None for a path that exists, or a name that is not in the cache.
 
     Raises:
-        ModelFolderError: if the model's record is damaged, several models match, or the text is a malformed reference.
+        ModelFolderError: if the model's record is damaged, several models match, or the name is a malformed reference.
     """
     text = str(name)
     reference = parse(text)

@@ -80,7 +80,7 @@ def offline() -> bool:
 
 
 def parse(name: str | Path) -> Reference | None:
-    """Parse a text that has the form of a reference; return None for other texts.
+    """Parse a string that has the form of a reference; return None for other strings.
 
     Unless the result is `explicit`, the text may also be a path. The forms are org/name, org/name@revision and
     org/name:Q4_K_M, each with an optional prefix hf: (with which the org is optional); an address on the hub; and

@@ -167,7 +167,7 @@ def unfinished() -> list[Path]:
 
 
 def read_record(folder: Path) -> PulledModel:
-    """Return the model in a folder of the cache. Raises ModelFolderError if its record is missing or damaged."""
+    """Return the model in a folder in the cache. Raises ModelFolderError if its record is missing or damaged."""
     text = file_text(folder / RECORD, ModelFolderError, ModelFolderError)
     facts = json_object(text or "", folder / RECORD, ModelFolderError)
     names = ("name", "kind", "root", "source", "revision", "license", "pulled")

@@ -50,7 +50,8 @@ class ChatSession:
         options: fields of SamplingParams; n must be 1.
 
     Attributes:
-        on_prompt: called, while a prompt is computed, with the number of computed prompt tokens and their total number.
+        on_prompt: called, while a prompt is processed, with the number of computed prompt tokens and their total
+            number.
         state_problem: the error that prevented the use of a loaded conversation's saved keys and values, or None.
 
     Raises:
@@ -133,7 +134,7 @@ class ChatSession:
         return self.llm.params(**self.options)
 
     def set_options(self, changes: Mapping[str, Any] | None = None, /, **options: Unpack[SamplingOptions]) -> None:
-        """Change sampling options, which are passed by name or in `changes`. None restores the model's default.
+        """Change sampling options, passed by name or in `changes`. None restores the model's default.
 
         Raises:
             OptionError, ContextOverflowError: see LLM.params. In this case, nothing changes.
@@ -184,7 +185,7 @@ class ChatSession:
     # --- turns ---------------------------------------------------------------------------------------------------
 
     def ask(self, text: str) -> ChatReply:
-        """Add a user message and wait for the whole reply; see `send`."""
+        """Add a user message and wait for the complete reply; see `send`."""
         for _ in self.send(text):
             pass
         if self.last_reply is None:

@@ -175,7 +175,7 @@ class ChatReply:
 
 @dataclass(frozen=True)
 class Done:
-    """The last event of a streamed chat: the whole reply, as `chat` would return it."""
+    """The last event of a streamed chat: the complete reply, as `chat` would return it."""
 
     reply: ChatReply
 

@@ -67,7 +67,7 @@ class Generation:
         deadline: see engine.Request.
         keeps_sequence: True if the sequence is to be kept after the end.
         retained: the sequence that was kept, and the adapters of its tokens.
-        reads_only: True if the request ends when its prompt is computed.
+        reads_only: True if the request ends when its prompt is processed.
         shift: the context shift to apply when the context is full; None = the request ends there.
         adapter: the adapters, as named by the caller.
         is_over: True if the request has ended.
@@ -273,7 +273,7 @@ class Generation:
             return None
         return DeadlineError(
             "the request's timeout expired before its first token",
-            "the request was queued, or its prompt was being computed",
+            "the request was queued, or its prompt was being processed",
             "raise timeout, raise the priority, or shorten the prompt",
         )
 

@@ -229,9 +229,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             samples for the second.
 
         Raises:
-            InputError: there is no prompt, or a prompt is empty or is neither a text nor token ids.
-            OptionError: an option is unknown, out of range, or contradicts another option; or on_error="return" with a
-                beam search or a schema.
+            InputError: there is no prompt, or a prompt is empty or is neither text nor token ids.
+            OptionError: an option is unknown or out of range, or contradicts another option; or on_error="return" is
+                used with a beam search or a schema.
             GrammarError: a schema or grammar cannot be used.
             ReplyFormatError: a reply is not a valid instance.
             ContextOverflowError: a prompt leaves no space for a reply.
@@ -432,7 +432,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """Stream the completion of a prompt, or the reply to a conversation.
 
         Args:
-            prompt: a text, token ids, or a list of messages.
+            prompt: text, token ids, or a list of messages.
             params, adapter, options: see generate; n must be 1.
 
         Returns:
@@ -524,10 +524,10 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     # --- states --------------------------------------------------------------------------------------------------
 
     def read(self, prompt: Prompt, *, adapter: AdapterChoice = None, progress: Progress | None = None) -> TextState:
-        """Compute a text once, so that many completions can continue it.
+        """Process text once, so that many completions can continue the text.
 
         Args:
-            prompt: a text or token ids.
+            prompt: text or token ids.
             adapter: see generate.
             progress: called ten times per second with the number of computed tokens and their total number.
 
@@ -642,8 +642,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
         """Stream the reply to a conversation as events of genai.text.parsing: Text, Reasoning, ToolCall, ….
 
-        The last event is Done, which has the whole reply, its completion and usage. Arguments and errors are the same
-        as those of chat. Errors are raised when the first event is requested.
+        The last event is Done, which has the complete reply, its completion and usage. Arguments and errors are the
+        same as those of chat. Errors are raised when the first event is requested.
 
         Examples:
             >>> for event in llm.stream_chat("What is 20 - 5?"):
@@ -706,7 +706,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """`render` for many conversations; faster than one call per conversation.
 
         Args:
-            conversations: for each call of `render`, its arguments by name: messages, tools, template.
+            conversations: for each call to `render`, its arguments by name: messages, tools, template.
 
         Returns:
             For each conversation, the prompt, or the error that `render` would raise.
@@ -744,10 +744,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return prompt  # type: ignore[return-value]
 
     def params(self, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]) -> SamplingParams:
-        """Return the sampling options of a request that has these arguments.
+        """Return the sampling options for a request with these arguments.
 
         Raises:
-            OptionError: an option is unknown, out of range, contradictory, or exceeds the model's vocabulary.
+            OptionError: an option is unknown or out of range, contradicts another option, or exceeds the model's
+                vocabulary.
             ContextOverflowError: the options require more tokens than fit into the context.
 
         Examples:

@@ -1,7 +1,7 @@
 """Construction of the requests for a map's items.
 
-Items are processed in groups, because passing a text to the template process or the tokenizer threads costs more than
-the work on a short text.
+Items are processed in groups, because passing text to the template process or the tokenizer threads costs more than the
+work on short text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 
 def attempt(work: Callable[[Any], T], argument: Any) -> T | GenaiError:
-    """Return the result of `work`, or the error that `argument` caused. A StateError is raised: it concerns the LLM."""
+    """Return the result of `work`, or the error that `argument` caused.
+
+    A StateError is raised, because it concerns the LLM and not the argument.
+    """
     try:
         return work(argument)
     except StateError:

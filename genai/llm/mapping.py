@@ -1,4 +1,7 @@
-"""Mapping of a stream of items to answers. Items are read a window at a time, and run on one engine."""
+"""The implementation of `LLM.map`, which maps a stream of items to replies.
+
+Items are read a window at a time, and run on one engine.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Item = TypeVar("Item")
 DEFAULT_WINDOW = 1024
 # The maximum number of prompt tokens to read ahead. Each token takes 36 bytes.
 _MOST_TOKENS_AHEAD = 2**20
-# A prompt waits until a similar prompt is computed if that saves at least this many tokens and half of the prompt.
+# A prompt waits until a similar prompt is processed if that saves at least this many tokens and half of the prompt.
 _WORTH_WAITING = 64
 # Among sorted prompts, the last one is the most similar. Before the first window is sorted, it is one of the last few.
 _MOST_COMPARED = 4
@@ -125,7 +128,7 @@ class _Work(Generic[Item]):
 
     @property
     def is_read(self) -> bool:
-        """True if the item's prompt is computed."""
+        """True if the item's prompt is processed."""
         done, total = self.request.leaders[0].prompt_progress
         return done == total
 
@@ -356,8 +359,8 @@ class _Supply(Generic[Item]):
     """Tracks the submitted items in order, so that prompts with a common prefix are not computed at the same time.
 
     Attributes:
-        pending: items whose prompts are not computed yet.
-        computed: the most recent item whose prompt is computed.
+        pending: items whose prompts are not processed yet.
+        computed: the most recent item whose prompt is processed.
     """
 
     pending: deque[_Work[Item]] = field(default_factory=deque)

@@ -49,7 +49,7 @@ class RequestOptions:
         priority: requests with a higher priority start sooner; running requests are not affected.
         timeout: maximum number of seconds from the call. When it expires, the tokens so far are the completion, with
             finish_reason "timeout"; if there are no tokens, DeadlineError is raised. None = no limit.
-        keep_state: set `state` in each completion, so that the generation can be continued.
+        keep_state: set `state` in each completion, so that the generation can be resumed.
         ctx_shift: when the context is full, drop the older half of the tokens after the first ones, and continue. The
             value is the number of first tokens to keep (True: one block), rounded up to whole blocks. False = the
             request ends when the context is full.

@@ -38,7 +38,7 @@ from .request_options import RequestOptions, split_options
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
-# A text with more characters per token of context is assumed not to fit, and is not encoded in advance.
+# Text with more characters per token of context is assumed not to fit, and is not encoded in advance.
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -304,7 +304,7 @@ class RequestBuilder:
         if isinstance(prompt, (bytes, Mapping)) or not _is_row(prompt):
             raise InputError(
                 f"the prompt is {kind_of(prompt)}",
-                "a text or a list of token ids is expected",
+                "text or a list of token ids is expected",
                 "pass a str; for messages, use chat",
             )
         if not isinstance(prompt, str):
@@ -429,5 +429,5 @@ def _per_prompt(name: str, value: Any, count: int) -> Sequence[Any]:
 
 
 def _is_row(value: Any) -> bool:
-    """Return True if the value is a text or a sequence of any kind."""
+    """Return True if the value is a string or a sequence of any kind."""
     return isinstance(value, Sequence) or (hasattr(value, "__array__") and np.ndim(value) > 0)

@@ -202,7 +202,7 @@ def _read(path: Path, tokenizer: Tokenizer) -> LookupText:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces of limited size, which end at line ends where possible."""
+    """Yield text in pieces of limited size. The pieces end at line ends where possible."""
     begin = 0
     while begin < len(text):
         end = text.rfind("\n", begin + 1, begin + _PIECE) + 1 or begin + _PIECE

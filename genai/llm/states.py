@@ -1,4 +1,4 @@
-"""Reusable states of prompts: text that is computed once, continued many times and optionally saved to a file."""
+"""Reusable states of prompts: text that is processed once, continued many times and optionally saved to a file."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: b
 
 
 def read(llm: LLM, generation: Generation, before: TextState | None, progress: Progress | None = None) -> TextState:
-    """Compute a request's prompt without generating tokens, and return the state."""
+    """Process a request's prompt without generating tokens, and return the state."""
     generation.keeps_sequence = generation.reads_only = True
     if before is not None:
         before._from_here([generation])

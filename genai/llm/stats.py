@@ -1,4 +1,4 @@
-"""Statistics of an LLM, which are counted by its engine and can be read at any time."""
+"""Statistics of an LLM, counted by its engine. They can be read at any time."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
 
     Raises:
         ModelFolderError: the file cannot be read.
-        InputError: the file is damaged, not an adapter, or of an unsupported kind.
+        InputError: the file is damaged, is not an adapter, or contains an unsupported kind of adapter.
     """
     model = GgufModel(path, copied=True)
     data, architecture = model.metadata, model.architecture
@@ -49,7 +49,7 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
         if (value := model.files[0].single(key)) != expected:
             raise InputError(
                 f"{path}: {key} is {value!r:.40}, expected {expected!r}", "this GGUF file contains no LoRA adapter",
-                "if the file is a whole model, pass it as MODEL; to create an adapter, use convert_lora_to_gguf.py",
+                "if the file is a complete model, pass it as MODEL; to create an adapter, use convert_lora_to_gguf.py",
             )  # fmt: skip
     if "adapter.alora.invocation_tokens" in data:
         raise InputError(

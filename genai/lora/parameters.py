@@ -26,7 +26,7 @@ _GIVE_ONE = f"pass a PEFT folder, an {SUFFIX} file, or the GGUF file of an adapt
 
 @dataclass(frozen=True)
 class Pair:
-    """The factors of x @ a.T @ b.T * scale, which is added to a projection.
+    """The factors of x @ a.T @ b.T * scale, a product that is added to a projection.
 
     Attributes:
         a: factor A [rank, inputs], any float type.

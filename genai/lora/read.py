@@ -1,4 +1,4 @@
-"""Reading of an adapter in any supported format."""
+"""A reader for adapters in all supported formats."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class FlatDecoder:
         model: the rewritten model.
         layers: the cache entries of each attention layer.
         rope_threshold: the length above which the long RoPE tables apply; None = there is only one table.
-        output_names: the names of the graph's outputs: first the logits, then the other outputs with a row per token.
+        output_names: the names of the graph's outputs: first the logits, then the other outputs with one row per token.
     """
 
     model: OnnxModel

@@ -52,7 +52,7 @@ def folder_device(raw: Any) -> str:
 
 
 def _number(options: Any) -> int:
-    """Return the number of the GPU in a provider's options, or 0 if there is no number."""
+    """Return the GPU number in a provider's options, or 0 if the options contain no number."""
     if not isinstance(options, dict):
         raise ConfigError(
             f"provider_options of cuda = {options!r:.80} in genai_config.json",
@@ -64,7 +64,7 @@ def _number(options: Any) -> int:
     if index is None:
         raise ConfigError(
             f"device_id = {device_id!r:.80} of provider cuda in genai_config.json",
-            "the number of a GPU in decimal digits is expected",
+            "a GPU number in decimal digits is expected",
             'write "device_id": "0" for the first GPU, or leave device_id out',
         )
     return index

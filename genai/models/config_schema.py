@@ -1,4 +1,4 @@
-"""The keys of genai_config.json in onnxruntime-genai 0.18, and the way in which this toolkit treats them.
+"""The keys that genai_config.json has in onnxruntime-genai 0.18, and the way in which this toolkit treats them.
 
 There are three classes of keys. USED: the key has an effect. FOREIGN: the key controls onnxruntime's own machinery and
 cannot change tokens; it is accepted, and listed with -v. LATER: the key changes the generated tokens and is not

@@ -24,7 +24,7 @@ class LoadedFiles:
 
     Args:
         folder: the model folder.
-        in_memory: files in memory that replace files of the folder.
+        in_memory: files in memory that replace files in the folder.
     """
 
     def __init__(self, folder: Path, in_memory: Mapping[str, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Loading of a decoder from a model folder: compiles the result of `decoder_graph`, and allocates the cache."""
+"""A loader for decoders in model folders. It compiles the result of `decoder_graph`, and allocates the cache."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from .config import Config
 from .decoder_graph import BLOCK_SIZE, DecoderGraph, whole_number
 
 # Kernels allocate some arrays in addition to the graph's values (quantised activations, rotated heads). In measured
-# prefills, the values on their own were 90 to 98 % of the peak.
+# prefills, the values on their own were 90 to 98% of the peak.
 _SCRATCH_SHARE = 1 / 4
 _SCALES_JUDGED = 4096
 # The share of free memory that is left unused.

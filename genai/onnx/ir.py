@@ -39,7 +39,8 @@ class Function(Changeable):
         opset_imports: operator set versions of the body's nodes.
         body: inputs, outputs, nodes and value types. Initializers that a rewrite adds are written as Constant nodes,
             because ONNX functions have no initializers.
-        known: True if the function equals one of `own_functions`, so that kernels exist for the nodes that call it.
+        known: True if the function is the same as one of `own_functions`, so that kernels exist for the nodes that call
+            it.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Model functions that define this toolkit's own operators (domain genai) in terms of standard operators.
 
 A model with such operators contains these functions, so any runtime that expands functions can run it. If a model's
-functions equal these exactly, our kernels run instead; other functions with the same names are expanded.
+functions are exactly the same as these, our kernels run instead; other functions with the same names are expanded.
 
 The definitions follow `kernels.weights`: codes, multipliers and offsets are rows of bits, each factor applies to an
 equal number of columns, and a single number replaces absent factors.

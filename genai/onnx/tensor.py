@@ -38,7 +38,7 @@ class OnnxTensor:
 
     @classmethod
     def from_array(cls, name: str, array: ArrayLike, dtype: DataType | None = None) -> OnnxTensor:
-        """Return a tensor over an array, which is copied only if its type, byte order or layout must change.
+        """Return a tensor over an array. The array is copied only if its type, byte order or layout must change.
 
         Args:
             array: any array; do not change it afterwards. Text and bytes are stored as STRING.

@@ -131,7 +131,7 @@ register("Conv")(conv)
 
 
 class PackedConvolution:
-    """The kernel of a node that has constant float32 kernels in one group.
+    """The kernel for a node that has constant float32 kernels in one group.
 
     Attributes:
         packed: inputs that the kernel does not read, because it holds a packed copy.

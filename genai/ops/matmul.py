@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 31
 
 
 class PackedLinear:
-    """The kernel of a node that maps x [..., K] to [..., N].
+    """The kernel for a node that maps x [..., K] to [..., N].
 
     Attributes:
         packed: inputs that the kernel does not read, because it holds a packed copy.

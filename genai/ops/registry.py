@@ -250,7 +250,7 @@ Maker: TypeAlias = Callable[[NodeSpec], Any]
 
 
 def operator(*op_types: str, domain: str = "", since_version: int = 1, **makers: Maker) -> Callable[[F], F]:
-    """Return a decorator that registers a function as the kernel of these operators.
+    """Return a decorator that registers a function as the kernel for these operators.
 
     Positional parameters are the node's inputs; an absent input is None if the parameter's default is None.
     Keyword-only parameters are the node's attributes, converted to the annotated type, or to the type of the default if

@@ -30,7 +30,7 @@ class _Axis:
 @register("Upsample", since_version=7)
 @register("Resize", since_version=10)
 class Resize:
-    """The kernel of Resize and Upsample: nearest, linear or cubic interpolation along any axes."""
+    """The kernel for Resize and Upsample: nearest, linear or cubic interpolation along any axes."""
 
     def __init__(self, spec: NodeSpec) -> None:
         a = spec.attributes

@@ -183,7 +183,7 @@ def _by_numbers(itemsize: int) -> Measure:
 
 
 def _transformed(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """Measure DFT: complex numbers, and their real and imaginary parts."""
+    """Measure DFT, whose temporaries include complex numbers and their real and imaginary parts."""
     x, length, axis = inputs[0], optional(inputs, 1), optional(inputs, 2)
     default = 1 if spec.version < 20 else -2
     along = int(spec.attributes.get("axis", default)) if axis is None else int(np.asarray(axis).reshape(-1)[0])

@@ -19,7 +19,7 @@ from .shapes import infer_node
 # A node is not folded if its inputs or any output exceed this size, or if an output's size is unknown before folding,
 # because the memory would cost more than the time saved.
 _MAX_BYTES = 8 << 20
-# Quantised weights are not folded: they are smaller, and other rules and kernels match them.
+# Quantised weights are not folded, because they are smaller, and because other rules and kernels match them.
 _KEPT = frozenset({"DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"})
 # The results of these operators depend only on the types of their inputs.
 _READS_NO_ELEMENTS = frozenset({"Shape", "Size"})

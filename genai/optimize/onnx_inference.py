@@ -1,4 +1,4 @@
-"""ONNX's own shape inference, for a whole model or one node: conversion of its inputs and results.
+"""ONNX's own shape inference, for a complete model or one node: conversion of its inputs and results.
 
 Weights are omitted, as are constructs that would hang or crash ONNX's native code: operators with our own shape rules
 are moved to a domain that ONNX does not have, and malformed Einsum equations are rejected.

@@ -1,4 +1,4 @@
-"""Writing of the quantised model's folder: the float graph with packed matrices, and the other files."""
+"""A writer for the quantised model's folder: the float graph with packed matrices, and the other files."""
 
 from __future__ import annotations
 

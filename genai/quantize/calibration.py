@@ -75,7 +75,7 @@ def read_text(
             f"{path} has only {len(stream)} tokens",
             f"at least {least} tokens are needed, and {count * length} were requested ({count} sequences of "
             f"{length} tokens)",
-            "use a longer text, or omit --calib to let the model generate a text",
+            "use longer text, or omit --calib to let the model generate text",
         )
     length = min(length, len(stream))
     whole = stream[: len(stream) // length * length].reshape(-1, length)

@@ -42,7 +42,7 @@ class FormatChoice:
         bits: 2, 3, 4, 5, 6 or 8; 0 means unchanged floats. None means 4, or the bits of a named format.
         block_size: number of columns that share a scale: 16, 32, 64, 128 or 256; 0 means a whole row. None means 32, or
             the block size of a named format.
-        symmetric: False to store a zero point per block. Only the uniform format supports False.
+        symmetric: False to store one zero point per block. Only the uniform format supports False.
         method: quantisation method; see `genai.quant.methods`.
         half_scales: True to store scales as float16, with a Cast to float32 in the graph.
         qdq: True to write matmuls as DequantizeLinear and MatMul instead of one operator. Only the uniform format with
@@ -128,7 +128,7 @@ class FormatChoice:
         """Return a description such as "4 bits, blocks of 32, gptq"."""
         if not self.bits:
             return "floats"
-        size = f"blocks of {self.block_size}" if self.block_size else "a scale per row"
+        size = f"blocks of {self.block_size}" if self.block_size else "one scale per row"
         zeros = "" if self.symmetric else ", zero points"
         name = f"{self.bits} bits" if self.format == UNIFORM else self.format
         return f"{name}, {size}{zeros}{', QDQ' if self.qdq else ''}, {self.method}"

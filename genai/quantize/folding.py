@@ -1,4 +1,4 @@
-"""Folding of column factors into the graph; the nodes that compute a matrix's input absorb the inverse factors."""
+"""Column factors that are folded into the graph. The nodes that compute a matrix's input absorb the inverse factors."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class QuantizeOptions:
             set; see FormatChoice.
         head_bits, embedding_bits: bits of the head and of the token embedding. 0 means floats. None means the same as
             other matrices, except that an embedding that is not also the head has 8 bits unless a recipe or a target
-            sets its bits. If the head and the embedding are one matrix, both options must be equal.
+            sets its bits. If the head and the embedding are one matrix, both options must have the same value.
         recipe: YAML file of choices by name patterns (docs/how-to/quantise.md).
         target_bits: bits per weight of the whole file. The matrices' bits are chosen to meet this target.
         target_size: size in bytes of the whole file. The matrices' bits are chosen to meet this target.

@@ -206,7 +206,7 @@ class _QuantizeRun:
                 raise OptionError(
                     f"the experts {site.base_name} cannot be quantised as {choice.label()}",
                     "QMoE supports only blocks of 2-bit, 4-bit or 8-bit values",
-                    "choose 2, 4 or 8 bits; to set the bits of the experts only, add a rule to a recipe",
+                    "set the bits to 2, 4 or 8; to change only the experts, use a recipe with a rule for them",
                 )  # fmt: skip
             other = sizes.setdefault(site.mixture.output(0), choice)
             if (choice.block_size, choice.symmetric) != (other.block_size, other.symmetric):

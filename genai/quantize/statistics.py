@@ -21,7 +21,7 @@ class InputStatisticsSum:
     """Sums over all tokens of one value.
 
     Products are summed in float32. Their inputs are rounded to bfloat16 if the machine multiplies bfloat16 much faster.
-    Both rounding errors are far smaller than the methods' damping, and with 8192 columns the halved memory matters.
+    Both rounding errors are far smaller than the methods' damping, and with 8,192 columns the halved memory matters.
 
     Args:
         gram: True to also sum the products of the value with itself.

@@ -41,7 +41,7 @@ class CudaProvider:
     """The provider for NVIDIA GPUs; see `Taker`.
 
     Args:
-        device_id: number of the GPU.
+        device_id: index of the GPU.
         gpu_mem_limit: maximum device memory for values and constants, in bytes; 0 = no limit.
         more: options that concern only onnxruntime's own implementation; they are ignored.
 

@@ -35,9 +35,9 @@ class OpCall:
 
 @dataclass(frozen=True)
 class Plan:
-    """Calls in order over numbered slots. The last slot is always None, so index -1 reads as an absent input.
+    """A sequence of operator calls on numbered slots.
 
-    Constants may be views of `files`.
+    The last slot is always None, so index -1 reads as an absent input. Constants may be views of `files`.
     """
 
     calls: tuple[OpCall, ...]

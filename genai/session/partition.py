@@ -1,4 +1,4 @@
-"""Grouping of a provider's nodes into as few parts of a graph as possible."""
+"""A partition of a graph that groups a provider's nodes into as few parts as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the calls of a session's plan: errors from failed calls, and profiling."""
+"""Functions that run the calls of a session's plan, report errors from failed calls, and profile the calls."""
 
 from __future__ import annotations
 

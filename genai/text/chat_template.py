@@ -39,7 +39,7 @@ class ChatTemplates:
     """The chat templates of a folder; see folder_templates for their sources.
 
     Args:
-        folder: the folder with the tokenizer files, which are read at first use.
+        folder: the folder with the tokenizer files, read at first use.
         special: the tokenizer's special tokens by role; the special tokens in the files take precedence.
     """
 
@@ -126,7 +126,7 @@ class ChatTemplates:
         The default is "tool_use" if there are tools and the folder has that template, else "default".
 
         Raises:
-            InputError: template_str or template_name is not a text, or both are given.
+            InputError: template_str or template_name is not a string, or both are given.
             ChatTemplateError: the folder has no such template, or its files are malformed.
         """
         for name, value in (("template_str", template_str), ("template_name", template_name)):

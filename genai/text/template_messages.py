@@ -25,7 +25,7 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
 def from_json(name: str, value: object) -> object:
-    """Return the value; if it is a text, parse it as JSON."""
+    """Return the value; if the value is a string, parse it as JSON."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,7 +1,7 @@
 """The program of the process that renders chat templates in jinja2's sandbox, like Hugging Face's transformers.
 
-The program reads requests line by line and answers each. A template comes with a model, so it is untrusted code: the
-sandbox keeps it away from Python's internals. The operating system limits its processor time and memory, even within a
+The program reads requests line by line and answers each. A template comes with a model, so it is untrusted code. The
+sandbox denies it access to Python's internals. The operating system limits its processor time and memory, even within a
 single Python operation, by killing only the process that exceeds a limit.
 """
 

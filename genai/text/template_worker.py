@@ -1,4 +1,4 @@
-"""The process that renders chat templates, which is started once, reused, and replaced after a template ends it."""
+"""The process that renders chat templates. It is started once, reused, and replaced if a template ends it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PROGRAM = (
 
 
 def _characters(value: Any) -> int:
-    """Return the total length of all texts in nested lists and objects."""
+    """Return the total length of all strings in nested lists and objects."""
     count, waiting = 0, [value]
     while waiting:
         item = waiting.pop()

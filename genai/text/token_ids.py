@@ -79,7 +79,7 @@ def _ids(value: Any) -> NDArray[np.int64]:
         ) from error
     if array.size == 0:
         raise InputError(
-            "there are no tokens", "a sequence needs at least one token", "pass a text or token ids for each sequence"
+            "there are no tokens", "a sequence needs at least one token", "pass text or token ids for each sequence"
         )
     if array.dtype.kind not in "iu":
         raise InputError(

@@ -125,7 +125,7 @@ class Tokenizer:
         return f"set one of these options: {', '.join(self._options)}"
 
     def encode(self, text: str, *, add_special_tokens: bool | None = None) -> NDArray[np.int32]:
-        """Return the token ids of a text, int32 [L]. Special tokens in the text become their ids.
+        """Return the token ids of text, int32 [L]. Special tokens in the text become their ids.
 
         Args:
             text: the text.
@@ -133,7 +133,7 @@ class Tokenizer:
                 the option of update_options.
 
         Raises:
-            InputError: the text is not a str, or is invalid (lone surrogates, NUL).
+            InputError: the text is not a str, or contains lone surrogates or NUL.
             TokenizerError: the tokenizer has no ids for the text, or encoding takes too long.
         """
         _check_text(text, "encode")
@@ -223,7 +223,7 @@ class Tokenizer:
         """Return the token ids of several texts, int32 [B, L]. Short rows are padded on the right with pad_token_id.
 
         Raises:
-            InputError: `texts` is not a list of texts, or empty.
+            InputError: `texts` is empty or is not a list of strings.
             TokenizerError: the rows have different lengths, and there is no padding id.
         """
         return self._filled(self._encoded_rows(texts))
@@ -305,7 +305,7 @@ class Tokenizer:
         Args:
             messages: a list of {"role", "content"} messages, or its JSON text.
             template_str: a jinja2 template that replaces the folder's; "" = none.
-            template_name: name of a template of the folder; None = "tool_use" if there are tools and the folder has a
+            template_name: name of a template in the folder; None = "tool_use" if there are tools and the folder has a
                 template with this name, else "default".
             tools: tools that the model may call: a list of JSON schemas, or its JSON text; empty = none.
             add_generation_prompt: True to end the text with the start of the assistant's reply; None = True unless
@@ -386,7 +386,7 @@ class Tokenizer:
 
         Args:
             keep: special tokens that are kept even if skip_special_tokens is set, such as the markers of a reply
-                parser. Texts that are not special tokens of this tokenizer are ignored.
+                parser. Strings that are not special tokens of this tokenizer are ignored.
             cleans_up: True to apply the clean-up of spaces that tokenizer_config.json requests; pass False for text
                 that must match a grammar.
             after: token ids that precede the tokens of the stream, such as a prompt. The pieces are what the tokens of
@@ -395,7 +395,7 @@ class Tokenizer:
                 continues a text, unless it is a skipped special token such as BOS.
 
         Raises:
-            InputError: `keep` is not a list of texts, or `after` is not a row of ids.
+            InputError: `keep` is not a list of strings, or `after` is not a row of ids.
             TokenizerError: the tokenizer's decoder needs the whole text.
         """
         is_list = isinstance(keep, (list, tuple, set, frozenset))
@@ -539,7 +539,8 @@ class TokenizerStream:
     def decode(self, token: SupportsIndex) -> str:
         """Return the text that later tokens cannot change: whole characters, or "" until one is complete.
 
-        All pieces and the result of the final flush() together equal the result of Tokenizer.decode() for all tokens.
+        The concatenated pieces, including the result of the final flush(), are the same as Tokenizer.decode() of all
+        tokens.
 
         Raises:
             InputError: the token is not an integer, or not in the model's vocabulary.

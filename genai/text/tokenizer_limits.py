@@ -1,6 +1,6 @@
-"""Limits on the rules of a tokenizer.json. Rules are untrusted, and a few short rules can expand a text to gigabytes.
+"""Limits on the rules of a tokenizer.json. Rules are untrusted, and a few short rules can expand text to gigabytes.
 
-The maximum growth of a text is computed from the rules. The tokenizers library would simply apply them, and the process
+The maximum growth of text is computed from the rules. The tokenizers library would simply apply them, and the process
 would be killed when memory runs out.
 """
 
@@ -20,9 +20,9 @@ from ..common.reading import json_object
 from ..errors import TokenizerError
 
 MAX_FACTOR = 128
-"""Maximum factor by which a text may grow. The largest factor of Unicode's normal forms is 18, and of bytes it is 4."""
+"""Maximum factor by which text may grow. The largest factor of Unicode's normal forms is 18, and of bytes it is 4."""
 MAX_ADDED = 2**16
-"""Maximum number of characters that may be added before or after a text."""
+"""Maximum number of characters that may be added before or after the text."""
 MAX_STAGES = 64
 MAX_VALUES = 2**21
 """Maximum number of commas in the file; a vocabulary of 262,000 tokens with 515,000 merges has 1.3 million."""
@@ -36,7 +36,7 @@ _PARTS_BEHIND = re.compile(rf'"({"|".join(_PARTS)})"\s*:\s*[{{n]|\\u00[4-7]', re
 
 @dataclass(frozen=True)
 class Growth:
-    """The maximum growth of a text by rules: n characters become at most factor * n + added.
+    """The maximum growth of text by rules: n characters become at most factor * n + added.
 
     Attributes:
         factor: the factor.
@@ -55,7 +55,7 @@ class Growth:
 
 
 def check_rules(text: str, path: Path) -> None:
-    """Check how much the rules of a tokenizer.json can expand a text before the library reads and applies the rules.
+    """Check how much the rules of a tokenizer.json can expand text before the library reads and applies the rules.
 
     Raises:
         TokenizerError: the growth exceeds a limit, or a table is malformed.
@@ -74,7 +74,7 @@ def check_rules(text: str, path: Path) -> None:
             growth = growth.then(_growth_of_stage(stage, path))
         if growth.factor > MAX_FACTOR or growth.added > MAX_ADDED or growth.stages > MAX_STAGES:
             raise TokenizerError(
-                f"{path}: the {name} can make a text {growth.factor:.6g} times longer and add {growth.added:.6g} "
+                f"{path}: the {name} can make text {growth.factor:.6g} times longer and add {growth.added:.6g} "
                 f"characters, with {growth.stages} rules",
                 f"the limits are {MAX_FACTOR} times, {MAX_ADDED} characters and {MAX_STAGES} rules",
                 "copy the file again from the original model",

@@ -208,7 +208,7 @@ class _Cursor:
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """Read the magic bytes and the version, and return the numbers of tensors and of keys."""
+    """Read the magic bytes and the version, and return the numbers of tensors and keys."""
     if bytes(cursor.take(min(4, cursor.left), "the magic bytes")) != MAGIC:
         raise InputError(
             f"{cursor.path} is not a GGUF file", "the file does not start with the bytes GGUF",

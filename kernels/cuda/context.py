@@ -2,7 +2,7 @@
 
 `cupy.cuda.Device` also makes a context current, but on exit it sets the device that was current before. In every thread
 that has not used CUDA yet, this is device 0: setting it opens GPU 0, uses a few hundred megabytes of its memory, and
-fails if GPU 0 is full or belongs to another process. In addition, calls of the driver API need a context, and a new
+fails if GPU 0 is full or belongs to another process. In addition, calls to the driver API need a context, and a new
 thread has none.
 """
 
@@ -19,7 +19,7 @@ class DeviceContext:
 
     Args:
         cupy: the module.
-        index: number of the GPU.
+        index: index of the GPU.
     """
 
     def __init__(self, cupy: Any, index: int) -> None:

@@ -191,7 +191,7 @@ class CupyDriver:
     """See `genai.kernels.cuda.driver.Driver`.
 
     Attributes:
-        index: number of the GPU.
+        index: index of the GPU.
     """
 
     def __init__(self, cupy: Any, index: int) -> None:

@@ -44,7 +44,7 @@ def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
 
 
 def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKernel:
-    """Return the kernel of a gated pair."""
+    """Return the kernel for a gated pair."""
     assert matrix.reader is not None
     function = f"decode_gated<{matrix.reader.name}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
     shared = _ring_bytes(groups)

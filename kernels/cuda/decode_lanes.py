@@ -117,7 +117,7 @@ def lanes_kernel(matrix: DeviceMatrix, way: Lanes, *, normed: bool) -> CudaKerne
 
 
 def gated_lanes_kernel(matrix: DeviceMatrix, activation: str, way: Lanes, *, normed: bool) -> CudaKernel:
-    """Return the kernel of a gated pair for one or two rows."""
+    """Return the kernel for a gated pair with one or two rows."""
     assert matrix.reader is not None
     shape = f"{way.each}, {way.rows}, {way.chunks}, {int(normed)}, {way.shared}"
     function = f"decode_gated_few<{matrix.reader.name}, unary::{activation}, {shape}>"

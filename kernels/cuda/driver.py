@@ -136,7 +136,7 @@ class Driver(Protocol):
 
     @property
     def dlpack_device(self) -> tuple[int, int]:
-        """The type and number of the device in DLPack."""
+        """The device's type and number in DLPack."""
 
     def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
         """Return a DLPack capsule of an array for a consumer's stream, whose later work waits for this stream.

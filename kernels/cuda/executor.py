@@ -56,10 +56,10 @@ from .weights import DeviceWeights, check_weight
 # Maximum number of rows of a step that is captured as a graph.
 _CAPTURED_TOKENS = 64
 # Number of prompt tokens per multiprocessor with which tensor core matmuls come close to their maximum rate: on the 132
-# multiprocessors of an H200, 2,048 tokens reached 95 % of cuBLAS's rate and 512 tokens reached 62 %. The second number
+# multiprocessors of an H200, 2,048 tokens reached 95% of cuBLAS's rate and 512 tokens reached 62%. The second number
 # is the minimum number of tokens in total.
 _TOKENS_EACH, _FEWEST = 16, 256
-# Maximum number of tokens of a step: the numbers of tokens and of groups of their experts are grid dimensions, which
+# Maximum number of tokens of a step: the numbers of tokens and expert groups are grid dimensions, and grid dimensions
 # are limited to MOST_IN_GRID.
 _MOST_TOKENS = 8192
 TAKE_CHOSEN = CudaKernel("chosen.cu", "take_chosen", "ChosenArguments", 64)

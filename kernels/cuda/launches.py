@@ -18,7 +18,7 @@ from .sources import CudaKernel
 # sequence, and "decode_splits" that of the longest sequence that has rows with decode numerics. "tiles_N" is the number
 # of tiles of N rows. "apart" is 1 if every row is the only row of its sequence.
 Counts = Mapping[str, int]
-# The names of the counts of the rows of values.
+# The names of the values' row counts.
 COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
 # Loaded kernels, in the form that a driver launches.
 Functions = Mapping[CudaKernel, Any]

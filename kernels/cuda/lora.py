@@ -90,7 +90,7 @@ class ExpandLaunch:
     Attributes:
         arguments: the struct.
         parts: number of matmuls.
-        blocks: number of blocks of columns of all parts.
+        blocks: total number of column blocks in all parts.
     """
 
     arguments: NDArray[np.void]

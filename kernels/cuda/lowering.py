@@ -59,12 +59,12 @@ def embedding_kernel(reader: BlockReader | None, scalar: str) -> CudaKernel:
 
 
 def apply_kernel(function: str) -> CudaKernel:
-    """Return the kernel of a unary function whose result is optionally multiplied by a second value."""
+    """Return the kernel for a unary function whose result is optionally multiplied by a second value."""
     return CudaKernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
 
 
 def combine_kernel(function: str) -> CudaKernel:
-    """Return the kernel of a binary function."""
+    """Return the kernel for a binary function."""
     return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
 
 

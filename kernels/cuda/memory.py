@@ -26,7 +26,7 @@ class DeviceRows:
     Attributes:
         address: device address of the first number.
         stride: distance from one row to the next, in numbers.
-        width: number of numbers in a row.
+        width: number of values in a row.
         per: the unit in which rows are counted.
         memory: uint8 memory that contains the rows.
         first: column of the value's first number in the rows of `memory`.

@@ -5,7 +5,7 @@ and one of its experts into groups of one expert each. The grids of matmuls are 
 
 Rows with decode numerics form groups of eight pairs, which the matmuls for few rows multiply. Rows with prefill
 numerics form groups of 64 pairs, which tensor cores multiply. The values between the two matmuls, and the results, have
-a row per pair, in the order of tokens: `per_token` adjacent rows belong to one token.
+one row per pair, in the order of tokens: `per_token` adjacent rows belong to one token.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _THREADS, _FOUR_BYTES = 512, 16
 
 
 def norm_kernel(centred: bool) -> CudaKernel:
-    """Return the kernel of RMS norm, or of layer norm (`centred`)."""
+    """Return the kernel for RMS norm, or for layer norm (`centred`)."""
     return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _THREADS, early=True)
 
 

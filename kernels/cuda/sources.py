@@ -91,7 +91,7 @@ def modules(kernels: Iterable[CudaKernel], most: int = 1 << 30) -> list[tuple[st
 
     Args:
         kernels: the kernels.
-        most: maximum number of kernels of a text. Small texts compile in parallel, and other models can reuse them.
+        most: maximum number of kernels per text. Small texts compile in parallel, and other models can reuse them.
     """
     by_file: dict[str, list[CudaKernel]] = {}
     for kernel in sorted(set(kernels), key=lambda kernel: kernel.name):

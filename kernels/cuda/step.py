@@ -24,7 +24,7 @@ from .staging import Staging
 SPLIT_TOKENS = 128
 """The number of a sequence's tokens that one block of attention processes; see attention_rows.cu."""
 _TILE_FIELDS = 3
-# Up to this number of numbers, checking them one by one is faster.
+# For arrays of up to this length, checking the numbers one by one is faster.
 _SHORT = 16
 _PER_TOKEN = ("tokens", "positions", "sequence_of", "long_rows")
 
@@ -274,7 +274,7 @@ _NO_TILES = np.zeros((0, _TILE_FIELDS), np.int32)
 
 
 def tiles_name(rows: int) -> str:
-    """Return the name of the table of tiles of `rows` rows, which is also the name of the count of these tiles."""
+    """Return the name of the table for tiles of `rows` rows. The count of these tiles has the same name."""
     return f"tiles_{rows}"
 
 

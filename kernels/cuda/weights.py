@@ -1,4 +1,4 @@
-"""Weights in device memory, which are copied once for all ops that name them, and the check of weight formats."""
+"""Weights in device memory, copied once for all ops that use them, and the check of weight formats."""
 
 from __future__ import annotations
 

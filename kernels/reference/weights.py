@@ -1,4 +1,4 @@
-"""Weights in their stored form, which are dequantised for each use; matmuls with these weights; mixtures of experts."""
+"""Weights in their stored form, dequantised for each use; matmuls with these weights; mixtures of experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ir import BlockWeight, Constants, MoE, Op, Projection, Weight, constant_n
 from ..weights import unpack_bits
 from .functions import UNARY, Array, Float64
 
-# The number of weights in a slab, which are dequantised together, and the number of slabs that are cached for the next
+# The number of weights that are dequantised together (a slab), and the number of slabs that are cached for the next
 # step (256 MiB).
 _SLAB, _KEPT = 1 << 19, 64
 

@@ -156,7 +156,9 @@ def test_a_terminal_shows_how_far_it_is(questions: Path, tmp_path: Path, termina
     )
     assert "lines" in bar
     os.kill(shown.pid, signal.SIGINT)
-    shown.wait_for(r"contains\s+the\s+replies\s+so\s+far;\s+to\s+continue,\s+run\s+the\s+command\s+again\s+with\s+--resume")
+    shown.wait_for(
+        r"contains\s+the\s+replies\s+so\s+far;\s+to\s+continue,\s+run\s+the\s+command\s+again\s+with\s+--resume"
+    )
     assert shown.exit_code() == 130
     kept = (tmp_path / "out").read_text()
     assert kept.endswith("}\n") and 0 < kept.count("\n") < 4000

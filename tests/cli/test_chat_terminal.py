@@ -388,10 +388,10 @@ def test_a_reply_that_meets_the_end_of_the_context(terminal: Open, policy: str) 
     screen = one.enter(STORY, "messages are omitted" if policy == "shift" else "cut off; /clear starts over")
     if policy == "shift":
         assert "700 tok" in screen and "was cut" not in screen
-        assert "(the context is full: the first 2 messages are omitted)" in screen
+        assert "(the context is full, so the first 2 messages are omitted)" in screen
         assert "Mia" not in one.enter("/prompt", "assistant\n")
     else:
-        assert "(the context of 1024 tokens is full: the reply was cut" in screen
+        assert "(the context of 1024 tokens is full, so the reply was cut" in screen
         assert "Mia" in one.enter("/prompt", "assistant\n")
 
 

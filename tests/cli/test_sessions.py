@@ -32,7 +32,7 @@ def test_a_session_goes_on_with_what_it_has_read(tmp_path: Path) -> None:
     other = run("chat", "--session", "one", "-p", "What is my name?", "--kv-type", "int8", **home)
     assert (
         other.returncode == 0
-        and "the prompt must be computed again" in other.stderr
+        and "the prompt must be processed again" in other.stderr
         and "another arithmetic" in other.stderr
     )
     (folder / "one.json").write_text("{}")

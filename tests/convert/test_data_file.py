@@ -37,7 +37,7 @@ def test_strided_chunks(tmp_path: Path) -> None:
 
 def test_chunks_that_do_not_add_up(tmp_path: Path) -> None:
     with DataFile(tmp_path / "x.data") as data:
-        with pytest.raises(ValueError, match=r"t \[3\] needs 12 bytes, but its chunks have 8 bytes"):
+        with pytest.raises(ValueError, match=r"t \[3\] needs 12 bytes, but its chunks contain 8 bytes"):
             data.append("t", (3,), np.float32, [np.zeros(2, np.float32)])
         with pytest.raises(ValueError, match="a chunk of t is float64, expected float32"):
             data.append("t", (3,), np.float32, [np.zeros(3)])

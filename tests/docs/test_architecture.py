@@ -65,7 +65,7 @@ def test_what_is_to_be_added_names_places_that_exist() -> None:
     text = EXTEND.split("\n## How to add …\n")[1].split("\n## ")[0]
     for what in (
         "an activation or another row-wise function",
-        "an operator of a session",
+        "a session operator",
         "a model architecture",
         "a device",
         "a quantised format",

@@ -73,7 +73,7 @@ def edited(model_folder: Path) -> Callable[..., Path]:
     ],
 )
 def test_rules_that_explode_are_refused_before_they_act(edited: Callable[..., Path], part: str, rule: Any) -> None:
-    with pytest.raises(TokenizerError, match=f"the {part} can make a text") as caught:
+    with pytest.raises(TokenizerError, match=f"the {part} can make text") as caught:
         genai.Tokenizer(edited(**{part: rule}))
     assert caught.value.why and caught.value.fix
 

@@ -1,4 +1,4 @@
-"""A training run on disk: its state, which is replaced atomically, and its log."""
+"""A training run on disk: its state, replaced atomically, and its log."""
 
 import json
 import os

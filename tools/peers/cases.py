@@ -16,7 +16,7 @@ class Case:
         prompt: tokens of each sequence's prompt.
         new: tokens generated while the time is measured, after the first token.
         batch: number of sequences.
-        threads: number of threads; None for the number of the machine's cores.
+        threads: number of threads; None for the machine's number of cores.
         warm: True to run a shorter warm-up first; False to measure from process start to the first token.
         busy: True if every core also runs another program.
         peers: False to measure only our own engine.

@@ -120,8 +120,11 @@ class _Section:
             self._threads(),
             self._spread(),
         ]
-        sizes = f"{shape.packed_bytes / 1e9:.2f} GB of packed weights, {shape.kv_bytes_per_token / 1e3:.1f} kB of keys "
-        head = f"## {shape.title}\n\n{sizes}and values per token.\n"
+        sizes = (
+            f"Packed weights occupy {shape.packed_bytes / 1e9:.2f} GB. "
+            f"Keys and values occupy {shape.kv_bytes_per_token / 1e3:.1f} kB "
+        )
+        head = f"## {shape.title}\n\n{sizes}per token.\n"
         return "\n".join([head, *(table for table in tables if table)])
 
     def _median(self, engine: str, case: str, value: Value) -> float | None:

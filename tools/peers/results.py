@@ -80,11 +80,11 @@ class Results:
         return _median(value(run.measured) for run in self.of(engine, shape, case) if run.measured)
 
     def read_bandwidth(self, shape: str, case: str, threads: int) -> float | None:
-        """Return the median read bandwidth measured with a case, in bytes per second."""
+        """Return the read bandwidth during a case, in bytes per second (the median of all measurements)."""
         return _median(ceiling.read.get(threads) for ceiling in self.ceilings_of(shape, case))
 
     def most_products(self, shape: str, case: str, threads: int) -> float | None:
-        """Return the median operations per second of the fastest arithmetic, measured with a case."""
+        """Return the peak arithmetic rate during a case, in operations per second (the median of all measurements)."""
         rates = (ceiling.products.get(threads, {}).values() for ceiling in self.ceilings_of(shape, case))
         return _median(max(rate, default=None) for rate in rates)
 

@@ -102,5 +102,5 @@ def conversations(seed: int, files: int) -> Iterator[Document]:
 
 
 def chat_text(messages: list[dict[str, str]]) -> str:
-    """Return a whole conversation in the format of the chat template."""
+    """Return a complete conversation in the format of the chat template."""
     return chat_prompt(messages).removesuffix("<|im_start|>assistant\n")

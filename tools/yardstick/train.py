@@ -132,7 +132,7 @@ def _rows(tokenizer: Tokenizer, text: Path, length: int) -> Tensor:
 
 
 def stop_on_signals(trainer: Trainer) -> None:
-    """Make SIGTERM and SIGINT end the run as soon as the current rows are computed."""
+    """Make SIGTERM and SIGINT end the run as soon as the current rows are processed."""
 
     def stop(*_: object) -> None:
         trainer.stopped = True

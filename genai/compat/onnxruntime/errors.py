@@ -40,7 +40,7 @@ class Fail(NodeError):
 
 
 class InvalidArgument(ArgumentError):
-    """An input, output or option is unknown, of the wrong type or shape, or contains values that are out of range."""
+    """An input, output or option is unknown, has the wrong type or shape, or contains values that are out of range."""
 
 
 class NoSuchFile(ModelFolderError):
@@ -64,7 +64,7 @@ class NotImplemented(UnsupportedOpError):
 
 
 class RuntimeException(OutOfMemoryError):
-    """The memory of the machine, or of a device, is insufficient."""
+    """The machine or a device has insufficient memory."""
 
 
 class ModelLoaded(GenaiError):

@@ -200,7 +200,7 @@ class SessionOptions(_Entries):
         return bool(self._providers)
 
     def register_custom_ops_library(self, path: str) -> None:
-        """Native operator libraries are not supported: they need onnxruntime's C interface.
+        """Native operator libraries are not supported, because they need onnxruntime's C interface.
 
         Raises:
             OptionError: always.

@@ -87,7 +87,7 @@ class OrtDevice:
         return int(self._is_gpu)
 
     def device_id(self) -> int:
-        """Return the number of the device."""
+        """Return the device's number."""
         return self._id
 
     def device_mem_type(self) -> int:
@@ -177,7 +177,7 @@ def device_of(name: str, device_id: int = 0) -> Driver | None:
         raise InputError(
             f"device {name!r} number {device_id} is not supported",
             "values of a session are on the CPU or on an NVIDIA GPU",
-            "use device 'cpu' and number 0, or device 'cuda' and the number of a GPU",
+            "use device 'cpu' and number 0, or device 'cuda' and a GPU's number",
         )
     try:
         return open_gpu(device_id)

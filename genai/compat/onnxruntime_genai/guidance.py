@@ -1,4 +1,4 @@
-"""Guidance in onnxruntime-genai's API: a type and a text that define a grammar."""
+"""Guidance in onnxruntime-genai's API: a type and a string that define a grammar."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Tokenizer(core.Tokenizer):
         """Return the token ids of several texts, int32 [B, L], with short rows padded on the right with pad_token_id.
 
         Raises:
-            InputError: texts is not a list of texts, or is empty.
+            InputError: texts is empty or is not a list of strings.
             TokenizerError: rows differ in length and there is no padding id.
         """
         rows = self._encoded_rows(texts)

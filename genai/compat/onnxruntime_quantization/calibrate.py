@@ -190,7 +190,7 @@ class HistogramCalibrater(CalibraterBase):
 
     Args:
         method: "entropy" or "percentile".
-        num_bins: number of bins; at least 4096 bins are used, because more bins take no longer.
+        num_bins: number of bins; at least 4,096 bins are used, because more bins take no longer.
         num_quantized_bins: for entropy, the number of levels; at least 256, the number for 8 bits.
         percentile: for percentile, the percentage of values inside the range.
         scenario: ignored; it applies to float8, which is not supported.

@@ -57,7 +57,7 @@ def gpt2(config: HFConfig) -> DecoderSpec:
 
 
 def _packed_by_group(attention: str) -> tuple[Rule, ...]:
-    """Return rules for projections with the names and the packing of GPT-NeoX and Falcon."""
+    """Return rules for projections that are named and packed as in GPT-NeoX and Falcon."""
     return (
         Rule(r"self_attn\.q_proj", f"{attention}.query_key_value", common.of_group(slice(-2))),
         Rule(r"self_attn\.k_proj", f"{attention}.query_key_value", common.of_group(-2)),

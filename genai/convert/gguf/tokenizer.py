@@ -277,7 +277,7 @@ def _sampling(metadata: Mapping[str, Any]) -> Json:
 
 
 def _surrounded(vocabulary: Vocabulary, before: Sequence[str], after: Sequence[str]) -> Json | None:
-    """Return a post-processor that inserts the tokens with these roles before and after a text."""
+    """Return a post-processor that inserts the tokens with these roles before and after the text."""
 
     def named(names: Sequence[str]) -> dict[str, int]:
         ids = [id_ for name in names if (id_ := vocabulary.id_of(name)) is not None]
@@ -305,7 +305,7 @@ def _byte_level(vocabulary: Vocabulary) -> str:
 
 def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
     """Return the tokenizer.json of a SentencePiece model assembled from its parts."""
-    unused = PieceType.BYTE  # stays in the vocabulary but never matches a text
+    unused = PieceType.BYTE  # stays in the vocabulary but never matches text
     pieces = tuple(
         Piece(token, score, unused if type_ == PieceType.UNUSED else type_)
         for token, score, type_ in zip(vocabulary.tokens, vocabulary.scores(), vocabulary.types, strict=True)

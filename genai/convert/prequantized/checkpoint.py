@@ -27,7 +27,7 @@ def read_quantisation(folder: Path) -> StoredQuantisation | None:
 
 
 def without_quantisation(config: HFConfig) -> HFConfig:
-    """Return the values of config.json without the values about quantisation."""
+    """Return the values in config.json, except those about quantisation."""
     values = {key: value for key, value in config.values.items() if key not in KEYS}
     return HFConfig(values, config.generation, tokenizer_ends=config.tokenizer_ends)
 

@@ -71,7 +71,7 @@ def quantisation_of(
     """Return the quantisation that config.json describes, or None for a float checkpoint.
 
     Args:
-        values: values of config.json.
+        values: values in config.json.
         old: values of the OLD_FILES that exist.
 
     Raises:

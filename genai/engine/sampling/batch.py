@@ -1,4 +1,4 @@
-"""Sampling of many rows in one call, each with its own options and logits processors; and log-probabilities.
+"""A sampler for many rows in one call, each with separate options and logits processors; and log-probabilities.
 
 Log-probabilities describe the model's own distribution, before temperature, penalties and all other options. They are
 exact to float64: logit - log(sum(exp(logits))), computed in float64 from the float32 logits.

@@ -13,7 +13,7 @@ from ...errors import GrammarError, kind_of
 from .json_schema import close_objects, cut_pattern, ends, far_number, hold_days, is_cut, move_bounds, old_draft
 from .schema_depth import depth
 
-# A longer grammar is a mistake or an attack: each character costs time and memory before the compiler's limits apply.
+# A longer grammar is a mistake or an attack. Each character costs time and memory before the compiler's limits apply.
 MOST_CHARACTERS = 2**20
 MOST_CHOICES = 10_000
 # llguidance recurses from rule to rule and from reference to reference. Each level uses up to 10 KB, and llguidance
@@ -157,7 +157,7 @@ def _with_held_numbers(lark: str) -> str:
 
 
 def _as_lark(text: str) -> str:
-    """Convert a GBNF grammar, which is recognised by `::=`, to Lark; return a Lark grammar unchanged."""
+    """Convert a GBNF grammar (recognised by `::=`) to Lark; return a Lark grammar unchanged."""
     if "::=" not in text:
         return text
     from llguidance.gbnf_to_lark import any_to_lark
@@ -214,7 +214,7 @@ def schema_text(name: str, value: Any) -> str | None:
     if not isinstance(value, (str, Mapping, bool)):
         raise GrammarError(
             f"{name} is {kind_of(value)}",
-            "a schema must be a JSON object (a dictionary or a text) or a Pydantic model",
+            "a schema must be a JSON object (a dictionary or a string) or a Pydantic model",
             "pass a schema in one of these forms",
         )
     try:

@@ -52,9 +52,9 @@ class TokenBytes:
     """A vocabulary in the form that grammars use.
 
     Attributes:
-        tokens: the UTF-8 bytes that each id adds to a text; b"" for ids that add none.
+        tokens: the UTF-8 bytes that each id adds to the text; b"" for ids that add none.
         special: ids of control tokens, which do not encode text; a grammar can name them.
-        encode: returns the token ids of a text; their bytes must be equal to the text.
+        encode: returns the token ids of a string; their bytes must be the same as those of the string.
     """
 
     tokens: Sequence[bytes]

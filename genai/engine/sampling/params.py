@@ -34,7 +34,7 @@ def _option(default: T, check: rules.Check) -> T:
 class SamplingParams:
     """The sampling options of a request. By default, tokens are drawn from the model's unmodified distribution.
 
-    Values are checked and converted to the types below; contradictory options raise an error (see
+    Values are checked and converted to the types below; options that contradict each other raise an error (see
     docs/reference/sampling.md). Options apply in this order: logits_processors on the model's logits; logit_bias; masks
     (grammars, no_repeat_ngram_size, minimum lengths, banned strings); then `samplers`; then the random draw.
 
@@ -202,7 +202,7 @@ class SamplingParams:
         """Return a copy with changed values. The combination of all options is checked.
 
         Raises:
-            OptionError: an option is unknown, out of range or contradictory.
+            OptionError: an option is unknown or out of range, or contradicts another option.
 
         >>> SamplingParams(top_k=40).replace(temperature=0.7).top_k
         40
@@ -318,7 +318,7 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
     of 1. Mirostat replaces the model's truncation options.
 
     Raises:
-        OptionError: a requested option is unknown, out of range, or contradicts another requested option.
+        OptionError: a requested option is unknown or out of range, or contradicts another requested option.
     """
     checks = {one.name: one.metadata["check"] for one in fields(SamplingParams)}
     asked = {name: checks[name](name, value) if name in checks else value for name, value in asked.items()}

@@ -164,7 +164,7 @@ class RowSampler:
         tokens: the sequence's own list of prompt and output tokens, read at every step. The list's owner appends tokens
             to it, and calls `rewind` after removing tokens.
         seed: seed of the request's random numbers, 0 to 2 ** 64 - 1.
-        row: number of the sample in the request.
+        row: index of the sample in the request.
         prompt_length: number of prompt tokens; None = all tokens currently in the list.
 
     Attributes:

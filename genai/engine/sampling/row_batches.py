@@ -108,7 +108,7 @@ class RowBatches:
         self._known: _Known | None = None
 
     def make(self, logits: Logits, active: dict[int, RowSampler]) -> SamplingBatch:
-        """Build the batch of the active rows, which are keyed by their row in the logits.
+        """Build the batch of the active rows, keyed by their row in the logits.
 
         Raises:
             LogitsProcessorError: a logits processor failed.

@@ -1,4 +1,4 @@
-"""Detection of stop strings and banned strings in a text that arrives in pieces.
+"""Detection of stop strings and banned strings in text that arrives in pieces.
 
 No part of a stop string is ever shown. When a banned string appears, generation backtracks to the string's start and
 takes another token; the idea is exllamav2's. This module is policy only: it receives tokens and their text, and returns
@@ -103,7 +103,7 @@ def _finds(matchers: Sequence[_Matcher], symbols: Symbols) -> bool:
 
 
 class StopStrings:
-    """Reads a text in pieces and passes on the text that can no longer be part of a stop string.
+    """Reads text in pieces and passes on the text that can no longer be part of a stop string.
 
     The result does not depend on how the text is split. If several stop strings end at the same character, the longest
     stop string counts. Characters are compared exactly, without normalisation.

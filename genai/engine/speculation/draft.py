@@ -49,7 +49,7 @@ class DraftModel:
 
     Attributes:
         costs: durations of the draft model's steps.
-        read_seconds: time that the last call to `read` took to compute prompts.
+        read_seconds: time that the last call to `read` took to process prompts.
     """
 
     def __init__(self, decoder: Decoder, sampler: BatchSampler, *, context_size: int, vocab_size: int) -> None:

@@ -146,7 +146,7 @@ def choose_depths(
         prospects: one per sequence of the step.
         most_rows: maximum number of rows in the step, over all sequences.
         seconds: returns the duration of a step with a given number of sequences and rows.
-        draft_seconds: returns the duration of a step of the draft model with a given number of sequences.
+        draft_seconds: returns the duration of a draft-model step with a given number of sequences.
     """
     count = len(prospects)
     drafted = sum(one.drafted for one in prospects)

@@ -29,7 +29,7 @@ class LineId(NamedTuple):
 
     Attributes:
         settings: digest of the settings that all lines share.
-        number: number of the input line.
+        number: input line number.
         digest: digest of the input line.
     """
 
@@ -355,7 +355,7 @@ def _answers(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _in_order(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the pieces of all lines, sorted by the number of the input line. Needs 16 bytes of memory per line."""
+    """Yield the pieces of all lines, sorted by input line number. Needs 16 bytes of memory per line."""
     numbers, offsets, offset = array("q"), array("q"), 0
     for _, piece, begins in _pieces(file):
         if begins and (head := _HEAD.match(piece)) is not None:

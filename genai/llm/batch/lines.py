@@ -37,7 +37,7 @@ class Line:
     """A line, or a row of a table.
 
     Attributes:
-        number: number of the line, starting at 1; blank lines are counted but skipped.
+        number: line number, starting at 1; blank lines are counted but skipped.
         content: the contents as bytes; equal bytes mean equal requests.
         size: the number that the line adds towards the input's `total`.
     """
@@ -53,7 +53,7 @@ class Lines(ABC):
     Attributes:
         name: the name of the input in messages.
         total: size in bytes or rows; None if the size is unknown.
-        most_lines: maximum number of a line; None if the maximum is unknown.
+        most_lines: highest possible line number; None if the maximum is unknown.
         can_be_read_again: True if a second iteration yields the same lines.
         are_cells: True if all values are text.
         is_table: True if all lines have the same fields, so that null stands for a missing field.

@@ -84,7 +84,7 @@ class PromptFormat:
     adapter: AdapterChoice = None
 
     def custom_id(self, fields: Mapping[str, Any], number: int) -> str:
-        """Return the line's ID in the output. Raise InputError if the ID is not a text."""
+        """Return the line's ID in the output. Raise InputError if the ID is not a string."""
         custom_id = fields.get("custom_id")
         if isinstance(custom_id, int) and not isinstance(custom_id, bool):
             custom_id = str(custom_id)
@@ -92,7 +92,7 @@ class PromptFormat:
             return f"line-{number}"
         if not isinstance(custom_id, str):
             raise InputError(
-                f"custom_id = {custom_id!r:.80}", "a text is expected", "write a unique text for each line"
+                f"custom_id = {custom_id!r:.80}", "a string is expected", "write a unique string for each line"
             )
         return custom_id
 
@@ -151,7 +151,7 @@ class PromptFormat:
         if not self.as_chat:
             return {"prompt": text}
         if not isinstance(text, str):
-            raise InputError(f"the prompt is {text!r:.80}", "a user message is a text", "pass a text, or messages")
+            raise InputError(f"the prompt is {text!r:.80}", "a user message is a string", "pass a string, or messages")
         return {"messages": [{"role": "user", "content": text}]}
 
 

@@ -192,7 +192,7 @@ class _Writer:
     # Parts
 
     def _activation(self, name: str) -> tuple[str, str, str]:
-        """Return the names of a value's integers, scale and zero point, which are computed in each run."""
+        """Return the names of a value's integers, scale and zero point, all computed in each run."""
         if name not in self._activations:
             fresh = self.graph.fresh_name
             outputs = fresh(f"{name}_quantized"), fresh(f"{name}_scale"), fresh(f"{name}_zero_point")

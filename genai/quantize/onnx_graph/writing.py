@@ -1,4 +1,4 @@
-"""Reading of models to quantise, and writing of quantised models."""
+"""Functions that read models to quantise and write quantised models."""
 
 from __future__ import annotations
 

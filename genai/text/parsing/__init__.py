@@ -1,4 +1,4 @@
-"""Parsing of replies, from pieces of generated text to typed events: text, reasoning and tool calls.
+"""Parsers for replies. They convert pieces of generated text to typed events: text, reasoning and tool calls.
 
 Each format has a small file with its markers (`parser` has the markers of plain reasoning). The package does not depend
 on tokens or models: the caller streams text in which the parser's `markers` are visible (a tokenizer may hide them as

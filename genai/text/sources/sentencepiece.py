@@ -3,8 +3,8 @@
 The file is the protobuf message ModelProto of sentencepiece_model.proto. Only the fields that determine ids and texts
 are declared here, so the sentencepiece library is not needed.
 
-The ids of plain text are equal to the ids of the sentencepiece library. As in transformers, and unlike in
-sentencepiece, control pieces such as <s> in a text become their ids, because chat prompts contain control pieces.
+The ids of plain text are the same as those of the sentencepiece library. As in transformers, and unlike in
+sentencepiece, control pieces such as <s> in text become their ids, because chat prompts contain control pieces.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _decoders(model: SentencePieceModel) -> Iterator[Json]:
 
 
 def _unigram(pieces: list[Piece], model: SentencePieceModel) -> Json:
-    # A literal "<0x41>" in a text must not become a byte piece, because byte pieces are only for unknown characters.
+    # A literal "<0x41>" in text must not become a byte piece, because byte pieces are only for unknown characters.
     never = min(piece.score for piece in pieces) - _NEVER_CHOSEN
     vocab = [[piece.text, never if piece.type == PieceType.BYTE else piece.score] for piece in pieces]
     trainer = model.trainer

@@ -1,7 +1,7 @@
 """Converts tekken.json, Mistral's format: special tokens, followed by ranked tokens as in tiktoken, and an expression.
 
-The ids of plain text are equal to the ids of the mistral-common library. As in transformers, special tokens such as
-[INST] in a text become their ids.
+The ids of plain text are the same as those of the mistral-common library. As in transformers, special tokens such as
+[INST] in text become their ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Converts files of the tiktoken library: each line has a token's bytes in base64, and its rank.
 
 The files contain neither the expression nor the special tokens. Both are part of each model's code, and are defined
-here for models that are published in this format. The ids of texts are equal to the ids of the tiktoken library.
+here for models that are published in this format. The ids are the same as those of the tiktoken library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Converts vocab.json and merges.txt: byte-level BPE in the format of GPT-2 and many later models.
 
 The files do not define how texts are split. The split is derived from tokenizer_class in tokenizer_config.json, or else
-from the model_type. The ids are equal to the ids of the transformers class with that name.
+from the model_type. The ids are the same as those of the transformers class with that name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Converts vocab.txt: WordPiece as in BERT, a token per line. Ids are equal to those of transformers' BertTokenizer."""
+"""Converts vocab.txt: WordPiece as in BERT, one token per line.
+
+The ids are the same as those of transformers' BertTokenizer.
+"""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ _STEPS = 255.0
 
 
 class PieceArguments(Arguments):
-    """`count` numbers in pieces, which are the items, and the destination of results.
+    """`count` numbers in pieces, which are the items, and the destination for the results.
 
     `qparams` holds the scale and zero point, float32 [2]. Results are clipped to [`low`, `high`]. `ranges` is the
-    result of `value_range`. `found` is the destination of the scale and zero point that were found, float32 [2].
+    result of `value_range`. `found` is the destination for the scale and zero point that were found, float32 [2].
     """
 
     x: Address

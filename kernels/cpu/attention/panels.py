@@ -31,7 +31,7 @@ class Panel(IntEnum):
     """Entries of the table."""
 
     PAGES = 0  # addresses of the chunk's key pages, then of its value pages
-    USABLE = 1  # a byte per token of the chunk: 1 if the block sees the token and its values are finite
+    USABLE = 1  # one byte per token of the chunk: 1 if the block sees the token and its values are finite
     READY = 2  # prepared query heads of a token
     QUERIES = 3
     KEYS = 4
@@ -124,7 +124,7 @@ def set_panel(scratch: int, name: int, value: int) -> None:
 
 @inline
 def value_page(scratch: int, token: int) -> Any:
-    """Return the page that holds the value of a token of the chunk."""
+    """Return the page that holds the value of a token in the chunk."""
     return read_int64(panel(scratch, Panel.PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
 
 

@@ -45,7 +45,7 @@ class Operator:
 
     @property
     def address(self) -> int:
-        """The address of the machine code, which is compiled at the first access."""
+        """The address of the machine code, compiled at the first access."""
         raise NotImplementedError
 
 

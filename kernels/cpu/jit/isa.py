@@ -36,7 +36,7 @@ class IsaError(ValueError):
 
 @cache
 def isa() -> str:
-    """Return the instruction set of this process, which is fixed at first use.
+    """Return the instruction set of this process, fixed at first use.
 
     Raises:
         IsaError: GENAI_CPU_ISA names an instruction set that cannot be used.
@@ -105,8 +105,8 @@ class Prefetch(NamedTuple):
 
     Prefetching does not change results. A core can have only a limited number of lines in flight to its first-level
     cache. Zen 4 can have more lines in flight to the second-level cache: with prefetching to it, decoding 4-bit weights
-    is 17 to 40 % faster (two cores, 1B and 0.5B shapes). Zen 3 and Sapphire Rapids gain nothing from it, and Zen 5
-    loses 3 %.
+    is 17 to 40% faster (two cores, 1B and 0.5B shapes). Zen 3 and Sapphire Rapids gain nothing from it, and Zen 5
+    loses 3%.
     """
 
     level: int = 1

@@ -1,4 +1,4 @@
-"""Loading of object files as machine code in memory, with only LLVM's linker: Numba is not imported."""
+"""A loader that links object files into memory as machine code. It uses LLVM's linker and does not import Numba."""
 
 from __future__ import annotations
 

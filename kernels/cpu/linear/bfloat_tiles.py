@@ -6,7 +6,8 @@ tiles of activations, with sixteen rows of 32 columns, have the same order. A qu
 Weights are multiplied by a power of two, and results by a factor that reverses this power and the activations' scale.
 
 Every row of activations is divided by the power of two of its largest number, so that tiles never overflow. The row's
-products are multiplied by this power again. This is exact: the only rounding is to bfloat16 (nearest, ties to even).
+products are multiplied by this power again. This is exact, because the only rounding is to bfloat16 (nearest, ties to
+even).
 """
 
 from __future__ import annotations

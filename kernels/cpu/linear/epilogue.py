@@ -12,7 +12,7 @@ from .lora import NO_TARGET
 
 
 class TermsArguments(Arguments):
-    """A scale per column, and the terms that are then added: an adapter's delta, a bias and a row of addends.
+    """One scale per column, and the terms that are then added: an adapter's delta, a bias and a row of addends.
 
     Each is as wide as the result; an address of 0 means that it is absent.
 

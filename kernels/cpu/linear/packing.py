@@ -1,4 +1,4 @@
-"""Packing of block-quantised weights from the model's format into the kernels' records (see `weight_layout`)."""
+"""Functions that convert block-quantised weights from the model's format to kernel records (see `weight_layout`)."""
 
 from __future__ import annotations
 

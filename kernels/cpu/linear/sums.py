@@ -78,7 +78,7 @@ class SumOfProducts:
 
 
 def _transposed(a: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a contiguous transpose, which is copied in squares that fit in the first-level cache."""
+    """Return a contiguous transpose, copied in squares that fit in the first-level cache."""
     transposed = np.empty(a.shape[::-1], np.float32)
     for i in range(0, a.shape[0], _SQUARE):
         for j in range(0, a.shape[1], _SQUARE):

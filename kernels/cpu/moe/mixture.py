@@ -104,7 +104,7 @@ def mixture_phases(
     Args:
         mixture: the experts.
         x: rows of inputs.
-        scores: rows with a score per expert.
+        scores: rows with one score per expert.
         out: rows of outputs; may be x itself.
         memory: address of `mixture_size` bytes for the capacity, on a cache line. The contents are not preserved. No
             other call may use this memory while these calls run.
@@ -182,7 +182,7 @@ def _lines(size: int) -> int:
 
 
 def _memory(mixture: Mixture, capacity: int) -> dict[str, int]:
-    """Return the offsets of the parts of the memory, and its end.
+    """Return the offsets of the memory's parts, and its end.
 
     Results overwrite the copied and hidden rows, which are no longer needed by then.
     """

@@ -34,8 +34,8 @@ class RouteArguments(Arguments):
     NaN or +infinity.
 
     Attributes:
-        chosen: destination of the experts, int32 [T, per_token], in order of their indices.
-        weights: destination of the experts' weights, float32 of the same shape.
+        chosen: destination for the experts, int32 [T, per_token], in order of their indices.
+        weights: destination for the experts' weights, float32 of the same shape.
     """
 
     scores: Rows
@@ -119,9 +119,9 @@ class OrderArguments(Arguments):
     Attributes:
         rows_field: field of the context that holds the number of tokens.
         chosen: int32 [context[rows_field], per_token], indices below `experts`.
-        slots: destination of SLOT_BYTES for each expert with pairs, in order of the experts' indices.
-        sources: destination of the token of the pair at each position, int32 [T * per_token].
-        positions: destination of the position of each pair, int32 [T, per_token].
+        slots: destination for SLOT_BYTES for each expert with pairs, in order of the experts' indices.
+        sources: destination for the token of the pair at each position, int32 [T * per_token].
+        positions: destination for the position of each pair, int32 [T, per_token].
     """
 
     rows_field: int

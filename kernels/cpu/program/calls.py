@@ -114,7 +114,7 @@ NO_ROWS = Rows(None, 0, 0)
 
 @inline
 def row_at(rows: Any, row: int) -> Any:
-    """Return the address of a row of an object with an address and a stride."""
+    """Return the address of a row in an object with an address and a stride."""
     return rows.address + row * rows.stride
 
 

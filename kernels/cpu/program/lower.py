@@ -1,4 +1,4 @@
-"""Lowering of ops to calls: a function for each type of op."""
+"""Functions that lower ops to calls, one function for each type of op."""
 
 from __future__ import annotations
 

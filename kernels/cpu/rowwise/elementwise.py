@@ -1,7 +1,7 @@
 """Elementwise functions of one or two numbers, with broadcasting, and activations that gate another projection.
 
 An operand has two steps in bytes: between rows, and between columns. Either step may be zero, so an operator handles
-rows, a vector for all rows, a number per row and a single number in the same way.
+rows, a vector for all rows, one number per row and a single number in the same way.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def binary(function: str, a: Operand, b: Operand, out: Rows) -> Call:
 
     Args:
         function: a key of BINARY; "power" is slow.
-        a, b: rows as wide as out, or of width 1 (a number per row); or a float32 vector [width] or [1].
+        a, b: rows as wide as out, or of width 1 (one number per row); or a float32 vector [width] or [1].
         out: rows; may be an operand of the same width. Rows of width 1 may be out only if out also has width 1.
     """
     if function not in BINARY:

@@ -78,7 +78,7 @@ def _write_largest(row: Row, out: Any) -> None:
 
 
 class NormalizerArguments(Arguments):
-    """`count` row indices of `logits`, the memory to work in, the destination of results, and `top` tokens per row."""
+    """`count` row indices of `logits`, working memory, the destination for the results, and `top` tokens per row."""
 
     logits: Address
     rows: Address

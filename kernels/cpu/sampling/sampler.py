@@ -90,11 +90,11 @@ def _write_distribution(row: Row, out: Any, certain: int) -> None:
 
 
 class SamplingArguments(Arguments):
-    """`count` rows to sample (see `SamplingBatch`), the memory to work in, and the destination of results.
+    """`count` rows to sample (see `SamplingBatch`), the working memory, and the destination for the results.
 
     `taken` counts the rows that slots have started. `outcomes` holds each row's token and status, int64, and the
     token's probability, float64. `distributions` is 0, or float64 [count, vocab_size]. `same` is scratch memory for
-    DRY, with `same_length` int32 per slot.
+    DRY: `same_length` int32 values per slot.
     """
 
     logits: Address

@@ -21,7 +21,7 @@ _LAYOUTS = ("ALONG_K", "ALONG_LINES")
 
 
 def array_kernels() -> list[CudaKernel]:
-    """Return the kernels of all elementwise functions, once each, and of all layouts of matmuls, rows and windows."""
+    """Return the kernels for all elementwise functions, once each, and for all layouts of matmuls, rows and windows."""
     found = [kernel for scalar, width in _FLOATS.items() for kernel in _of_floats(scalar, width)]
     for scalar, width in (("int", 4), ("long long", 2)):
         found += [map_kernel(1, function, scalar, scalar, width) for function in ANY_FUNCTIONS.values()]

@@ -1,4 +1,4 @@
-"""Functions of arrays as kernel launches, which are recorded once for given shapes, then run any number of times.
+"""Functions of arrays as kernel launches, recorded once for given shapes and run any number of times.
 
 A `Recorder` is called for one function after another, and records launches and the lifetimes of values. The recorder
 builds a `LaunchList`, which holds launches with slots for addresses, and one layout of the intermediate memory, in
@@ -344,7 +344,7 @@ class Recorder:
 
 
 def map_kernel(inputs: int, function: str, scalar: str, result: str, width: int) -> CudaKernel:
-    """Return the kernel of an elementwise function of `inputs` arrays."""
+    """Return the kernel for an elementwise function of `inputs` arrays."""
     text = f"map{inputs}<{function}, {scalar}, {result}, {width}>"
     return CudaKernel("arrays_map.cu", text, "MapArguments", _THREADS)
 

@@ -204,7 +204,7 @@ def convolution(
 
 
 def channel_kernel(scalar: str, function: str) -> CudaKernel:
-    """Return the kernel of depthwise convolutions."""
+    """Return the kernel for depthwise convolutions."""
     text = f"convolve_channels<{scalar}, unary::{function}>"
     return CudaKernel("arrays_window.cu", text, "WindowArguments", 256)
 
@@ -217,7 +217,7 @@ def _each_channel(to: Recorder, x: Array, weight: Array, out: Array, window: Win
 
 
 def start_windows(to: Recorder, kernel: CudaKernel, x: Array, out: Array, window: WindowShape, **given: Any) -> None:
-    """Launch a kernel with a thread for each position of each channel."""
+    """Launch a kernel with one thread for each position of each channel."""
     _, channels, height, width = x.shape
     if out.size > 2**31 - 1:
         raise ArrayError(f"a result of shape {list(out.shape)} is too large for one launch")
@@ -234,7 +234,7 @@ def start_windows(to: Recorder, kernel: CudaKernel, x: Array, out: Array, window
 
 
 def pool_kernel(scalar: str, kind: str) -> CudaKernel:
-    """Return the kernel of max or mean pooling."""
+    """Return the kernel for max or mean pooling."""
     return CudaKernel("arrays_window.cu", f"pool<{scalar}, {kind}>", "WindowArguments", 256)
 
 

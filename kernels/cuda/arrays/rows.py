@@ -23,7 +23,7 @@ _BYTES = {1: "unsigned char", 2: "unsigned short", 4: "int", 8: "long long"}
 
 
 def softmax_kernel(scalar: str, whole_block: bool, logarithm: bool) -> CudaKernel:
-    """Return the kernel of softmax or log-softmax."""
+    """Return the kernel for softmax or log-softmax."""
     text = f"softmax<{scalar}, {_truth(whole_block)}, {_truth(logarithm)}>"
     return CudaKernel("arrays_rows.cu", text, "SoftmaxArguments", _THREADS)
 
@@ -53,7 +53,7 @@ def softmax(
 
 
 def norm_rows_kernel(scalar: str, whole_block: bool, centred: bool) -> CudaKernel:
-    """Return the kernel of layer norm or RMS norm."""
+    """Return the kernel for layer norm or RMS norm."""
     text = f"row_norm<{scalar}, {_truth(whole_block)}, {_truth(centred)}>"
     return CudaKernel("arrays_rows.cu", text, "RowNormArguments", _THREADS)
 
@@ -63,26 +63,26 @@ def normalised(
     centred: bool = True, channels: int = 0, skip: Array | None = None, input_bias: Array | None = None,
     wants_total: bool = False,
 ) -> tuple[Array, Array | None]:  # fmt: skip
-    """Record the norm of rows of `width` numbers of x + skip + input_bias, times weight, plus bias.
+    """Record a kernel that normalises x + skip + input_bias in rows of `width` values, and applies weight and bias.
 
     If `centred`, the norm is a layer norm, which scales rows to mean 0 and variance 1; otherwise it is an RMS norm.
 
     Args:
         to: the recorder.
         x: the numbers.
-        width: number of numbers in a row.
+        width: number of values in a row.
         weight: factors; None = 1.
-        bias: addends; None = 0.
+        bias: added to the products; None = 0.
         epsilon: added to the variance.
         centred: True for layer norm.
-        channels: if not 0, the number of channels: weight and bias have a number per channel instead of per position,
-            and successive rows belong to successive channels.
-        skip: an addend with the shape of x, or the shape of x's last axes.
-        input_bias: a further addend of x.
+        channels: if not 0, the number of channels. `weight` and `bias` then have one value per channel instead of one
+            per position, and successive rows belong to successive channels.
+        skip: an array that is added to x. It has the shape of x or of x's last axes. None = 0.
+        input_bias: a bias that is added to x before the normalisation; None = 0.
         wants_total: True to return the sum that is normalised.
 
     Returns:
-        The result, and, if `wants_total`, the sum that was normalised, else None.
+        The result and the sum that was normalised. The sum is None unless `wants_total` is True.
     """
     x = to.dense(x)
     skip = None if skip is None else to.dense(skip)
@@ -106,7 +106,7 @@ def normalised(
 
 
 def reduce_kernel(scalar: str, kind: str, by_rows: bool) -> CudaKernel:
-    """Return the kernel of a reduction."""
+    """Return the kernel for a reduction."""
     name = "reduce_rows" if by_rows else "reduce_columns"
     return CudaKernel("arrays_rows.cu", f"{name}<{scalar}, {kind}>", "ReduceArguments", _THREADS)
 

@@ -48,10 +48,10 @@ __device__ __forceinline__ void arrange_bfloats(const ActivationArguments& given
 }
 
 // The layout that gemm_warpgroups.cu reads: bfloat16 [parts][rows][64 columns] starting at the first row, with space
-// for `capacity` rows. 128 columns form two parts. Part 0 has the first 16 columns of each of the four chunks, and part
-// 1 has the other 16 columns, in four tiles that each hold four columns of each chunk. A tile's first 16 bytes hold the
-// first two of each four columns, and its other 16 bytes hold the other two, starting with chunk 0. Piece p of 16 bytes
-// of a row is stored at position p ^ row % 8, as tensor cores read rows of 128 bytes in shared memory.
+// for `capacity` rows. Every 128 columns form two parts. Part 0 has the first 16 columns of each of the four chunks,
+// and part 1 has the other 16 columns, in four tiles that each hold four columns of each chunk. A tile's first 16 bytes
+// hold the first two of each four columns, and its other 16 bytes hold the other two, starting with chunk 0. Piece p of
+// 16 bytes of a row is stored at position p ^ row % 8, as tensor cores read rows of 128 bytes in shared memory.
 __device__ __forceinline__ void arrange_tiles(const ActivationArguments& given) {
   constexpr int ROW_WORDS = 32, PIECE_WORDS = 4, FOURS = CHUNK / FOUR, TILES = FOURS / 2;
   const long long row = blockIdx.y;

@@ -121,9 +121,9 @@ __device__ __forceinline__ long long out_offset(const ArrayProductArguments& giv
 
 // --- float32 --------------------------------------------------------------------------------------------------------
 
-// 256 threads compute a tile of out, 16 k at a time. Each thread computes a part of 4 rows by 4 columns, or four such
-// parts. In shared memory, lines of the same k are adjacent, so that a warp reads them without bank conflicts, 16
-// bytes per lane.
+// Each group of 256 threads computes a tile of out, 16 k at a time. Each thread computes a part of 4 rows by 4 columns,
+// or four such parts. In shared memory, lines of the same k are adjacent, so that a warp reads them without bank
+// conflicts, 16 bytes per lane.
 constexpr int FLOAT_THREADS = 256, FLOAT_K = 16;
 
 // The elements of an operand that a thread reads for one step: `tile` lines by 16 k, divided among 256 threads.

@@ -1,4 +1,4 @@
-// Common parts of the kernels of mixtures of experts. A pair is a token and one of the experts that it is sent to. Its
+// Common parts of the kernels for mixtures of experts. A pair is a token and one of the experts that it is sent to. Its
 // number is token * per_token + rank, where the best expert has rank 0. Rows between the two matmuls are in the order
 // of pairs, so that the location of a token's rows does not depend on where they were computed.
 #pragma once

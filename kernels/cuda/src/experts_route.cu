@@ -31,7 +31,7 @@ __device__ __forceinline__ unsigned long long merit(float score, int expert) {
 }
 
 // Called by a warp. Each round finds the best expert after the expert that the previous round found. So no scores are
-// stored: they stay in the L1 cache, and there may be any number of experts.
+// stored. They stay in the L1 cache, and the number of experts is not limited.
 __device__ __forceinline__ void route_row(const RouteArguments& given, long long row) {
   const int lane = threadIdx.x % WARP;
   const float* scores = given.scores + row * given.scores_stride;

@@ -133,7 +133,7 @@ struct Unit<float8_bits> : Lines<unsigned> {
   }
 };
 
-// Small integers are converted to floats exactly: their bits follow the exponent of 2 ** 23.
+// Small integers are converted to floats exactly, because their bits follow the exponent of 2 ** 23.
 struct PackedUnit {
   uint4 words;
 

@@ -18,7 +18,7 @@
 // kernel.
 #define KERNEL(name, Arguments, size, threads, ...) \
   KERNEL_WITH(wait_for_earlier(), (threads), name, Arguments, size, __VA_ARGS__)
-// A kernel of which `blocks` blocks must fit on a multiprocessor: this limits its registers.
+// A kernel whose number of registers is limited so that `blocks` blocks fit on a multiprocessor.
 #define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) \
   KERNEL_WITH(wait_for_earlier(), (threads, blocks), name, Arguments, size, __VA_ARGS__)
 // A kernel that calls `wait_for_earlier` itself, after it has requested weights, which no kernel writes.
@@ -502,8 +502,8 @@ __device__ __forceinline__ void wait_products() {
 #endif
 }
 
-// Call this after all products were waited for, and before the sums are read: the compiler does not see that a wait
-// changes the sums, and could read them before the wait.
+// Call this after all products were waited for, and before the sums are read, because the compiler does not see that a
+// wait changes the sums, and could read them before the wait.
 template <int count>
 __device__ __forceinline__ void read_behind(float (&sums)[count]) {
 #ifndef HOST_SHIM

@@ -91,7 +91,7 @@ constexpr bool HAS_FEW_BITS<half_bits> = true;
 template <>
 constexpr bool HAS_FEW_BITS<float8_bits> = true;
 
-// A number per block.
+// One number per block.
 template <class Scale>
 struct Single {
   static constexpr bool IS_NARROW = HAS_FEW_BITS<Scale>;
@@ -110,7 +110,8 @@ struct Single {
   };
 };
 
-// A number per group, times an integer per block. With blocks of 16 columns, the two integers of a chunk are adjacent.
+// One number per group, times one integer per block. With blocks of 16 columns, the two integers of a chunk are
+// adjacent.
 template <class Scale, class Integer>
 struct Double {
   static constexpr bool IS_NARROW = HAS_FEW_BITS<Scale>;

@@ -1,8 +1,8 @@
 """Attention over dense float32 tensors: softmax(scale * query @ keys + bias) @ values, a panel of queries at a time.
 
-Scores are computed with keys as rows and queries as lanes. So the softmax needs no sums across lanes, and its weights
-already have the layout of the second matmul's right operand: no data is rearranged between the matmuls. Keys and values
-are packed first.
+Scores are computed with keys as rows and queries as lanes. The softmax therefore needs no sums across lanes, and its
+weights already have the layout of the second matmul's right operand, so no data is rearranged between the matmuls. Keys
+and values are packed first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PackingArguments(HeadsArguments):
 
 
 class DenseAttentionArguments(HeadsArguments):
-    """Queries [rows, size] of every head, a bias (0 = none), and the destination of results.
+    """Queries [rows, size] of every head, a bias (0 = none), and the destination for the results.
 
     `product` holds the arguments of `multiply` except the operands and their rows. With `nan_is_zero`, rows of NaN
     become 0.

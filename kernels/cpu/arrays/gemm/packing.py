@@ -1,4 +1,4 @@
-"""Packing of operands. Constants are packed once, and computed rows are packed by operators.
+"""Packed operands. Constants are packed once, and computed rows are packed by operators.
 
 In 8-bit matmuls, four bytes along K form a word, signed on the left and unsigned on the right. A byte of the other
 signedness is moved by 128, which flips its highest bit, and its zero point is moved with it.

@@ -36,7 +36,7 @@ from .micro import BLOCK_WORDS, TILED, VECTOR_BYTES, WORD_BYTES, Floats, Grid, K
 
 
 class FinishArguments(Arguments):
-    """The destination of tiles, and the terms to add to them per column, per row and per element; 0 = none.
+    """The destination for tiles, and the terms to add to them per column, per row and per element; 0 = none.
 
     `p` and `q` are the two parameters that every function takes. The fields after `q` are for integers:
     `column_factors` are multiplied by `row_sums`; `point`, `low` and `high` are the zero point and the limits of bytes.
@@ -110,7 +110,8 @@ def finish_op(kind: Kind, function: str, result: Result = "float32") -> NativeOp
             first = column + vector * LANES
             left = min(width - first, LANES)
             if left > 0:
-                # The terms of a column are read once for all rows: the compiler cannot move reads past written results.
+                # The terms of a column are read once for all rows, because the compiler cannot move reads past written
+                # results.
                 factor, term = splat_int32(0), splat_int32(0)
                 scales, shift = splat_float32(1.0), splat_float32(0.0)
                 if column_bias != 0:
