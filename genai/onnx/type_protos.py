@@ -93,6 +93,13 @@ def _array_fields(
     if not proto.HasField("shape"):
         return dtype, None, ()
     dims = proto.shape.dim
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else text(dim.dim_param) or None for dim in dims)
+    shape = tuple(_dim(dim) for dim in dims)
     denotations = tuple(text(dim.denotation) for dim in dims)
     return dtype, shape, denotations if any(denotations) else ()
+
+
+def _dim(proto: Any) -> types.Dim:
+    """Return a size, a symbol, or None; exporters write negative numbers for unknown sizes."""
+    if proto.HasField("dim_value"):
+        return proto.dim_value if proto.dim_value >= 0 else None
+    return text(proto.dim_param) or None

@@ -12,12 +12,17 @@ from genai.kernels.cpu.arrays.byte_functions import QParams, combined_bytes, loo
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import MS, OURS
+from ..onnx.types import DataType, TensorType, Type
+from . import pooling
 from .activations import leaky_relu, sigmoid
 from .casting import dynamically_quantized, quantized
+from .contrib import embed_layer_normalization
 from .integer_products import IntegerProduct
 from .pooling import WindowMaker, average_pool, window_maker
 from .reduction import softmax
 from .registry import KernelError, Maker, NodeSpec, operator, scalar
+from .shape_rules import NodeTypes, shape_rule
+from .support import checked_indices
 
 # NumPy handles arrays smaller than this.
 _MIN_COMPILED = 2048
@@ -96,10 +101,50 @@ def qlinear_softmax(x: Any, *, axis: int = -1, opset: int = 13) -> Any:
 
 @_on_floats("QLinearAveragePool", make_windows=window_maker)
 def qlinear_average_pool(
-    x: Any, *, channels_last: Literal[0] = 0, count_include_pad: bool = False, make_windows: WindowMaker
+    x: Any, *, channels_last: bool = False, count_include_pad: bool = False, make_windows: WindowMaker
 ) -> Any:
     """The mean of each window."""
-    return average_pool(x, count_include_pad=count_include_pad, make_windows=make_windows)
+    pooled = average_pool(
+        pooling.channels_first(x) if channels_last else x,
+        count_include_pad=count_include_pad,
+        make_windows=make_windows,
+    )
+    return pooling.channels_last(pooled) if channels_last else pooled
+
+
+@operator("QEmbedLayerNormalization", domain=MS)
+def quantised_embed_layer_normalization(
+    ids: Any, segments: Any, words: Any, places: Any, kinds: Any, gamma: Any, beta: Any, mask: Any, *rest: Any,
+    epsilon: float = 1e-12,
+) -> Any:  # fmt: skip
+    """EmbedLayerNormalization with 8-bit tables and weights; only the rows in use are dequantised.
+
+    `rest` contains the scales of the words, places, kinds, gamma and beta, and then their zero points.
+    """
+    scales, points = rest[:5], (*rest[5:], None, None, None, None, None)
+    checked_indices("QEmbedLayerNormalization: ids", ids, len(words))
+    checked_indices("QEmbedLayerNormalization: positions", np.arange(ids.shape[1]), len(places))
+    used, indices = np.unique(ids, return_inverse=True)
+    tables = [words[used], places[: ids.shape[1]], kinds, gamma, beta]
+    words, places, kinds, gamma, beta = (
+        None if table is None else dequantized(table, scale, point)
+        for table, scale, point in zip(tables, scales, points, strict=False)
+    )
+    embedded = embed_layer_normalization(
+        indices.reshape(ids.shape), segments, words, places, kinds, gamma, beta, mask, epsilon=epsilon
+    )
+    return embedded[:2]
+
+
+@shape_rule("QEmbedLayerNormalization")
+def quantised_embed_layer_normalization_types(types: NodeTypes) -> list[Type | None]:
+    """Y [batch, sequence, hidden size], and one int32 per sequence."""
+    ids, words = types.shape(0, rank=2), types.shape(2, rank=2)
+    batch, sequence = ids or (None, None)
+    return [
+        TensorType(DataType.FLOAT, (batch, sequence, words[1] if words else None)),
+        TensorType(DataType.INT32, (batch,)),
+    ]
 
 
 @operator("QLinearConcat", domain=MS)
@@ -119,9 +164,9 @@ def qlinear_where(
 
 
 @_on_floats("QLinearGlobalAveragePool")
-def qlinear_global_average_pool(x: Any, *, channels_last: Literal[0] = 0) -> Any:
+def qlinear_global_average_pool(x: Any, *, channels_last: bool = False) -> Any:
     """The mean over all spatial axes."""
-    return x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)
+    return x.mean(axis=tuple(range(1, x.ndim - 1) if channels_last else range(2, x.ndim)), keepdims=True)
 
 
 @operator(

@@ -18,8 +18,11 @@ from genai.kernels.cpu.arrays.gemm.packing import pack_kernels
 from genai.kernels.cpu.arrays.gemm.windows import Windows, window_columns
 from genai.kernels.cpu.program.thread_pool import Threads
 
+from ..onnx.node import MS
+from ..onnx.types import TensorType, Type
 from .pooling import PoolingWindows, WindowSpec
 from .registry import Kernel, KernelError, NodeSpec, Positive, operator, register
+from .shape_rules import NodeTypes, shape_rule, times
 from .support import checked_shape, optional, per_channel, widened
 
 Limits: TypeAlias = tuple[float, float]
@@ -222,6 +225,30 @@ def conv_transpose(
     if bias is not None:
         result = result + per_channel(bias, x.ndim)
     return np.ascontiguousarray(result).astype(x.dtype, copy=False)
+
+
+@operator("ConvTransposeWithDynamicPads", domain=MS)
+def conv_transpose_with_dynamic_pads(
+    x: Any, weight: Any, pads: Any = None, bias: Any = None, *, group: Positive = 1, strides: tuple[int, ...] = (),
+    dilations: tuple[int, ...] = (), spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """ConvTranspose whose pads are an input."""
+    rank = x.ndim - 2
+    if pads is None or pads.shape != (2 * rank,) or np.any(pads < 0):
+        given = None if pads is None else pads.tolist()
+        raise KernelError(f"{spec.op_type}: the pads are {given}, expected {2 * rank} numbers of at least 0")
+    padded = replace(spec, attributes={**spec.attributes, "pads": pads.tolist()})
+    return conv_transpose(x, weight, bias, group=group, strides=strides, dilations=dilations, spec=padded)
+
+
+@shape_rule("ConvTransposeWithDynamicPads")
+def conv_transpose_with_dynamic_pads_types(types: NodeTypes) -> list[Type | None]:
+    """[batch, channels, ...]; the spatial sizes depend on the pads."""
+    source, shape, weight = types.source, types.shape(0), types.shape(1)
+    if not shape or weight is None or len(weight) != len(shape):
+        return [TensorType(source.dtype)]
+    channels = times(weight[1], types.attribute("group", 1))
+    return [TensorType(source.dtype, (shape[0], channels, *(None for _ in shape[2:])))]
 
 
 def _spread(x: Any, weight: Any, windows: PoolingWindows, groups: int, room: Sequence[int]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..onnx.node import MS
 from ..onnx.tensor import OnnxTensor
 from ..onnx.types import DataType, Dim, ShapeValue, TensorType, Type, broadcast_dims
 from .casting import dtype_of
@@ -36,13 +37,14 @@ def constant_of_shape(sizes: Any, *, value: Any = None, spec: NodeSpec) -> Any:
     return np.full(checked_shape(spec, sizes, fill.dtype.itemsize), fill.reshape(-1)[0], dtype=fill.dtype)
 
 
+@operator("Range", domain=MS)
 @operator("Range", since_version=11)
-def range_(*ends: Any, spec: NodeSpec) -> Any:
-    """Return start, start + delta, ... up to but excluding limit."""
-    start, limit, delta = (scalar(value) for value in ends)
+def range_(first: Any, last: Any, step: Any = None, *, spec: NodeSpec) -> Any:
+    """Return start, start + delta, ... up to but excluding limit; the delta of com.microsoft is 1 by default."""
+    start, limit, delta = scalar(first), scalar(last), 1 if step is None else scalar(step)
     if not delta:
         raise KernelError("Range: delta is 0, so the range has no end")
-    dtype, steps = ends[0].dtype, (limit - start) / delta
+    dtype, steps = first.dtype, (limit - start) / delta
     if not np.isfinite(steps):
         raise KernelError(f"Range: a range from {start} to {limit} in steps of {delta} has no finite length")
     count = max(int(np.ceil(steps)), 0)
@@ -86,12 +88,15 @@ def constant_of_shape_types(types: NodeTypes) -> list[Type | None]:
 
 
 @shape_rule("Range", domain="")
+@shape_rule("Range")
 def number_range_types(types: NodeTypes) -> list[Type | None]:
     """A vector; its length is known if start, limit and step are known integers, or if start is 0 and step is 1."""
     source = types.tensor(0) or types.tensor(1) or types.tensor(2)
     if source is None:
         return []
     start, limit, step = (_only(types.value(index)) for index in range(3))
+    if len(types.inputs) < 3 or not types.node.inputs[2]:
+        step = 1
     if start == 0 and step == 1 and isinstance(limit, str):
         return [TensorType(source.dtype, (limit,))]
     # With fractions the length depends on rounding at run time, so lengths are computed only from integers.

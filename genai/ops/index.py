@@ -28,12 +28,19 @@ OPERATORS: dict[str, dict[str, str]] = {
             "Inverse MultiHeadAttention QAttention TransposeMatMul"
         ),
     },
+    "contrib_arrays": {
+        "com.microsoft": "CDist DynamicTimeWarping MatMulInteger16 MurmurHash3 NGramRepeatBlock UnfoldTensor",
+    },
     "contrib_quantized": {
         "com.microsoft": (
-            "DynamicQuantizeMatMul MatMulIntegerToFloat QGemm QLinearAdd QLinearAveragePool QLinearConcat "
-            "QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid QLinearSoftmax QLinearWhere"
+            "DynamicQuantizeMatMul MatMulIntegerToFloat QEmbedLayerNormalization QGemm QLinearAdd "
+            "QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid "
+            "QLinearSoftmax QLinearWhere"
         ),
         "genai": "ByteTable IntegerLinear QuantizedBinary",
+    },
+    "contrib_recurrent": {
+        "com.microsoft": "DynamicQuantizeLSTM",
     },
     "control": {
         "": (
@@ -44,6 +51,7 @@ OPERATORS: dict[str, dict[str, str]] = {
     },
     "convolution": {
         "": "Conv ConvTranspose DeformConv",
+        "com.microsoft": "ConvTransposeWithDynamicPads",
     },
     "detection": {
         "": "NonMaxSuppression RoiAlign",
@@ -64,6 +72,7 @@ OPERATORS: dict[str, dict[str, str]] = {
             "Bernoulli ConstantOfShape Expand EyeLike Multinomial RandomNormal RandomNormalLike RandomUniform "
             "RandomUniformLike Range Tile"
         ),
+        "com.microsoft": "Range",
     },
     "group_query_attention": {
         "com.microsoft": "GroupQueryAttention RotaryEmbedding",
@@ -73,9 +82,11 @@ OPERATORS: dict[str, dict[str, str]] = {
             "Compress GatherElements GatherND NonZero OneHot ReverseSequence Scatter ScatterElements ScatterND "
             "TensorScatter TopK Unique"
         ),
+        "com.microsoft": "GatherND Unique",
     },
     "integer_convolution": {
         "": "ConvInteger QLinearConv",
+        "com.microsoft": "QLinearConv",
     },
     "integer_products": {
         "": "MatMulInteger QLinearMatMul",
@@ -107,6 +118,7 @@ OPERATORS: dict[str, dict[str, str]] = {
     },
     "pooling": {
         "": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool MaxRoiPool",
+        "com.microsoft": "MaxpoolWithMask NhwcMaxPool",
     },
     "products": {
         "com.microsoft": "MatMulNBits",
@@ -131,9 +143,10 @@ OPERATORS: dict[str, dict[str, str]] = {
     },
     "resize": {
         "": "GridSample Resize Upsample",
+        "com.microsoft": "CropAndResize GridSample",
     },
     "signals": {
-        "": "MelWeightMatrix STFT",
+        "": "BlackmanWindow HammingWindow HannWindow MelWeightMatrix STFT",
     },
     "slicing": {
         "": "Slice Split",

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..onnx.types import TensorType, Type
+from ..onnx.node import MS
+from ..onnx.types import DataType, TensorType, Type
 from .registry import KernelError, NodeSpec, operator, scalar
 from .shape_rules import NodeTypes, shape_rule
 from .support import as_array, checked_axis, checked_indices, checked_shape
@@ -37,10 +38,11 @@ def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Any:
     return x[_along(in_range(indices, x.shape[along], "GatherElements"), along)]
 
 
+@operator("GatherND", domain=MS)
 @operator("GatherND", since_version=11)
 def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
     """Gather slices at coordinates, which lie along the last axis of the indices; leading axes may be a batch."""
-    depth = indices.shape[-1]
+    depth = indices.shape[-1] if indices.ndim else 0
     if not 0 <= batch_dims < min(x.ndim, indices.ndim) or batch_dims + depth > x.ndim:
         raise KernelError(
             f"GatherND: indices of shape {list(indices.shape)} do not match data of shape {list(x.shape)}"
@@ -123,7 +125,8 @@ def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True) -> Any:
 def compress(x: Any, condition: Any, *, axis: int | None = None) -> Any:
     """Select the elements, or slices along an axis, for which the condition is true; extra conditions are ignored."""
     extent = x.size if axis is None else x.shape[checked_axis(axis, x.ndim)]
-    return np.compress(condition[:extent], x, axis=axis)
+    # onnxruntime reads conditions of any rank in order.
+    return np.compress(condition.reshape(-1)[:extent], x, axis=axis)
 
 
 operator("NonZero", since_version=9)(lambda x: np.array(np.nonzero(np.atleast_1d(x)), np.int64))
@@ -147,6 +150,31 @@ def unique(x: Any, *, axis: int | None = None, sorted: bool = True) -> Any:
         values = np.take(values, order, axis=0 if axis is None else axis)
         first, inverse, counts = first[order], rank[inverse], counts[order]
     return values, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
+
+
+@operator("Unique", domain=MS)
+def unique_in_order(x: Any) -> Any:
+    """Return the distinct numbers of a vector in the order of their first positions, each number's index, and counts.
+
+    Every NaN is distinct from all other numbers.
+    """
+    if x.ndim != 1:
+        raise KernelError(f"Unique: x has shape {list(x.shape)}, expected a vector")
+    _, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
+    order = np.argsort(first, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return x[first[order]], rank[inverse.reshape(-1)].astype(np.int64), counts[order].astype(np.int64)
+
+
+@shape_rule("Unique")
+def unique_in_order_types(types: NodeTypes) -> list[Type | None]:
+    """The distinct numbers, an index per number of the input, and a count per distinct number."""
+    numbers = types.shape(0, rank=1) or (None,)
+    source = types.source
+    return [TensorType(source.dtype, (None,)), TensorType(DataType.INT64, numbers), TensorType(DataType.INT64, (None,))]
 
 
 @operator("ReverseSequence", since_version=10)
@@ -181,6 +209,7 @@ def tensor_scatter(cache: Any, update: Any, starts: Any = None, *, axis: int = -
 
 
 @shape_rule("GatherND", domain="")
+@shape_rule("GatherND")
 def gather_nd_types(types: NodeTypes) -> list[Type | None]:
     """Data [batch..., data...] at indices [batch..., more..., k] is [batch..., more..., data[k:]...]."""
     source, data, indices = types.source, types.shape(0), types.shape(1)

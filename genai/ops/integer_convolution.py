@@ -13,6 +13,8 @@ from genai.kernels.cpu.arrays.gemm.convolution import IntegerConvolution, suppor
 from genai.kernels.cpu.arrays.gemm.packing import pack_integer_kernels
 from genai.kernels.cpu.program.thread_pool import Threads
 
+from ..onnx.node import MS
+from ..onnx.types import Dim, TensorType, Type
 from .casting import requantized
 from .convolution import (
     NO_LIMITS,
@@ -25,8 +27,9 @@ from .convolution import (
     kernel_windows,
 )
 from .integer_products import exact_runs, single_point
-from .pooling import PoolingWindows, WindowSpec
+from .pooling import PoolingWindows, WindowSpec, channels_first, channels_last as to_channels_last
 from .registry import KernelError, NodeSpec, operator
+from .shape_rules import NodeTypes, shape_rule
 from .support import per_channel
 
 _BYTES = (np.int8, np.uint8)
@@ -55,6 +58,28 @@ def qlinear_conv(
     total = convolution(x, weight, x_zero, w_zero, bias)
     factor = per_channel(factor, x.ndim) if factor.size > 1 else factor.reshape(())
     return requantized(total, factor, y_zero, y_zero.dtype)
+
+
+@operator("QLinearConv", domain=MS, convolution=lambda spec: PackedIntegerConvolution(spec, 3, 5, 8))
+def qlinear_conv_of_channels(
+    x: Any, *others: Any, channels_last: bool = False, convolution: PackedIntegerConvolution
+) -> Any:
+    """QLinearConv; with `channels_last`, data is [batch, ..., channels], as onnxruntime's optimiser writes it."""
+    result = qlinear_conv(channels_first(x) if channels_last else x, *others, convolution=convolution)
+    return to_channels_last(result) if channels_last else result
+
+
+@shape_rule("QLinearConv")
+def qlinear_conv_types(types: NodeTypes) -> list[Type | None]:
+    """[batch, channels, ...] or [batch, ..., channels] in the type of the zero point; the other sizes are open."""
+    point, shape, weight = types.tensor(7), types.shape(0), types.shape(3)
+    if point is None:
+        return []
+    if not shape or not weight:
+        return [TensorType(point.dtype)]
+    axes: list[Dim] = [None] * (len(shape) - 2)
+    sizes = (*axes, weight[0]) if types.attribute("channels_last", 0) else (weight[0], *axes)
+    return [TensorType(point.dtype, (shape[0], *sizes))]
 
 
 class PackedIntegerConvolution:

@@ -28,7 +28,11 @@ def pad(
 ) -> Any:  # fmt: skip
     """Pad axes with a value or with the input's own elements; negative pads remove elements."""
     if pads is None:
-        sizes_of_axes, fill = [int(size) for size in sizes], constant
+        # com.microsoft and onnxruntime also define pads of shape [1, 2 * axes].
+        row = sizes[0] if sizes.ndim == 2 and len(sizes) == 1 else sizes
+        if row.ndim != 1:
+            raise KernelError(f"Pad: pads of shape {list(sizes.shape)}, expected [2 * axes] or [1, 2 * axes]")
+        sizes_of_axes, fill = [int(size) for size in row], constant
     else:
         sizes_of_axes, fill = list(pads), value
     along = [checked_axis(axis, x.ndim) for axis in axes_of(chosen, axes) or range(x.ndim)]

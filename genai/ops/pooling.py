@@ -12,8 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..onnx.node import MS
+from ..onnx.types import TensorType, Type
 from .reduction import extreme
 from .registry import KernelError, NodeSpec, Positive, operator
+from .shape_rules import NodeTypes, shape_rule
 from .support import checked_shape, widened
 
 # Pooling loops over taps in Python, so the number of taps is limited; practical kernels have fewer.
@@ -170,6 +173,8 @@ def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tu
 
 def window_maker(spec: NodeSpec) -> WindowMaker:
     """Return a function from an input to its windows, and to the same windows without taps that only cover padding."""
+    if "kernel_shape" not in spec.attributes:
+        raise KernelError(f"{spec.op_type} needs the attribute 'kernel_shape'")
     return partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
 
 
@@ -195,6 +200,69 @@ def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, 
         better = inside[tap] & ((chosen < 0) | (value > best))
         best[better], chosen[better] = value[better], number
     return best, _flat_indices(x, windows, chosen, storage_order)
+
+
+@operator("NhwcMaxPool", domain=MS, make_windows=window_maker)
+def nhwc_max_pool(x: Any, *, make_windows: WindowMaker, spec: NodeSpec) -> Any:
+    """The max of each window of [batch, ..., channels]."""
+    return channels_last(max_pool(channels_first(x), make_windows=make_windows, spec=spec))
+
+
+def channels_first(x: Any) -> Any:
+    """Return [batch, ..., channels] as [batch, channels, ...]."""
+    return np.ascontiguousarray(np.moveaxis(x, -1, 1))
+
+
+def channels_last(x: Any) -> Any:
+    """Return [batch, channels, ...] as [batch, ..., channels]."""
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
+
+
+@shape_rule("NhwcMaxPool")
+def nhwc_max_pool_types(types: NodeTypes) -> list[Type | None]:
+    """[batch, ..., channels]; the sizes of the axes between them depend on the windows."""
+    source, shape = types.source, types.shape(0)
+    if not shape:
+        return [TensorType(source.dtype)]
+    return [TensorType(source.dtype, (shape[0], *(None for _ in shape[1:-1]), shape[-1]))]
+
+
+@operator("MaxpoolWithMask", domain=MS, make_windows=window_maker)
+def max_pool_with_mask(x: Any, mask: Any, *, make_windows: WindowMaker) -> Any:
+    """The max of each window, in which each row ends at the first 0 of the mask, as in onnxruntime.
+
+    With two or three spatial axes, the mask's first element never ends a row. A window without elements gives the
+    lowest float32.
+    """
+    if x.ndim not in (3, 4, 5):
+        raise KernelError(f"MaxpoolWithMask: x has shape {list(x.shape)}, expected 1 to 3 spatial axes")
+    if mask.shape != (1, 1, *x.shape[2:]):
+        expected = [1, 1, *x.shape[2:]]
+        raise KernelError(f"MaxpoolWithMask: the mask has shape {list(mask.shape)}, expected {expected}")
+    windows, _ = make_windows(x)
+    best = np.full((*x.shape[:2], *windows.counts), np.finfo(x.dtype).min, x.dtype)
+    if not best.size or not x.size:
+        return best
+    ends = mask == 0
+    if x.ndim > 3:
+        ends[(0,) * ends.ndim] = False
+    padded, inside = windows.padded(x, 0), windows.padded(np.ones_like(ends), False)
+    ends, alive = windows.padded(ends, False), np.ones(())
+    for number, tap in enumerate(windows.taps()):
+        if number % windows.kernel[-1] == 0:
+            alive = np.ones((1, 1, *windows.counts), bool)
+        alive = alive & ~ends[tap]
+        np.copyto(best, padded[tap], where=alive & inside[tap] & (padded[tap] > best))
+    return best
+
+
+@shape_rule("MaxpoolWithMask")
+def max_pool_with_mask_types(types: NodeTypes) -> list[Type | None]:
+    """[batch, channels, ...]; the spatial sizes depend on the windows."""
+    source, shape = types.source, types.shape(0)
+    if not shape:
+        return [TensorType(source.dtype)]
+    return [TensorType(source.dtype, (*shape[:2], *(None for _ in shape[2:])))]
 
 
 def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool) -> Any:

@@ -30,7 +30,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float 
 
 
 @dataclass(frozen=True)
-class _Direction:
+class Direction:
     """The weights of one direction: inputs [I, gates H] and states [H, gates H], both transposed; biases; peepholes."""
 
     inputs: Any
@@ -58,7 +58,7 @@ class _Recurrent:
         self.clip = float(attributes.get("clip", np.inf))
         self.activations, self.attributes = self._activations(spec), attributes
 
-    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
+    def step(self, x: Any, state: Any, cell: Any, weights: Direction, functions: Sequence[Activation]) -> Any:
         """Return the next (state, cell) of some rows; `x` is already multiplied by the input weights."""
         raise NotImplementedError
 
@@ -135,7 +135,7 @@ class _Recurrent:
             return np.zeros((x.shape[1], hidden), x.dtype)
         return widened(initial[:, index] if self.batch_first else initial[index]).astype(x.dtype)
 
-    def _directions(self, inputs: Sequence[Any]) -> list[_Direction]:
+    def _directions(self, inputs: Sequence[Any]) -> list[Direction]:
         weight, recurrence, bias = widened(inputs[1]), widened(inputs[2]), optional(inputs, 3)
         peepholes = optional(inputs, 7) if self.has_cell else None
         hidden = recurrence.shape[-1]
@@ -144,12 +144,10 @@ class _Recurrent:
         for index in range(len(self.backwards)):
             biases = np.zeros(2 * width, weight.dtype) if bias is None else widened(bias[index])
             peephole = None if peepholes is None else widened(peepholes[index]).reshape(3, hidden)
-            directions.append(
-                _Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole)
-            )
+            directions.append(Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole))
         return directions
 
-    def _walk(self, x: Any, weights: _Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
+    def _walk(self, x: Any, weights: Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
         """Run all steps of one direction; return outputs [steps, batch, hidden], the last state and the last cell."""
         steps, batch = x.shape[:2]
         projected = x @ weights.inputs + weights.input_bias
@@ -175,7 +173,7 @@ def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limi
 class _Rnn(_Recurrent):
     """The Elman network."""
 
-    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
+    def step(self, x: Any, state: Any, cell: Any, weights: Direction, functions: Sequence[Activation]) -> Any:
         return functions[0](x + state @ weights.states + weights.state_bias), cell
 
 
@@ -186,7 +184,7 @@ class _Gru(_Recurrent):
     gates = 3
     functions = ("Sigmoid", "Tanh")
 
-    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
+    def step(self, x: Any, state: Any, cell: Any, weights: Direction, functions: Sequence[Activation]) -> Any:
         squash, activate = functions
         hidden = state.shape[-1]
         both = 2 * hidden
@@ -200,14 +198,14 @@ class _Gru(_Recurrent):
 
 
 @register("LSTM", since_version=7)
-class _Lstm(_Recurrent):
+class Lstm(_Recurrent):
     """Long short-term memory (Hochreiter & Schmidhuber 1997): gates i, o, f, c in the weights; peepholes i, o, f."""
 
     gates = 4
     functions = ("Sigmoid", "Tanh", "Tanh")
     has_cell = True
 
-    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
+    def step(self, x: Any, state: Any, cell: Any, weights: Direction, functions: Sequence[Activation]) -> Any:
         squash, activate, show = functions
         gates = x + state @ weights.states + weights.state_bias
         admit, expose, forget, candidate = np.split(gates, 4, axis=-1)

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
 from .registry import KernelError, NodeSpec, operator, register
 from .shape_rules import NodeTypes, shape_rule
-from .support import checked_axis, checked_shape, optional, widened
+from .support import checked_axis, checked_indices, checked_shape, optional, widened
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,81 @@ _ROUNDINGS: dict[str, Callable[[Any, float], Any]] = {
 }
 
 
+@operator("CropAndResize", domain=MS)
+def crop_and_resize(
+    x: Any, regions: Any, images: Any, crop_size: Any, *, mode: str = "bilinear", extrapolation_value: float = 0.0,
+    spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """Resize regions [y1, x1, y2, x2] of images [batch, channels, height, width] to one size; the corners are aligned.
+
+    Points outside the image, and points that are NaN, have the extrapolation value.
+    """
+    sizes = np.asarray(crop_size).reshape(-1).tolist()
+    if x.ndim != 4 or regions.shape != (len(images), 4) or images.ndim != 1 or len(sizes) != 2 or min(sizes) < 1:
+        raise KernelError(
+            f"CropAndResize: images {list(x.shape)}, regions {list(regions.shape)}, {list(images.shape)} indices and "
+            f"the size {sizes}; expected 4 axes, [N, 4], [N] and two sizes of at least 1"
+        )
+    if mode.lower() not in ("bilinear", "nearest"):
+        raise KernelError(f"CropAndResize: mode is {mode!r}, expected one of bilinear, nearest")
+    checked_indices("CropAndResize: indices of images", images, len(x))
+    shape = checked_shape(spec, (len(regions), x.shape[1], *sizes), 4 * 8)
+    if not all(x.shape[2:]):
+        return np.full(shape, extrapolation_value, x.dtype)
+    rows, columns = (_points(regions[:, axis], regions[:, axis + 2], x.shape[2 + axis], sizes[axis]) for axis in (0, 1))
+    result = np.empty(shape, x.dtype)
+    for number, image in enumerate(images.tolist()):
+        y, inside_y, x_, inside_x = rows[0][number], rows[1][number], columns[0][number], columns[1][number]
+        if mode.lower() == "nearest":
+            crop = x[image][:, _half_up(y)[:, None], _half_up(x_)]
+        else:
+            crop = _between(_between(x[image], y, 1), x_, 2)
+        result[number] = np.where(inside_y[:, None] & inside_x, crop, x.dtype.type(extrapolation_value))
+    return result
+
+
+def _points(begins: Any, ends: Any, extent: int, count: int) -> tuple[Any, Any]:
+    """Return [regions, count] coordinates along one axis, and whether they lie in the image; others are moved to 0."""
+    last = np.float32(extent - 1)
+    if count == 1:
+        points = (np.float32(0.5) * (begins + ends) * last)[:, None]
+    else:
+        steps = (ends - begins) * last / np.float32(count - 1)
+        points = (begins * last)[:, None] + np.arange(count, dtype=np.float32) * steps[:, None]
+    inside = (points >= 0) & (points <= last)
+    return np.where(inside, points, 0), inside
+
+
+def _half_up(points: Any) -> Any:
+    return np.floor(points + np.float32(0.5)).astype(np.int64)
+
+
+def _between(x: Any, points: Any, axis: int) -> Any:
+    """Interpolate x along an axis at coordinates."""
+    low = np.floor(points)
+    shape = [-1 if i == axis else 1 for i in range(x.ndim)]
+    first, second = (np.take(x, edge.astype(np.int64), axis=axis) for edge in (low, np.ceil(points)))
+    return first + (second - first) * (points - low).reshape(shape)
+
+
+@shape_rule("CropAndResize")
+def crop_and_resize_types(types: NodeTypes) -> list[Type | None]:
+    """[regions, channels, height, width]."""
+    source, shape, regions, sizes = types.source, types.shape(0, rank=4), types.shape(1, rank=2), types.value(3)
+    size: Sequence[Any] = sizes.dims if sizes is not None and len(sizes.dims) == 2 else (None, None)
+    return [TensorType(source.dtype, (regions[0] if regions else None, shape[1] if shape else None, *size))]
+
+
+@shape_rule("GridSample")
+def grid_sample_types(types: NodeTypes) -> list[Type | None]:
+    """[batch, channels] of the image, and the grid's sizes."""
+    source, shape, grid = types.source, types.shape(0), types.shape(1)
+    if not shape or not grid or len(shape) != len(grid):
+        return [TensorType(source.dtype)]
+    return [TensorType(source.dtype, (*shape[:2], *grid[1:-1]))]
+
+
+@operator("GridSample", domain=MS)
 @operator("GridSample", since_version=16)
 def grid_sample(
     x: Any, grid: Any, *, mode: Literal["linear", "bilinear", "nearest", "cubic", "bicubic"] = "linear",

@@ -15,13 +15,19 @@ from .support import checked_shape
 def stft(
     signal: Any, frame_step: Any, window: Any = None, frame_length: Any = None, *, onesided: bool = True, spec: NodeSpec
 ) -> Any:
-    """Compute the Fourier transform of windowed frames: [batch, samples, 1 or 2] to [batch, frames, frequencies, 2]."""
+    """Compute the Fourier transform of windowed frames: [batch, samples, 1 or 2] to [batch, frames, frequencies, 2].
+
+    A real signal may also be [batch, samples], as exporters write it and onnxruntime accepts it.
+    """
     step = int(scalar(frame_step))
-    if signal.ndim != 3 or signal.shape[2] not in (1, 2) or (window is not None and window.ndim != 1):
+    signal = signal[..., None] if signal.ndim == 2 else signal
+    if signal.ndim != 3 or signal.shape[2] not in (1, 2):
         raise KernelError(
-            f"STFT: the signal has shape {list(signal.shape)}, but it must be [batch, samples, 1 or 2], and a "
-            "window must have one axis"
+            f"STFT: the signal has shape {list(signal.shape)}, but it must be [batch, samples] or "
+            "[batch, samples, 1 or 2]"
         )
+    if window is not None and window.ndim != 1:
+        raise KernelError(f"STFT: the window has shape {list(window.shape)}, but it must have one axis")
     samples, size = signal.shape[1], signal.shape[1] if window is None else len(window)
     length = size if frame_length is None else int(scalar(frame_length))
     if step < 1 or not 1 <= length <= samples:
@@ -35,6 +41,19 @@ def stft(
     spectrum = np.fft.fft(frames if window is None else frames * window[:width], n=length, axis=-1)
     half = spectrum[..., : length // 2 + 1] if onesided else spectrum
     return np.stack([half.real, half.imag], axis=-1).astype(signal.dtype)
+
+
+# The weights of the terms of generalised cosine windows: w[0] - w[1] cos(x) + w[2] cos(2 x).
+_WINDOWS = {"BlackmanWindow": (0.42, 0.5, 0.08), "HammingWindow": (25 / 46, 21 / 46), "HannWindow": (0.5, 0.5)}
+
+
+@operator(*_WINDOWS, since_version=17)
+def window(size: Any, *, periodic: bool = True, output_datatype: int = 1, spec: NodeSpec) -> Any:
+    """Return a window of a length. A symmetric window is periodic with one step less."""
+    (count,) = checked_shape(spec, [scalar(size)], 4 * 8)
+    angles = 2 * np.pi * np.arange(count) / (count if periodic else count - 1)
+    weights = enumerate(_WINDOWS[spec.op_type])
+    return sum((-1) ** k * weight * np.cos(k * angles) for k, weight in weights).astype(dtype_of(output_datatype))
 
 
 @operator("MelWeightMatrix", since_version=17)

@@ -300,6 +300,7 @@ _MEASURES: dict[tuple[str, str], Measure] = {
     **{(MS, name): _broadcast for name in ("BiasAdd", "BiasGelu", "GatedAdd")},
     **{(MS, name): _broadcast_wider for name in ("QLinearAdd", "QLinearMul", "QLinearWhere")},
     **{(MS, name): _gemm for name in ("FusedGemm",)},
+    (MS, "GatherND"): _gather_nd,
     (MS, "GroupQueryAttention"): _caches,
     (MS, "MultiHeadAttention"): _scores,
     (MS, "QGemm"): lambda spec, inputs: _gemm(spec, inputs[::3]),

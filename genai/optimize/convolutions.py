@@ -39,7 +39,13 @@ def fold_pad_into_conv(graph: Graph, conv: Node) -> bool:
         return False
     pads = pad.attribute("pads") if not pad.input(1) else graph.constant(pad.input(1))
     filling = pad.attribute("value", 0.0) if not pad.input(2) else number(graph, pad.input(2))
-    if pads is None or nothing is None or filling != nothing or pad.attribute("mode", "constant") != "constant":
+    if (
+        pads is None
+        or np.ndim(pads) != 1
+        or nothing is None
+        or filling != nothing
+        or pad.attribute("mode", "constant") != "constant"
+    ):
         return False
     sizes = [int(size) for size in pads]
     rank = len(sizes) // 2

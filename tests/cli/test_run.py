@@ -46,6 +46,15 @@ def test_made_up_inputs_and_profile(model, capsys):
     assert json.loads(next(Path().glob("genai_profile_*.json")).read_text())
 
 
+def test_random_inputs_of_unknown_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Older exporters write -1 for an unknown size; random inputs have one element along such an axis."""
+    values = [helper.make_tensor_value_info(name, 1, [-1, 2]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
+    assert run(["run", str(tmp_path / "a.onnx"), "--random"]) == 0
+    assert "y: float32[1, 2]" in capsys.readouterr().out
+
+
 def test_compiling_is_told_apart(model: str, tmp_path: Path) -> None:
     environment = {**os.environ, "GENAI_CACHE_DIR": str(tmp_path / "cache")}
     proto = onnx.load(model)
