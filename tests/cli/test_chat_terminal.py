@@ -134,7 +134,7 @@ def test_taking_back(terminal: Open) -> None:
     one.enter("/undo", r"\(removed: What is 12 \+ 8\?\)")
     one.enter("/undo", "there is no message yet")
     one.enter("What is 12 + 7?", "19\n.*tok/s")
-    one.enter("/clear", "forgotten")
+    one.enter("/clear", "conversation cleared")
 
 
 def test_files_and_models(terminal: Open, tmp_path: Path, bundled_folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_files_and_models(terminal: Open, tmp_path: Path, bundled_folder: Path) 
     saved = json.loads(path.read_text())
     assert saved["system"] == "You are kind."
     assert [message["role"] for message in saved["messages"]] == ["user", "assistant"]
-    one.enter("/clear", "forgotten")
+    one.enter("/clear", "conversation cleared")
     one.enter("/system none", "system: none")
     one.enter(f"/load {path}", r"loaded 2 messages.*>>> What is 12 \+ 7\?\n\.\.\. 19")
     one.enter("/system", "system: You are kind.")
@@ -179,16 +179,16 @@ def test_several_lines_pasting_history_and_completion(terminal: Open) -> None:
     one.type('"""\rWhat is\r')
     one.enter('12 + 7?"""', "19\n.*tok/s")
     assert "What is\n12 + 7?<" in one.enter("/prompt", "assistant\n")
-    one.enter("/clear", "forgotten")
+    one.enter("/clear", "conversation cleared")
     one.type("\x1b[200~What is\n10 + 3?\x1b[201~")
     one.enter("", "13\n.*tok/s")
-    one.enter("/clear", "forgotten")
+    one.enter("/clear", "conversation cleared")
     one.type("What is\x1b\r")
     one.enter("10 + 4?", "14\n.*tok/s")
     one.enter("What is 10 + 5?", "15\n.*tok/s")
     one.type("/cle\t")
     one.wait_for("/clear")
-    one.enter("", "forgotten")
+    one.enter("", "conversation cleared")
     one.type("/set top-\t")
     one.wait_for("top-p")
     one.type("\x03/set on-overflow tr\t")
@@ -255,7 +255,7 @@ def test_ctrl_c_at_random_moments_leaves_terminal_and_engine_sane(terminal: Open
         # Whatever the interrupt hit, the chat still obeys a command.
         one.type("\r")
         time.sleep(0.05)
-        one.enter("/clear", "forgotten")
+        one.enter("/clear", "conversation cleared")
     one.enter("What is 12 + 7?", "19\n.*tok/s")
     one.type("/bye\r")
     assert one.exit_code() == 0
@@ -405,7 +405,7 @@ def test_keys_and_sizes_while_a_reply_comes(terminal: Open) -> None:
     one.type("\x03\x03\x03")  # repeated presses
     one.wait_for(">>>")
     one.type("\r")
-    one.enter("/clear", "forgotten")
+    one.enter("/clear", "conversation cleared")
     one.type(STORY + "\r")
     one.wait_for(r"Tom\.\s+\S+ ")
     one.type("\x03")

@@ -39,7 +39,7 @@ def test_the_text_is_the_same_whoever_guesses(tmp_path: Path, capsys: Capture) -
         (["--speculate", "lookups"], "'lookup'"),
         (["--speculate", "off", "--draft", "somewhere"], "--draft cannot be used with --speculate off"),
         (["--speculate", "off", "--lookup-file", "somewhere"], "--lookup-file cannot be used with --speculate off"),
-        (["--lookup-file", "no/such/file"], "no such file"),
+        (["--lookup-file", "no/such/file"], "the file does not exist"),
         (["--draft", "no/such/folder"], "no/such/folder: not a model folder"),
     ],
     ids=lambda one: one[-1] if isinstance(one, list) else "",

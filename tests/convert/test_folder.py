@@ -201,7 +201,7 @@ def test_an_interrupt_leaves_nothing(tiny: DecoderSpec, tmp_path: Path) -> None:
 def test_a_tokenizer_folder_without_tokenizer(tiny: DecoderSpec, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ModelFolderError, match=r"no tokenizer\.json") as caught:
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing") as caught:
         write_model_folder(tmp_path / "out", tiny, INT4, RandomWeights(tiny), tokenizer_dir=empty)
     assert caught.value.fix
     assert not (tmp_path / "out").exists()

@@ -144,7 +144,7 @@ def test_groups_of_different_sizes(tmp_path: Path) -> None:
 
 SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]]] = {
     "an unknown method": ("awq", {"quant_method": "aqlm"}, UnsupportedModelError, ("'aqlm'", "awq, gptq, auto-round")),
-    "a typo": ("awq", {"quant_method": "gtpq"}, UnsupportedModelError, ("'gptq'",)),
+    "a typo": ("awq", {"quant_method": "gtpq"}, UnsupportedModelError, ("'gtpq'", "awq, gptq, ")),
     "no method": ("gptq_v2", {"quant_method": None}, UnsupportedModelError, ("quant_method is None",)),
     "a number for a method": ("awq", {"quant_method": 4}, UnsupportedModelError, ("quant_method is 4",)),
     "another layout of AWQ": ("awq", {"version": "gemv"}, UnsupportedModelError, ("'gemv'", "'gemm'")),

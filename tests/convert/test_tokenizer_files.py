@@ -94,7 +94,7 @@ def test_every_form_becomes_tokenizer_json(checkpoint: Any, tmp_path: Path, name
 def test_forms_larger_than_the_vocabulary(checkpoint: Any, tmp_path: Path, name: str) -> None:
     folder = write_form(name, checkpoint(64))
     (folder / "config.json").write_text(json.dumps(CHECKPOINT_CONFIG | {"vocab_size": 64}))
-    with pytest.raises(InputError, match="the model's vocabulary ends at 63"):
+    with pytest.raises(InputError, match="the model's largest token id is 63"):
         build_model(folder, tmp_path / "built", INT4)
 
 

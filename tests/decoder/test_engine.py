@@ -326,7 +326,7 @@ def test_a_full_cache_raises_and_leaves_the_sequence_as_it_was(form_folder: Call
 
 
 def test_cache_too_small_for_one_block(form_folder: Callable[..., Path]) -> None:
-    with pytest.raises(CacheCapacityError, match="not even one block"):
+    with pytest.raises(CacheCapacityError, match="too small for one block"):
         og.Model(form_folder("int4"), cache_bytes=100)
 
 

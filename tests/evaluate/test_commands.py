@@ -113,7 +113,7 @@ def test_kld_of_int4_decides_whether_it_is_refused(
     assert figures["mean"] > 0 and figures["tokens"] > 0
     kept.write_text(json.dumps(figures | {"mean": 0.5, "tokens": 5000}))
     assert run_here(command) == 2
-    assert "0.5000 nats, above 0.01" in capsys.readouterr().err
+    assert "0.5000 nats, above the limit of 0.01 nats" in capsys.readouterr().err
     assert run_here([*command, "--kv-force"]) == 0
     kept.write_text(json.dumps(figures | {"mean": 0.005, "tokens": 5000}))
     assert run_here(command) == 0

@@ -233,7 +233,7 @@ def test_bos_of_a_model_without_one(bundled_folder: Path, altered: Callable[...,
 
 def test_tokens_that_the_model_does_not_have(form_model: Callable[..., Model]) -> None:
     model = form_model("small-vocabulary")
-    with pytest.raises(InputError, match="vocabulary ends at 799"):
+    with pytest.raises(InputError, match="largest token id is 799"):
         perplexity(model, "The little children wondered about something beautiful.")
 
 

@@ -434,7 +434,7 @@ def test_an_index_without_any_of_its_shards(hub: LocalHub, checkpoint: dict[str,
     files = {path: data for path, data in checkpoint.items() if path != "model.safetensors"}
     for weight_map, said in (
         ({"a": "model-00001-of-00001.safetensors"}, "lists 1 files that are not in the repository"),
-        ({"a": "parts/model-00001-of-00001.safetensors"}, "names 1 files"),
+        ({"a": "parts/model-00001-of-00001.safetensors"}, "lists 1 files"),
         ({}, "has no weight_map"),
     ):
         index = json.dumps({"weight_map": weight_map}).encode()

@@ -187,11 +187,11 @@ MESSES = {
         never=("-of-00002",),
     ),
     "no tokenizer": Mess(
-        lambda files: without(files, GGUF, "tokenizer.json"), "no tokenizer.json", never=("model.safetensors",)
+        lambda files: without(files, GGUF, "tokenizer.json"), "tokenizer.json is missing", never=("model.safetensors",)
     ),
     "a tokenizer of another model": Mess(
         lambda files: changed(without(files, GGUF), vocab_size=300),
-        "the model's vocabulary ends at 299",
+        "the model's largest token id is 299",
         never=("model.safetensors",),
     ),
     "an old configuration without sizes": Mess(

@@ -231,7 +231,9 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
         (tmp_path / "open" / "a" / "b").mkdir(mode=0o700, parents=True, exist_ok=True)
         (tmp_path / "link").unlink(missing_ok=True)
         (tmp_path / "link").symlink_to(tmp_path / "open" / "a" / "b", target_is_directory=True)
-        with pytest.raises(DirectoryError, match="open can be written by others, and keys and values are read from it"):
+        with pytest.raises(
+            DirectoryError, match="open is writable by other users, but keys and values are read from this path"
+        ):
             cache(tmp_path / inside)
     (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody renames what belongs to others
     assert cache(tmp_path / "open" / "inside")

@@ -258,7 +258,7 @@ def test_the_engine_goes_on(llm: genai.LLM) -> None:
         ({"device": "CPU"}, ["did you mean 'cpu'?"]),
         (
             {"device": "reference", "threads": 2},
-            ["device = 'reference' cannot be used with threads = 2", "that NumPy chooses"],
+            ["device = 'reference' cannot be used with threads = 2", "NumPy chooses the number of threads"],
         ),
         ({"device": "reference", "accuracy": "int8"}, ["with accuracy = 'int8'", "full precision"]),
         ({"kv_dtype": "fp61"}, ["did you mean 'fp16'?"]),
@@ -353,7 +353,7 @@ def test_a_prompt_without_a_next_token_is_named(llm: genai.LLM) -> None:
     params = [plain, plain, broken, plain]
     with pytest.raises(SamplingError, match=r"^prompt 2: no next token can be chosen") as caught:
         llm.generate(["Once"] * 4, params)
-    assert "allow no token" in caught.value.why
+    assert "are all -inf" in caught.value.why
     found = llm.generate(["Once"] * 4, params, on_error="return")
     assert [type(one).__name__ for one in found] == ["Completion", "Completion", "SamplingError", "Completion"]
     assert str(found[2]).startswith("no next token can be chosen")

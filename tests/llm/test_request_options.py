@@ -254,7 +254,7 @@ def test_prefix_folders_that_are_refused(
     ):
         with pytest.raises(OptionError, match=said):
             genai.LLM(bundled_folder, **options)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedModelError, match="no blocks"):
+    with pytest.raises(UnsupportedModelError, match="no cache blocks"):
         genai.LLM(form_folder("dense"), prefix_cache_dir=tmp_path / "b")
     with genai.Model(bundled_folder) as model:
         model.keep_prefixes_in(tmp_path / "c")

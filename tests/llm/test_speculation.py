@@ -395,7 +395,7 @@ def test_wrong_speculations(options: dict[str, Any]) -> None:
 
 
 def test_wrong_lookup_files(bundled: genai.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(genai.errors.InputError, match="no such file"):
+    with pytest.raises(genai.errors.InputError, match="the file does not exist"):
         genai.LLM(bundled, speculation=genai.Speculation(lookup_file=tmp_path / "none.txt"))
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xff\xfe\x00")

@@ -73,6 +73,7 @@ def test_sampling_options_are_the_fields_of_sampling_params() -> None:
         *fields,
         "tools",
         "tool_choice",
+        "parallel_tool_calls",
         "template",
         "params",
         "adapter",

@@ -323,7 +323,7 @@ def test_the_context_of_a_model(write_folder: Folder) -> None:
         assert model.context_size == 100
         params = og.GeneratorParams(model)
         assert params.get_search_options()["max_length"] == 100
-        with pytest.raises(OptionError, match="the context holds 100"):
+        with pytest.raises(OptionError, match="the context size is 100 tokens"):
             params.set_search_options(max_length=101)
         generator = og.Generator(model, params)
         generator.append_tokens([1] * 100)

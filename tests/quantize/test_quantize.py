@@ -389,7 +389,7 @@ def test_texts(small: Path, tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "\\ud800"}', "a.jsonl, line 1: "),
         ("a.jsonl", '{"text": "one\u2028two"', "line 1 is not a valid record\n  why: the line is not JSON"),
         ("a.txt", b"\xff\xfe", "is not UTF-8"),
-        ("b.txt", None, "no such file"),
+        ("b.txt", None, "the file does not exist"),
     ],
 )
 def test_bad_texts(name: str, content: str | bytes | None, message: str, small: Path, tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_devices_that_there_are_not(add_model):
     assert "an NVIDIA GPU" in raised.value.why and "'cuda'" in raised.value.fix
     with pytest.raises(ort.GenaiError, match="cannot hold values") as raised:
         ort.OrtValue.ortvalue_from_numpy(np.ones(2, np.float32), "cuda", 9)
-    assert "'cpu', 0" in raised.value.fix and "--device" not in raised.value.fix
+    assert "device 'cpu' and number 0" in raised.value.fix and "--device" not in raised.value.fix
 
 
 def test_a_data_file_that_shrinks_while_the_session_is_used(make_model, tmp_path):

@@ -248,7 +248,7 @@ def test_damaged_tekken_files(tmp_path: Path, change: Change, why: str) -> None:
 
 
 def test_tekken_files_that_are_no_json(tmp_path: Path) -> None:
-    for data, what in ((b"{", "is not JSON"), (b"[]", "holds a list"), (b"\xff", "is not a tekken file")):
+    for data, what in ((b"{", "is not JSON"), (b"[]", "is a list"), (b"\xff", "is not a tekken file")):
         (tmp_path / "tekken.json").write_bytes(data)
         with pytest.raises(TokenizerError, match=what):
             Tokenizer(tmp_path)

@@ -167,7 +167,7 @@ class SamplingParams:
         >>> SamplingParams.from_options({"temprature": 0.7})
         Traceback (most recent call last):
         genai.errors.OptionError: unknown sampling option 'temprature' = 0.7
-          why: it is not part of the API
+          why: the API has no option of this name
           fix: did you mean 'temperature'?
         """
         known = [field.name for field in fields(cls)]

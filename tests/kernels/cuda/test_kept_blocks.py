@@ -125,7 +125,7 @@ def test_states_of_other_devices_are_refused(opened: Opened, bundled_folder: Pat
         llm.read(TEXT).save_state(paths["cuda"])
     with genai.LLM(bundled_folder, **SIZES) as llm:
         llm.read(TEXT).save_state(paths["cpu"])
-        with pytest.raises(StateMismatchError, match="numerics: cuda sm_"):
+        with pytest.raises(StateMismatchError, match="numerics: the state has cuda sm_"):
             llm.load_state(paths["cuda"])
     with opened() as model, genai.LLM(model) as llm:
         with pytest.raises(StateMismatchError, match="numerics: cpu"):
@@ -147,7 +147,7 @@ def test_a_device_that_fails_is_said(opened: Opened, tmp_path: Path, monkeypatch
         before = (tmp_path / "a.state").read_bytes()
         with monkeypatch.context() as patch:
             patch.setattr(driver, "download", lost)
-            with pytest.raises(DeviceError, match="failed in copying keys and values to the host"):
+            with pytest.raises(DeviceError, match="failed while copying keys and values to the host"):
                 state.save_state(tmp_path / "a.state")
         assert (tmp_path / "a.state").read_bytes() == before
         free = pool_of(model).num_free

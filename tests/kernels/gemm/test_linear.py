@@ -101,7 +101,7 @@ def test_what_does_not_fit(threads, normal):
     with pytest.raises(ValueError, match="clip takes"):
         DenseLinear(threads, weight, None, "clip", (1.0,))
     linear = DenseLinear(threads, weight)
-    with pytest.raises(ValueError, match=r"x is float32 \[2, 3\], the weight has 4 rows"):
+    with pytest.raises(ValueError, match=r"x is float32 \[2, 3\], but the weight has 4 rows"):
         linear(normal(2, 3))
     with pytest.raises(ValueError, match="x is float64"):
         linear(np.zeros((2, 4)))

@@ -127,7 +127,7 @@ def local_cluster(dies_with: str = "") -> Any:
     class Death(Exception):
         pass
 
-    def run(requests: list[Any], options: object) -> Any:
+    def run(requests: list[Any], options: object, model: str) -> Any:
         answers = [Answer(index, None) for index in range(len(requests))]
         return Death("died") if dies_with in requests else answers
 
@@ -148,6 +148,7 @@ def local_cluster(dies_with: str = "") -> Any:
         get=lambda calls: get([call.result for call in calls]),
         exceptions=SimpleNamespace(RayTaskError=KeyError, RayActorError=Death),
     )
+    cluster._expected = ""
     cluster._workers = [SimpleNamespace(answers=SimpleNamespace(remote=lambda *group: Call(run(*group))))]
     return cluster
 

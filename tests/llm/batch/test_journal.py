@@ -55,7 +55,7 @@ def test_a_line_that_was_damaged_is_no_answer(tmp_path: Path, monkeypatch: pytes
     """A damaged line does not count as an answer, even if its start is valid. Lines are read in pieces of any size."""
     path = tmp_path / "out"
     path.write_bytes(line(1) + line(2)[:-9] + b"\n" + line(3))
-    with pytest.raises(InputError, match="line 2 is damaged") as caught:
+    with pytest.raises(InputError, match="line 2 of the output is damaged") as caught:
         opened(path)
     assert "process its request again" in caught.value.fix
     whole = line(1) + line(2, more=b"y" * 300)

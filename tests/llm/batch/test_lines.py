@@ -98,7 +98,12 @@ def test_csv(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [('a,b\n1,"open\n2,3\n', "line 2"), ("a,a\n1,2\n", "columns"), ("a,\n1,2\n", "columns"), ("a\n\xff\n", "UTF-8")],
+    [
+        ('a,b\n1,"open\n2,3\n', "line 2"),
+        ("a,a\n1,2\n", "the first row"),
+        ("a,\n1,2\n", "the first row"),
+        ("a\n\xff\n", "UTF-8"),
+    ],
 )
 def test_csv_that_is_none(tmp_path: Path, text: str, word: str) -> None:
     file = tmp_path / "table.csv"
