@@ -201,7 +201,7 @@ def test_what_cpus_do_not_compute_is_refused_before_anything_is_read(
     monkeypatch.setattr(devices, "_open_gpu", no_gpu)
     for device, said in (("cpu", "device = 'cpu'"), ("auto", "device = 'auto', for which no GPU was found")):
         error = refusal(bundled_folder, **options, device=device)
-        assert error.what == f"kv_dtype = {options['kv_dtype']!r} with {said}"
+        assert error.what == f"kv_dtype = {options['kv_dtype']!r} cannot be used with {said}"
         assert "the CPU supports fp16, fp32, int8, int4" in error.why
         assert '"fp16"' in error.fix and '"int8"' in error.fix and "--device cuda" in error.fix
         with pytest.raises(OptionError, match=said):

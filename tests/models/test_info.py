@@ -142,7 +142,7 @@ def test_it_fits_with_a_smaller_context(folder: Path) -> None:
     assert memory["default_context"] == 31072 // 2 // 32 * 32
     assert describe(folder, context_size=31072, available_bytes=available)["memory"]["fits"]
     asked = describe(folder, context_size=31073, available_bytes=available)["memory"]
-    assert asked["verdict"] == "fits with --ctx-size 31072; the requested 31073 needs 4.0 KiB more"
+    assert asked["verdict"] == "fits with --ctx-size 31072; the requested 31073 tokens need 4.0 KiB more"
 
 
 def test_the_verdict_agrees_with_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

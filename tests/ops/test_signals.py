@@ -79,11 +79,19 @@ def test_signals_without_a_last_axis(onesided: int, kind: Any, samples: int) -> 
 @pytest.mark.parametrize(
     ("x", "window", "message"),
     [
-        (np.ones(8, np.float32), np.ones(4, np.float32), r"signal of shape \[8\]"),
-        (np.ones((1, 8, 3), np.float32), np.ones(4, np.float32), r"signal of shape \[1, 8, 3\]"),
-        (np.ones((1, 8, 1, 1), np.float32), np.ones(4, np.float32), r"signal of shape \[1, 8, 1, 1\]"),
-        (np.ones((1, 8), np.float32), np.ones((1, 4), np.float32), r"window of shape \[1, 4\], expected a vector"),
-        (np.ones((1, 8), np.float32), np.ones(9, np.float32), "frames of 9 in steps of 2 do not fit 8 samples"),
+        (np.ones(8, np.float32), np.ones(4, np.float32), r"signal has shape \[8\]"),
+        (np.ones((1, 8, 3), np.float32), np.ones(4, np.float32), r"signal has shape \[1, 8, 3\]"),
+        (np.ones((1, 8, 1, 1), np.float32), np.ones(4, np.float32), r"signal has shape \[1, 8, 1, 1\]"),
+        (
+            np.ones((1, 8), np.float32),
+            np.ones((1, 4), np.float32),
+            r"window has shape \[1, 4\], but it must have one axis",
+        ),
+        (
+            np.ones((1, 8), np.float32),
+            np.ones(9, np.float32),
+            "frames of 9 samples in steps of 2 are not possible in a signal of 8 samples",
+        ),
     ],
 )
 def test_refused_signals(x: np.ndarray, window: np.ndarray, message: str) -> None:
@@ -101,7 +109,9 @@ def test_windows(op: str, size: Any, periodic: int) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("size", "message"), [(-1, "a size is negative"), ([3, 4], "expected a single number")])
+@pytest.mark.parametrize(
+    ("size", "message"), [(-1, "contains a negative size"), ([3, 4], "a single number is expected")]
+)
 def test_refused_windows(size: Any, message: str) -> None:
     refused(message, "HannWindow", {"size": np.array(size)})
 
