@@ -238,7 +238,7 @@ def dynamically_quantized(x: Any, *, threads: Threads | None = None) -> tuple[An
     low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = (high - low) / np.float32(255) or np.float32(1)
     point = np.clip(np.rint(-low / scale), 0, 255)
-    scaled = np.rint(x / scale)
+    scaled = np.asarray(np.rint(x / scale))  # NumPy's functions return numbers, not arrays, for a scalar
     scaled += point
     return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)
 

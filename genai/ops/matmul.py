@@ -124,7 +124,7 @@ def linear(spec: NodeSpec) -> Kernel:
 
 @register("Gemm")
 def gemm(spec: NodeSpec) -> Kernel:
-    """alpha * A' @ B' + beta * C."""
+    """alpha * A' @ B' + beta * C. With beta = 0, C is not read, as in BLAS: NaN and infinities in C have no effect."""
     alpha, beta = float(spec.attributes.get("alpha", 1.0)), float(spec.attributes.get("beta", 1.0))
     trans_a, trans_b = bool(spec.attributes.get("transA", 0)), bool(spec.attributes.get("transB", 0))
     threads = spec.options.get("threads")
@@ -138,14 +138,23 @@ def gemm(spec: NodeSpec) -> Kernel:
         b = inputs[1].T if trans_b else inputs[1]
         addend = optional(inputs, 2)
         result = blas_matmul(widened(a), widened(b), threads)
+        if addend is not None:
+            _check_addend(addend.shape, result.shape)
         if alpha != 1.0:
             result *= result.dtype.type(alpha)
-        if addend is not None:
+        if addend is not None and beta != 0.0:
             addend = widened(addend)
             result = result + (addend if beta == 1.0 else addend * result.dtype.type(beta))
         return (result.astype(a.dtype, copy=False),)
 
     return kernel
+
+
+def _check_addend(shape: tuple[int, ...], product: tuple[int, ...]) -> None:
+    """Raise KernelError if C does not broadcast to the product, so that the sum would have another shape."""
+    aligned = zip(shape[::-1], product[::-1], strict=False)
+    if len(shape) > len(product) or any(extent not in (1, whole) for extent, whole in aligned):
+        raise KernelError(f"Gemm: C of shape {list(shape)} does not broadcast to the product, {list(product)}")
 
 
 @operator("Einsum", since_version=12)

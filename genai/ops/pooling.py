@@ -180,7 +180,7 @@ def window_maker(spec: NodeSpec) -> WindowMaker:
 
 @operator("MaxPool", make_windows=window_maker)
 def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, spec: NodeSpec) -> Any:
-    """The max of each window, and its index in the flat input."""
+    """The max of each window, and its index in the flat input. NaN counts as larger than every number."""
     _, windows = make_windows(x)
     if x.size == 0 or 0 in windows.counts:
         best = np.full((*x.shape[:2], *windows.counts), extreme(x.dtype, lowest=True), x.dtype)
@@ -197,7 +197,8 @@ def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, 
     chosen = np.full(best.shape, -1, np.int64)
     for number, tap in enumerate(taps):
         value = padded[tap]
-        better = inside[tap] & ((chosen < 0) | (value > best))
+        # A comparison with NaN is false. The first NaN of a window is selected, and nothing replaces it.
+        better = inside[tap] & ((chosen < 0) | (~(value <= best) & (best == best)))
         best[better], chosen[better] = value[better], number
     return best, _flat_indices(x, windows, chosen, storage_order)
 

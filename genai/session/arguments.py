@@ -13,7 +13,7 @@ from genai.kernels.cuda.arrays.memory import DeviceTensor
 from ..errors import ArgumentError, NodeError
 from ..onnx.ir import Value
 from ..onnx.types import ArrayTypes, DataType, Dim, MapType, OptionalType, SequenceType, TensorType, Type
-from .tensors import type_name, value_from_dlpack
+from .tensors import arrays_in, type_name, value_from_dlpack
 
 
 def shape_of(value: Value) -> list[Dim]:
@@ -195,7 +195,7 @@ class ResultCheck:
 
     def __call__(self, results: Sequence[Any], feeds: Sequence[tuple[int, Any]]) -> list[Any]:
         """Return the results in order."""
-        taken = {id(_root(value)) for _, value in feeds if type(value) is np.ndarray}
+        taken = {id(_root(array)) for _, value in feeds for array in arrays_in(value)}
         checked: list[Any] = []
         for (value, dtype, shape), result in zip(self._outputs, results, strict=True):
             owned = _owned(result, taken)

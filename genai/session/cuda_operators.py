@@ -389,7 +389,8 @@ def _gemm(call: NodeCall) -> Array:
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ArrayError(f"the operands have shapes {list(a.shape)} and {list(b.shape)}, but both must be matrices")
     a, b = (_swapped(x) if call.get(name, 0) else x for x, name in ((a, "transA"), (b, "transB")))
-    tail = Tail(call.maybe(2), alpha=float(call.get("alpha", 1.0)), beta=float(call.get("beta", 1.0)))
+    beta = float(call.get("beta", 1.0))
+    tail = Tail(call.maybe(2) if beta else None, alpha=float(call.get("alpha", 1.0)), beta=beta)
     return linear.product(call.to, a, b, tail)
 
 

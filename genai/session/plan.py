@@ -21,6 +21,7 @@ from ..onnx.validate import MAX_ADDED_NODES, too_many_nodes, written_nodes
 from .functions import bound_body, call_key, schema_function
 from .loop import OpCall, Plan, RunContext, run_slots
 from .packed_weights import WeightStore
+from .tensors import arrays_in
 
 ABSENT = -1
 
@@ -210,9 +211,12 @@ class Compiler:
                 results = kernel(None, values)
         except Exception:
             return False
+        kept = list(arrays_in(results))
+        for array in kept:
+            array.flags.writeable = False  # a run returns copies of read-only arrays, so callers cannot change these
         self.constants.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
         for value in values:
-            if isinstance(value, np.ndarray) and not any(np.may_share_memory(value, result) for result in results):
+            if isinstance(value, np.ndarray) and not any(np.may_share_memory(value, array) for array in kept):
                 self.weights.release(value)
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,15 @@ from genai.kernels.device import DeviceFailed
 from ..devices import no_gpu, open_gpu
 from ..errors import InputError
 from ..onnx.types import DataType
+
+
+def arrays_in(value: Any) -> Iterator[NDArray[Any]]:
+    """Yield the arrays in a value. A sequence contains arrays of unlike shapes; an optional may be empty."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from arrays_in(item)
 
 
 def on_host(values: Sequence[Any]) -> list[Any]:

@@ -118,6 +118,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **{f"text as floats {to}": ("Cast", {"x": np.array(["-2", "0x10", "-0X1.8p1", "1e3", "1.", ".5", "1,5", "\t8 \n", "+inf", "-Infinity", "NaN", "nan(1)", "1e", "0x", "0b1"], object)}, {"to": to}) for to in (1, 10, 11)},
     "tokens by expression": ("Tokenizer", {"x": np.array(["the cat", "dog", ""], object)}, {"domain": "com.microsoft", "mark": 1, "mincharnum": 1, "pad_value": "#", "tokenexp": "[a-zA-Z0-9_]+"}),
     "tokens by the longest alternative": ("Tokenizer", {"x": np.array([["abab c"], ["b"]], object)}, {"domain": "com.microsoft", "mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "a|ab"}),
+    **{f"byte range of a number, {x}": ("DynamicQuantizeLinear", {"x": np.array(x, np.float32)}, {"out": 3}) for x in (3, 0, -3)},
+    **{f"{op} without C, {beta}, {alpha}": (op, {"a": f([1, 2], [3, 4]), "b": f([1, 0], [0, 2]), "c": f(math.nan, math.inf)}, {"beta": beta, "alpha": alpha, **given}) for op, given in (("Gemm", {}), ("FusedGemm", {"domain": "com.microsoft", "activation": "Relu"})) for beta in (0.0, -0.0) for alpha in (1.0, 0.5)},
     "tokens between separators": ("Tokenizer", {"x": np.array(["a,bb;;c", ",x"], object)}, {"domain": "com.microsoft", "mark": 0, "mincharnum": 2, "pad_value": "#", "separators": [",", ";"]}),
     "tokens of characters": ("Tokenizer", {"x": np.array(["héllo", "日本"], object)}, {"domain": "com.microsoft", "mark": 1, "mincharnum": 1, "pad_value": "#", "separators": [""]}),
 }  # fmt: skip
@@ -436,3 +438,26 @@ def test_weights_of_a_product_must_be_constants(missing, one_node):
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     refused(model, {"x": given["x"], missing: given[missing]}, f"'{missing}'.* must be a constant")
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [(3,), (2, 2, 2), (3, 2)])
+def test_gemm_never_takes_the_shape_of_its_addend(shape, beta, one_node, both):
+    inputs = {"a": np.ones((1, 2), np.float32), "b": np.ones((2, 2), np.float32), "c": np.ones(shape, np.float32)}
+    model = one_node("Gemm", inputs, beta=beta)
+    with pytest.raises(Exception, match="Invalid bias shape"):
+        both(model, inputs)
+    with pytest.raises(genai.Fail, match=r"C of shape .* does not broadcast to the product, \[1, 2\]"):
+        genai.InferenceSession(model).run(None, inputs)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_nan_is_the_largest_number_of_a_pool(kind, one_node):
+    """As in NumPy's maximum. onnxruntime's results depend on the position of NaN, and on the number of outputs."""
+    x = np.array([[[1, np.nan, 2, 3, np.nan, np.nan, -np.inf, np.inf]]], kind)
+    windows = np.lib.stride_tricks.sliding_window_view(x[0, 0], 2)
+    for outputs in (1, 2):
+        model = one_node("MaxPool", {"x": x}, outputs, kernel_shape=[2])
+        found = genai.InferenceSession(model).run(None, {"x": x})
+        np.testing.assert_array_equal(found[0][0, 0], windows.max(axis=1))
+    assert found[1][0, 0].tolist() == [1, 1, 3, 4, 4, 5, 7]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -133,3 +134,108 @@ def test_warnings_point_at_the_caller(make_model, ones):
         genai.InferenceSession(model).run(None, {"a": ones})
         genai.InferenceSession(model, providers=["XnnpackExecutionProvider"])
     assert [warning.filename for warning in seen] == [__file__] * 3
+
+
+A, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(4, dtype=np.float32)
+FIRST = np.array(0)
+RAGGED = helper.make_node("SequenceConstruct", ["a", "b"], ["s"])
+PICKED = helper.make_node("SequenceAt", ["s", "first"], ["picked"])
+
+
+def sequence_info(name, kind=1):
+    return helper.make_tensor_sequence_value_info(name, kind, None)
+
+
+def info(name, kind=1, shape=None):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def nested(name: str) -> onnx.NodeProto:
+    """A node whose body makes the sequence: y = a, or [a, a] for Loop and Scan."""
+    if name == "If":
+        split = helper.make_node("SplitToSequence", ["a", "sizes"], ["parts"], axis=1)
+        joined = helper.make_node("ConcatFromSequence", ["parts"], ["joined"], axis=1)
+        branches = {
+            "then_branch": helper.make_graph([RAGGED, PICKED], "then", [], [info("picked")]),
+            "else_branch": helper.make_graph([split, joined], "else", [], [info("joined")]),
+        }
+        return helper.make_node("If", ["flag"], ["y"], **branches)
+    if name == "Loop":
+        body = helper.make_graph(
+            [RAGGED, PICKED, helper.make_node("Identity", ["go"], ["on"])],
+            "body",
+            [info("turn", 7, []), info("go", 9, [])],
+            [info("on", 9, []), info("picked")],
+        )
+        return helper.make_node("Loop", ["turns", ""], ["y"], body=body)
+    body = helper.make_graph(
+        [RAGGED, PICKED, helper.make_node("Add", ["picked", "row"], ["sum"])],
+        "body",
+        [info("row", 1, [])],
+        [info("sum", 1, [2, 3])],
+    )
+    return helper.make_node("Scan", ["rows"], ["y"], body=body, num_scan_inputs=1)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("name", ["If", "Loop", "Scan"])
+def test_constant_sequences_of_unlike_shapes_in_bodies(make_model, name, flag):
+    model = make_model(
+        [nested(name)], {"flag": (9, []), "turns": (7, []), "rows": (1, [2])}, {"y": (1, None)},
+        {"a": A, "b": B, "first": FIRST, "sizes": np.array([1, 2])},
+    )  # fmt: skip
+    feed = {"flag": np.array(flag), "turns": np.array(2), "rows": np.zeros(2, np.float32)}
+    for level in (Level.NONE, Level.ALL):
+        found = Session(model, SessionConfig(level=level)).run(feed)["y"]
+        np.testing.assert_array_equal(found, A if name == "If" else np.stack([A, A]))
+
+
+def test_constant_sequences_of_unlike_shapes(make_model, ones):
+    words = np.array([["u"], ["v"]], object)
+    nodes = [
+        RAGGED,
+        helper.make_node("SequenceInsert", ["s", "b", "first"], ["longer"]),
+        helper.make_node("SequenceErase", ["longer", "last"], ["shorter"]),
+        helper.make_node("SequenceConstruct", ["words", "word"], ["texts"]),
+        helper.make_node("SplitToSequence", ["b", "sizes"], ["parts"]),
+        helper.make_node("Optional", ["s"], ["maybe"]),
+        helper.make_node("OptionalGetElement", ["maybe"], ["there"]),
+        helper.make_node("Identity", ["x"], ["y"]),
+    ]
+    expected = {
+        "s": [A, B], "longer": [B, A, B], "shorter": [B, A], "texts": [words, words[0]], "parts": [B[:1], B[1:]],
+        "there": [A, B],
+    }  # fmt: skip
+    constants = {
+        "a": A, "b": B, "words": words, "word": words[0], "first": FIRST, "last": np.array(-1),
+        "sizes": np.array([1, 3]),
+    }  # fmt: skip
+    model = make_model(nodes, {"x": (1, [2, 3])}, {"y": (1, [2, 3])}, constants)
+    model.graph.output.extend(sequence_info(name, 8 if name == "texts" else 1) for name in expected)
+    for level in (Level.NONE, Level.ALL):
+        found = Session(model, SessionConfig(level=level)).run({"x": ones})
+        for name, arrays in expected.items():
+            assert [array.tolist() for array in found[name]] == [array.tolist() for array in arrays], name
+
+
+@pytest.mark.parametrize("level", [Level.NONE, Level.ALL])
+def test_results_share_no_memory_with_constants_and_inputs(make_model, ones, level):
+    """Nor do the elements of a sequence."""
+    nodes = [
+        helper.make_node("Add", ["a", "a"], ["twice"]),
+        helper.make_node("SequenceConstruct", ["twice", "b"], ["s"]),
+        helper.make_node("Identity", ["x"], ["y"]),
+        helper.make_node("Identity", ["given"], ["same"]),
+    ]
+    model = make_model(nodes, {"x": (1, [2, 3])}, {"y": (1, [2, 3]), "twice": (1, [2, 3])}, {"a": A, "b": B})
+    model.graph.input.append(sequence_info("given"))
+    model.graph.output.extend([sequence_info("s"), sequence_info("same")])
+    session = Session(model, SessionConfig(level=level))
+    feed = {"x": ones, "given": [np.ones(3, np.float32), np.ones(2, np.float32)]}
+    for _ in range(2):
+        found = session.run(feed)
+        assert found["twice"].tolist() == (A * 2).tolist()
+        assert [array.tolist() for array in found["s"]] == [(A * 2).tolist(), B.tolist()]
+        assert [array.tolist() for array in found["same"]] == [[1, 1, 1], [1, 1]]
+        for array in (found["twice"], found["y"], *found["s"], *found["same"]):
+            array[...] = 7

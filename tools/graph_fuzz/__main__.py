@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from .checking import Finding, check_seed
+from .operators import OPERATORS
 
 
 def main() -> None:
@@ -21,11 +22,12 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=tuple(OPERATORS), metavar="NAME")
     arguments = parser.parse_args()
     counts: Counter[str] = Counter()
     began, unknown = time.monotonic(), 0
     for seed in range(arguments.seed, arguments.seed + arguments.count):
-        findings = check_seed(seed, counts)
+        findings = check_seed(seed, counts, operators=arguments.operators)
         for finding in findings:
             counts[f"known: {finding.reason}" if finding.reason else "UNKNOWN"] += 1
             if not finding.reason:
@@ -41,7 +43,8 @@ def main() -> None:
 def _report(finding: Finding, seed: int, folder: Path | None) -> None:
     print(f"seed {seed}: {finding.what}\n{onnx.printer.to_text(finding.model.graph)[:1500]}", flush=True)
     for name, value in finding.feed.items():
-        print(f"  {name} = {np.asarray(value).dtype} {json.dumps(np.asarray(value).tolist(), default=str)[:300]}")
+        for item in value if isinstance(value, list) else [value]:
+            print(f"  {name} = {np.asarray(item).dtype} {json.dumps(np.asarray(item).tolist(), default=str)[:300]}")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         onnx.save(finding.model, folder / f"{seed}.onnx")

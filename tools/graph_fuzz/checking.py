@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import onnx
 from .comparing import difference
 from .faults import fault_of_node
 from .graphs import CPU, Graph, outcome, random_graph, single
+from .operators import OPERATORS
 from .values import pick
 
 
@@ -32,12 +34,15 @@ class Finding:
     reason: str = ""
 
 
-def check_seed(seed: int, counts: Counter[str], provider: str = CPU) -> list[Finding]:
+def check_seed(
+    seed: int, counts: Counter[str], provider: str = CPU, operators: Sequence[str] = tuple(OPERATORS)
+) -> list[Finding]:
     """Make a seed's graph and compare it with onnxruntime. If a node differs, the whole graph is not compared.
 
     Args:
         counts: counts of compared and refused nodes and graphs, which are increased.
         provider: our execution provider; onnxruntime always computes on the CPU.
+        operators: names of the operators to draw.
     """
     rng = np.random.default_rng(seed)
     found: list[Finding] = []
@@ -54,7 +59,7 @@ def check_seed(seed: int, counts: Counter[str], provider: str = CPU) -> list[Fin
             feed = {value.name: graph.values[value.name] for value in model.graph.input}
             found.append(Finding(what, model, feed, fault_of_node(node, graph, ours, theirs)))
 
-    graph = random_graph(rng, compare_node)
+    graph = random_graph(rng, compare_node, operators)
     if graph.nodes and not found:
         found += _compare_whole(graph, rng, counts, provider)
     return found

@@ -14,6 +14,12 @@ def difference(ours: list[Any], theirs: list[Any], *, loose: bool = False) -> st
         loose: True after several nodes: their rounding errors accumulate and may change rounded integers.
     """
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if isinstance(a, list) or isinstance(b, list):  # sequences
+            if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
+                return f"output {number} is {_kind(a)}, not {_kind(b)}"
+            if what := difference(a, b, loose=loose):
+                return f"sequence {number}: {what}"
+            continue
         a, b = np.asarray(a), np.asarray(b)
         if a.dtype != b.dtype or a.shape != b.shape:
             return f"output {number} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
@@ -40,6 +46,10 @@ def difference(ours: list[Any], theirs: list[Any], *, loose: bool = False) -> st
         if not np.all(close):
             return f"output {number}: {_shown(a[~close])} instead of {_shown(b[~close])}"
     return ""
+
+
+def _kind(value: Any) -> str:
+    return f"a sequence of {len(value)}" if isinstance(value, list) else f"{value.dtype}{list(value.shape)}"
 
 
 def _shown(values: Any) -> str:

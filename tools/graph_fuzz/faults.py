@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from .graphs import outcome, single
+
 if TYPE_CHECKING:
     from .graphs import Graph
 
@@ -17,7 +19,7 @@ _NAN = "open: ONNX does not define the maximum, minimum or order of NaN and numb
 _OVERFLOW = "open: ONNX does not define integer overflow"
 _INFINITE = "open: infinities meet, and the order of operations decides between infinity and NaN"
 _CHOOSING = frozenset(
-    "ArgMax ArgMin Clip GlobalMaxPool Hardmax LogSoftmax Max MaxPool Min ReduceLogSumExp ReduceMax ReduceMin Relu "
+    "ArgMax ArgMin Clip GlobalMaxPool Hardmax LogSoftmax Max Min ReduceLogSumExp ReduceMax ReduceMin Relu "
     "ScatterElements Softmax TopK Unique".split()
 )
 _SUMMING = frozenset(
@@ -27,6 +29,8 @@ _SUMMING = frozenset(
 
 def fault_of_node(node: onnx.NodeProto, graph: Graph, ours: Any, theirs: list[Any]) -> str:
     """Return the reason why a difference is not our fault, or "" if no reason is known."""
+    if _operator(node) == "MaxPool" and (reason := _nan_is_largest(node, graph, ours)):
+        return reason
     for child in (child for item in node.attribute for child in item.g.node if child.op_type != "Identity"):
         plain = onnx.NodeProto()
         plain.CopyFrom(child)
@@ -36,6 +40,8 @@ def fault_of_node(node: onnx.NodeProto, graph: Graph, ours: Any, theirs: list[An
     given = [graph.values.get(name) for name in node.input]
     arrays = [value for value in given if isinstance(value, np.ndarray)]
     attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    if node.op_type == "Gemm" and not attributes["beta"]:
+        arrays = arrays[:2]  # C has no effect, whatever it contains
     floats = [value.astype(np.float64) for value in arrays if value.dtype.kind == "f"]
     if node.op_type in _CHOOSING and any(np.isnan(value).any() for value in floats):
         return _NAN
@@ -45,10 +51,42 @@ def fault_of_node(node: onnx.NodeProto, graph: Graph, ours: Any, theirs: list[An
         return "open: the sign of NaN; onnxruntime returns NaN for float32 and 0 for float16"
     if node.op_type in _SUMMING and any(value.dtype.kind in "iu" for value in arrays):
         return _OVERFLOW if any(np.abs(value.astype(float)).max(initial=0) > 100 for value in arrays) else ""
+    if node.op_type == "ConcatFromSequence" and isinstance(ours, str):
+        return "ConcatFromSequence: 'all input tensors must have the same shape', also if some of them are empty"
     reason = _fault(node, graph, arrays, attributes, theirs) or _as_defined(node.op_type, arrays, attributes, ours)
     if not reason and any((np.abs(value) > 1e20).any() for value in floats):
         return _INFINITE
     return reason
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    """Return the operator of the node, or of the node that it wraps."""
+    inner = [child for item in node.attribute for child in item.g.node if child.op_type != "Identity"]
+    return inner[0].op_type if inner else node.op_type
+
+
+def _nan_is_largest(node: onnx.NodeProto, graph: Graph, ours: Any) -> str:
+    """Return a reason if our pools treat NaN as larger than every number.
+
+    onnxruntime pools the ranks of the elements, among which NaN has the highest rank.
+    """
+    inner = [name for item in node.attribute for child in item.g.node for name in child.input]
+    name = next((name for name in (*node.input, *inner) if _has_nan(graph.values.get(name))), "")
+    if not name:
+        return ""
+    x = graph.values[name]
+    values, ranks = np.unique(x, return_inverse=True)
+    model = single(graph, node)
+    theirs = outcome("onnxruntime", model, graph.values | {name: ranks.reshape(x.shape).astype(x.dtype)})
+    if isinstance(theirs, str) or isinstance(ours, str) or np.min(theirs[0], initial=0) < 0:
+        return ""
+    expected = [values[theirs[0].astype(int)], *theirs[1:]]
+    equal = all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(ours, expected, strict=True))
+    return _NAN if equal else ""
+
+
+def _has_nan(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and bool(np.isnan(value).any())
 
 
 def _fault(node: onnx.NodeProto, graph: Graph, arrays: list[Any], attributes: dict[str, Any], theirs: list[Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -28,6 +29,7 @@ class Graph:
     Attributes:
         version: version of ONNX's operator set.
         only_constants: True if all inputs of nodes are constants.
+        operators: names of the operators to draw.
         nodes: the nodes added so far.
         values: inputs, constants and results, by name.
         constants: names of constants.
@@ -37,6 +39,7 @@ class Graph:
 
     version: int
     only_constants: bool
+    operators: Sequence[str] = tuple(OPERATORS)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     constants: list[str] = field(default_factory=list)
@@ -66,6 +69,9 @@ def _names(node: onnx.NodeProto) -> list[str]:
 
 
 def _described(name: str, value: Any) -> onnx.ValueInfoProto:
+    if isinstance(value, list):
+        kind = helper.np_dtype_to_tensor_dtype(value[0].dtype) if value else onnx.TensorProto.FLOAT
+        return helper.make_tensor_sequence_value_info(name, kind, None)
     shape = [None if number % 2 else extent for number, extent in enumerate(value.shape)]
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), shape)
 
@@ -95,9 +101,12 @@ def outcome(
 
 def draw_node(graph: Graph, rng: Generator) -> tuple[Drawn, list[onnx.NodeProto]] | None:
     """Return a random node that fits the existing values; add its new inputs to the graph."""
-    name = pick(rng, *(key for key, (since, _) in OPERATORS.items() if since <= graph.version))
+    name = pick(rng, *(name for name in graph.operators if OPERATORS[name][0] <= graph.version))
 
     def take(kind: str, ranks: tuple[int, ...] = (0, 1, 2, 3, 4)) -> Any:
+        if kind == "sequence":  # only nodes make sequences, so the graph may have none
+            made = [value for value in graph.values.values() if isinstance(value, list)]
+            return pick(rng, *made) if made else None
         fitting = [
             value
             for value in graph.values.values()
@@ -139,13 +148,17 @@ def _name_of(graph: Graph, value: Any, rng: Generator) -> str:
 def in_control_flow(node: onnx.NodeProto, graph: Graph, results: list[Any], rng: Generator) -> onnx.NodeProto:
     """Wrap the node in a branch of If, or in the body of a Loop if its result has its first input's type and shape."""
     first = graph.values.get(node.input[0]) if node.input else None
+    first = first if isinstance(first, np.ndarray) else None
     number, outputs = len(graph.nodes), [name for name in node.output if name]
     inner = onnx.NodeProto()
     inner.CopyFrom(node)
     inner.output[:] = [f"{name}_inner" for name in node.output]
     values = [onnx.ValueInfoProto(name=f"{name}_inner") for name in outputs]
     is_like = (
-        len(results) == 1 and first is not None and (first.dtype, first.shape) == (results[0].dtype, results[0].shape)
+        len(results) == 1
+        and first is not None
+        and isinstance(results[0], np.ndarray)
+        and (first.dtype, first.shape) == (results[0].dtype, results[0].shape)
     )
     if is_like and rng.random() < 0.5:
         count = _name_of(graph, np.array(int(rng.integers(0, 4)), np.int64), rng)
@@ -174,9 +187,11 @@ def in_control_flow(node: onnx.NodeProto, graph: Graph, results: list[Any], rng:
     return helper.make_node("If", [condition], [f"{name}_if" for name in outputs], **branches)
 
 
-def random_graph(rng: Generator, compare_node: Any) -> Graph:
+def random_graph(rng: Generator, compare_node: Any, operators: Sequence[str] = tuple(OPERATORS)) -> Graph:
     """Make a graph of one to eight nodes; `compare_node(graph, node, theirs)` is called for each new node."""
-    graph = Graph(pick(rng, *VERSIONS), only_constants=bool(rng.random() < 0.2))
+    since = min(OPERATORS[name][0] for name in operators)
+    versions = [version for version in VERSIONS if version >= since]
+    graph = Graph(pick(rng, *versions), only_constants=bool(rng.random() < 0.2), operators=operators)
     for _ in range(int(rng.integers(1, 9))):
         found = draw_node(graph, rng)
         if found is None:

@@ -500,7 +500,7 @@ def gemm(draw: Draw, name: str) -> Drawn:
         "transA": flip_a,
         "transB": flip_b,
         "alpha": pick(draw.rng, 1.0, 0.5),
-        "beta": pick(draw.rng, 1.0, 2.0),
+        "beta": pick(draw.rng, 1.0, 2.0, 0.0),
     }
     return Drawn(name, [a, b, c] if draw.version < 11 or draw.rng.random() < 0.8 else [a, b], attributes)
 
@@ -620,7 +620,7 @@ def dequantize(draw: Draw, name: str) -> Drawn:
 
 @operator("DynamicQuantizeLinear", since=11)
 def dynamic_quantize(draw: Draw, name: str) -> Drawn:
-    x = floats(draw.rng, extents(draw.rng, 2, may_be_empty=False))
+    x = draw.take("f").astype(np.float32)
     return Drawn(name, [np.nan_to_num(x, posinf=9, neginf=-9).clip(-100, 100)], {}, 3)
 
 
@@ -716,3 +716,48 @@ def resize(draw: Draw, name: str) -> Drawn:
     if version >= 18:
         attributes["keep_aspect_ratio_policy"] = pick(draw.rng, "stretch", "stretch", "not_larger", "not_smaller")
     return Drawn(name, [*given, None, _vector(*(max(int(x.shape[a] * scales[a]), 1) for a in axes))], attributes)
+
+
+def _unlike(draw: Draw, dtype: Any) -> Any:
+    """Return an array of this type and of any shape."""
+    shape = extents(draw.rng, int(draw.rng.integers(0, 4)))
+    return _like(draw, np.empty(shape, dtype), broadcast=False)
+
+
+@operator("SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceLength", since=11)
+def sequence(draw: Draw, name: str) -> Drawn:
+    """Arrays of one type and of unlike shapes."""
+    x = draw.take(pick(draw.rng, "f", "i", "s", "b"))
+    values = draw.take("sequence")
+    if name == "SequenceConstruct" or values is None:
+        others = [_unlike(draw, x.dtype) for _ in range(2)]
+        return Drawn("SequenceConstruct", [x, *others[: int(draw.rng.integers(0, 3))]])
+    if name == "SequenceLength":
+        return Drawn(name, [values])
+    added = [_unlike(draw, values[0].dtype) if values else x] if name == "SequenceInsert" else []
+    end = len(values) + len(added)
+    place = np.array(int(draw.rng.integers(-len(values), max(end, 1))), pick(draw.rng, np.int32, np.int64))
+    needs_place = name == "SequenceAt" or draw.rng.random() < 0.7
+    return Drawn(name, [values, *added, *([place] if needs_place else [])])
+
+
+@operator("SplitToSequence", since=11)
+def split_to_sequence(draw: Draw, name: str) -> Drawn:
+    x = draw.take(pick(draw.rng, "f", "i", "s"), (1, 2, 3))
+    axis = _axis(draw, x)
+    extent = x.shape[axis]
+    way = pick(draw.rng, "slices", "pieces", "sizes")
+    if way == "slices":
+        return Drawn(name, [x], {"axis": axis, "keepdims": int(draw.rng.integers(2))})
+    if way == "pieces":
+        return Drawn(name, [x, np.array(int(draw.rng.integers(1, 4)), np.int64)], {"axis": axis})
+    cut = int(draw.rng.integers(0, extent + 1))
+    return Drawn(name, [x, _vector(cut, extent - cut)], {"axis": axis})
+
+
+@operator("ConcatFromSequence", since=11)
+def concat_from_sequence(draw: Draw, name: str) -> Drawn:
+    values = draw.take("sequence")
+    if not values:
+        return split_to_sequence(draw, "SplitToSequence")
+    return Drawn(name, [values], {"axis": _axis(draw, values[0]), "new_axis": int(draw.rng.integers(2))})
