@@ -30,7 +30,9 @@ TextFile = Annotated[str, typer.Option("-f", "--file", help="UTF-8 text file, or
 WindowOption = Annotated[
     int | None, typer.Option("-w", "--window", help="Tokens per window [default: the context size, at most 2048].")
 ]
-StrideOption = Annotated[int | None, typer.Option(help="Tokens between window starts [default: half a window].")]
+StrideOption = Annotated[
+    int | None, typer.Option(help="Tokens between window starts, at most a window [default: half a window].")
+]
 OtherArgument = Annotated[Path | None, typer.Argument(help="Folder of the other model [default: BASE].")]
 OtherAccuracy = Annotated[str | None, opt.model_option(help="--accuracy for OTHER [default: as for BASE].")]
 OtherKvType = Annotated[

@@ -86,7 +86,9 @@ class BlockWeight:
         grid: float32 [2 ** bits], the value of each code. If `grid` is absent, `values` is the grid; if both are
             absent, the grid has steps of one.
         values: grid as numbers instead of a constant.
-        high_first: True if the first of two codes in a byte is in the high bits.
+        flat_block: block size of bitsandbytes, or 0: all rows form one sequence of codes, in which blocks can extend
+            over the end of a row, and the first of two codes in a byte is in the high bits. The format's block size
+            divides `flat_block` and the number of columns.
     """
 
     data: Constant
@@ -101,7 +103,7 @@ class BlockWeight:
     offset_scales: Constant = ""
     grid: Constant = ""
     values: tuple[float, ...] = ()
-    high_first: bool = False
+    flat_block: int = 0
 
     @property
     def bits(self) -> int:
@@ -131,19 +133,25 @@ class BlockWeight:
         data, scales, multipliers, offset_scales, offsets = (array(name) if name else None for name in names)
         grid = array(self.grid) if self.grid else np.array(self.values, np.float32)
         assert data is not None and scales is not None
-        if self.high_first:
-            rows = (self.rows, self.format.padded(self.columns) * self.format.bits // 8)
-            wanted = self.rows * self.format.groups(self.columns)
-            if data.size != rows[0] * rows[1] or data.dtype != np.uint8 or scales.size != wanted:
-                raise QuantizationError(
-                    f"codes are {data.dtype} {list(data.shape)}, scales {list(scales.shape)}, expected uint8 of "
-                    f"{rows[0] * rows[1]} bytes, and {wanted} scales"
-                )
-            data, scales = data.reshape(rows), scales.reshape(self.rows, -1)
-            data = data >> np.uint8(4) | data << np.uint8(4)
+        if self.flat_block:
+            data, scales = self._by_rows(data, scales)
         return QuantizedWeight.from_packed(
             self.format, self.rows, self.columns, data, grid, scales, multipliers, offset_scales, offsets
         )
+
+    def _by_rows(self, data: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the codes and the scales of bitsandbytes as rows, with one scale per block of the format."""
+        count, size = self.rows * self.columns, self.block_size
+        num_scales = -(-count // self.flat_block)
+        if data.size != count // 2 or data.dtype != np.uint8 or scales.size != num_scales:
+            raise QuantizationError(
+                f"codes are {data.dtype} {list(data.shape)}, scales {list(scales.shape)}, expected uint8 of "
+                f"{count // 2} bytes, and {num_scales} scales"
+            )
+        data = data.reshape(self.rows, -1)
+        if self.flat_block != size:
+            scales = scales.reshape(-1)[np.arange(0, count, size) // self.flat_block]
+        return data >> np.uint8(4) | data << np.uint8(4), scales.reshape(self.rows, -1)
 
 
 @dataclass(frozen=True)

@@ -68,14 +68,15 @@ def perplexity(
     ctx_shift: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Perplexity:
-    """Compute the perplexity with sliding windows. Each token except the first is scored once, in its window's context.
+    """Compute the perplexity with sliding windows. Each token with context is scored once, in its window's context.
 
     With `ctx_shift`, the text is computed once, like a reply that continues in a full context; see docs/how-to/llm.md.
 
     Args:
         text: the text, which is scored unchanged; special tokens that are spelled out in it count as special tokens.
         window: tokens per window, 2 to the model's context_length; None = the context, at most 2048.
-        stride: tokens from one window to the next, 1 to window - 1; None = half a window.
+        stride: tokens from one window to the next, 1 to window; None = half a window. If it equals the window, the
+            windows do not overlap, and the first token of each window is not scored.
         bos: True to begin every window with BOS; None = the default of the model's tokenizer.
         ctx_shift: number of first tokens to keep, rounded up to whole blocks. When a window is full, half of the tokens
             after them are dropped and the keys of the rest are rotated to their new positions. None = separate windows.

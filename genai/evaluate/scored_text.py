@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ..engine.decoder import compute
 from ..engine.sequence import DecoderSequence
-from ..errors import InputError, OptionError
+from ..errors import InputError, OptionError, TokenizerError
 from ..text.tokenizer import Tokenizer
+from ..text.vocabulary import token_bytes
 
 if TYPE_CHECKING:
     from ..engine.decoder import Decoder
@@ -57,9 +58,9 @@ class ScoredText:
     """The tokens and windows to score.
 
     Attributes:
-        tokens: int64 [n]; tokens[1:] are scored.
+        tokens: int64 [n].
         bos: id that replaces the first token of every window; None = no BOS.
-        num_bytes: UTF-8 bytes of the text of tokens[1:].
+        num_bytes: UTF-8 bytes of the scored tokens.
         window: tokens per window.
         stride: tokens from one window to the next.
         windows: see plan_windows.
@@ -80,7 +81,7 @@ class ScoredText:
 
     @property
     def num_scored(self) -> int:
-        return len(self.tokens) - 1
+        return sum(window.end - window.scored_from for window in self.windows)
 
 
 @dataclass(frozen=True)
@@ -142,11 +143,26 @@ def prepare_text(model: Model, text: str, window: int | None, stride: int | None
         raise InputError(
             "the text has 1 token", "only a token that follows another token can be scored", "pass longer text"
         )
-    # The first token is not scored, so its bytes do not count; an added BOS has no bytes.
+    windows = tuple(plan_windows(len(tokens), size, step))
+    return ScoredText(tokens, beginning, _scored_bytes(tokenizer, text, tokens, windows), size, step, windows)
+
+
+def _scored_bytes(tokenizer: Tokenizer, text: str, tokens: NDArray[np.int64], windows: Sequence[Window]) -> int:
+    """Return the UTF-8 bytes of the scored tokens. An added BOS has no bytes."""
     tokenizer.update_options(skip_special_tokens=False)
-    unscored = tokenizer.decode(tokens[:1])
-    num_bytes = len(text.encode("utf-8")) - (len(unscored.encode("utf-8")) if text.startswith(unscored) else 0)
-    return ScoredText(tokens, beginning, num_bytes, size, step, tuple(plan_windows(len(tokens), size, step)))
+    first = tokenizer.decode(tokens[:1])
+    num_bytes = len(text.encode("utf-8")) - (len(first.encode("utf-8")) if text.startswith(first) else 0)
+    unscored = [int(tokens[after.scored_from]) for before, after in pairwise(windows) if after.scored_from > before.end]
+    return num_bytes - (_bytes_of(tokenizer, unscored) if unscored else 0)
+
+
+def _bytes_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
+    """Return the UTF-8 bytes of separate tokens in the middle of a text."""
+    try:
+        vocabulary = token_bytes(tokenizer).tokens
+    except TokenizerError:  # the bytes depend on the adjacent tokens
+        return sum(len(tokenizer.decode([token]).encode("utf-8")) for token in tokens)
+    return sum(len(vocabulary[token]) for token in tokens if token < len(vocabulary))
 
 
 def rope_thresholds(*decoders: Decoder) -> frozenset[int]:
@@ -156,7 +172,7 @@ def rope_thresholds(*decoders: Decoder) -> frozenset[int]:
 
 
 def scored_rows(decoder: Decoder, text: ScoredText, thresholds: frozenset[int]) -> Iterator[ScoredRows]:
-    """Yield the logits that predict tokens[1:], in order and in chunks that fit into memory.
+    """Yield the logits that predict the tokens to score, in order and in chunks that fit into memory.
 
     Args:
         thresholds: rope_thresholds of this decoder and of all decoders that are scored alongside it. The chunks depend
@@ -220,23 +236,23 @@ class Window:
 
 
 def plan_windows(num_tokens: int, window: int, stride: int) -> list[Window]:
-    """Cover a text with windows so that every token except the first is scored exactly once.
+    """Cover a text with windows so that every token with context is scored exactly once.
 
     A window spans `window` tokens. The last token is only predicted, so window - 1 tokens are fed. Each window begins
     `stride` tokens after the previous window and scores the tokens that no earlier window scored. At least window -
-    stride tokens of context precede each token that is scored. This is the sliding window of
+    stride tokens of context precede each token that is scored. If stride equals window, the windows do not overlap, and
+    the first token of a window has no context and is not scored. This is the sliding window of
     https://huggingface.co/docs/transformers/perplexity (max_length and stride on that page).
 
     Args:
         num_tokens: tokens of the text, at least 2.
         window: tokens per window.
-        stride: 1 <= stride < window.
+        stride: 1 <= stride <= window.
     """
     inputs = num_tokens - 1
     windows = [Window(0, min(window - 1, inputs), 0)]
-    while windows[-1].end < inputs:
-        begin = windows[-1].begin + stride
-        windows.append(Window(begin, min(begin + window - 1, inputs), windows[-1].end))
+    while windows[-1].end < inputs and (begin := windows[-1].begin + stride) < inputs:
+        windows.append(Window(begin, min(begin + window - 1, inputs), max(begin, windows[-1].end)))
     return windows
 
 
@@ -256,12 +272,12 @@ def checked_window(window: int | None, stride: int | None, context_length: int) 
     """Return window and stride; the defaults are the context, but at most DEFAULT_WINDOW, and half a window.
 
     Raises:
-        OptionError: a value is out of range, or the stride would leave tokens without a prediction.
+        OptionError: a value is out of range, or the stride would leave out tokens between windows.
     """
     size = min(context_length, DEFAULT_WINDOW) if window is None else window
     _check_integer("window", size, 2, context_length, f"the model's context_length is {context_length}")
     step = max(1, size // 2) if stride is None else stride
-    _check_integer("stride", step, 1, size - 1, f"consecutive windows of {size} tokens must overlap")
+    _check_integer("stride", step, 1, size, f"between windows of {size} tokens, tokens would be left out")
     return size, step
 
 

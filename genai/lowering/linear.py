@@ -108,8 +108,9 @@ def lower_quantized_matmul(spec: LoweringSpec) -> Lowered | None:
 
 @lowering_rule(BNB4_PRODUCT, domain=MS)
 def lower_matmul_bnb4(spec: LoweringSpec) -> Lowered | None:
-    """Lower x @ W^T."""
-    return _lower_product(spec, bnb4_weight(spec))
+    """Lower x @ W^T. A matrix whose blocks cannot be split at the ends of its rows stays a host node."""
+    weight = bnb4_weight(spec)
+    return None if weight is None else _lower_product(spec, weight)
 
 
 def _lower_product(spec: LoweringSpec, weight: BlockWeight, bias: int = -1, addend: int = -1) -> Lowered | None:

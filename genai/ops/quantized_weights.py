@@ -21,17 +21,28 @@ from genai.kernels.weight_layout import BlockMatrix
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
 from ..onnx.types import DataType, TensorType, Type
+from .matmul import product
 from .products import of_blocks
 from .registry import Kernel, NodeSpec, operator, register
 from .shape_rules import NodeTypes, shape_rule
-from .weights import ADDEND, BIAS, BNB4_PRODUCT, LOOKUP_INPUTS, PRODUCT_INPUTS, bnb4_weight, own_weight, weight_arrays
+from .weights import (
+    ADDEND,
+    BIAS,
+    BNB4_PRODUCT,
+    LOOKUP_INPUTS,
+    PRODUCT_INPUTS,
+    bnb4_weight,
+    dense_bnb4,
+    own_weight,
+    weight_arrays,
+)
 
 
 def _matrix(spec: NodeSpec, weight: BlockWeight, indices: Sequence[int]) -> BlockMatrix:
     """Return the packed weight, shared by all nodes that read the same arrays."""
     return spec.pack(
         tuple(indices),
-        f"quantized[{weight.rows},{weight.columns}]:{weight.format}",
+        f"quantized[{weight.rows},{weight.columns}]:{weight.format}:{weight.flat_block}:{weight.values}",
         lambda: pack_weight(
             weight_arrays(spec, weight), threads=spec.options.get("threads"), arena=spec.options.get("arena")
         ),
@@ -48,8 +59,16 @@ def quantized_matmul(spec: NodeSpec) -> Kernel:
 
 @register(BNB4_PRODUCT, domain=MS)
 def matmul_bnb4(spec: NodeSpec) -> Kernel:
-    """x @ W^T."""
-    return of_blocks(spec, _matrix(spec, bnb4_weight(spec), (1, 2)))
+    """x @ W^T. A matrix whose blocks cannot be split at the ends of its rows is multiplied as float32."""
+    weight, threads = bnb4_weight(spec), spec.options.get("threads")
+    if weight is not None:
+        return of_blocks(spec, _matrix(spec, weight, (1, 2)))
+    dense = spec.pack((1, 2), f"dense:{sorted(spec.attributes.items())}", lambda: dense_bnb4(spec))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return (product(inputs[0], dense.T, threads),)
+
+    return kernel
 
 
 def _table(spec: NodeSpec) -> BlockMatrix:

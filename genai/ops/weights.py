@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.checks import FormatError
@@ -121,12 +123,49 @@ def weight_arrays(spec: NodeSpec, weight: BlockWeight) -> QuantizedWeight:
     return weight.load(lambda name: spec.constant(spec.inputs.index(name)))
 
 
-def bnb4_weight(spec: NodeSpec) -> BlockWeight:
+def bnb4_weight(spec: NodeSpec) -> BlockWeight | None:
     """Return the weight of a MatMulBnb4: codes [N, K], the first of a pair in the high bits, one scale per block.
+
+    The blocks divide the flattened matrix, so a block can extend over the end of a row. Such a block is split into
+    smaller blocks that end with the rows. If they would be too small for the kernels, the result is None.
 
     Raises:
         KernelError: no kernel supports its form.
     """
+    rows, columns, block_size = _bnb4_sizes(spec)
+    inside = math.gcd(columns, block_size)
+    if inside not in BLOCKS:
+        return None
+    data, scales = spec.constant_name(1), spec.constant_name(2)
+    format, values = WeightFormat(4, inside, inside), tuple(_bnb4_grid(spec).tolist())
+    weight = BlockWeight(data, scales, "", rows, columns, format, values=values, flat_block=block_size)
+    weight_arrays(spec, weight)
+    return weight
+
+
+def dense_bnb4(spec: NodeSpec) -> NDArray[np.float32]:
+    """Return the weight of a MatMulBnb4 as float32 [N, K], for any K.
+
+    Raises:
+        KernelError: an array has the wrong type or size, or no kernel supports its form.
+    """
+    rows, columns, block_size = _bnb4_sizes(spec)
+    data, scales = spec.constant(1), spec.constant(2)
+    count = rows * columns
+    sizes = -(-count // 2), -(-count // block_size)
+    if data.dtype != np.uint8 or scales.dtype.kind != "f" or (data.size, scales.size) != sizes:
+        raise KernelError(
+            f"{BNB4_PRODUCT}: the codes are {data.dtype}{list(data.shape)} and the scales are {scales.dtype}"
+            f"{list(scales.shape)}, but {sizes[0]} bytes and {sizes[1]} scales are expected"
+        )
+    codes = np.stack([data.reshape(-1) >> 4, data.reshape(-1) & 15], axis=1).reshape(-1)[:count]
+    values = _bnb4_grid(spec)[codes]
+    values *= np.repeat(scales.reshape(-1).astype(np.float32), block_size)[:count]
+    return values.reshape(rows, columns)
+
+
+def _bnb4_sizes(spec: NodeSpec) -> tuple[int, int, int]:
+    """Return N, K and the block size of a MatMulBnb4, after checking its attributes."""
     attributes = spec.attributes
     rows, columns, block_size = (int(attributes[name]) for name in ("N", "K", "block_size"))
     kind = int(attributes["quant_type"])
@@ -134,14 +173,13 @@ def bnb4_weight(spec: NodeSpec) -> BlockWeight:
         raise KernelError(
             f"{BNB4_PRODUCT}: quant_type {kind}, or a matrix that is not transposed (transB=0), is not supported"
         )
-    if min(rows, columns) < 1 or block_size not in BLOCKS or columns % block_size:
+    if min(rows, columns) < 1 or block_size not in BLOCKS:
         raise KernelError(
-            f"{BNB4_PRODUCT}: block_size is {block_size} and K is {columns}, but block_size must be one of "
-            f"{', '.join(map(str, BLOCKS))}, and K must be a multiple of it"
+            f"{BNB4_PRODUCT}: N is {rows}, K is {columns} and block_size is {block_size}, but N and K must be at least "
+            f"1, and block_size must be one of {', '.join(map(str, BLOCKS))}"
         )
-    format = WeightFormat(4, block_size, block_size)
-    values = tuple(GRIDS[_BNB4_GRIDS[kind]].tolist())
-    data, scales = spec.constant_name(1), spec.constant_name(2)
-    weight = BlockWeight(data, scales, "", rows, columns, format, values=values, high_first=True)
-    weight_arrays(spec, weight)
-    return weight
+    return rows, columns, block_size
+
+
+def _bnb4_grid(spec: NodeSpec) -> NDArray[np.float32]:
+    return GRIDS[_BNB4_GRIDS[int(spec.attributes["quant_type"])]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from ..common.log import logger
 from ..common.reading import read_text_file
 from ..common.renamed import renamed_fields
 from ..errors import InputError, OptionError, did_you_mean, kind_of
+from ..lora.names import FUSED
 from .sites import Site
 
 _log = logger(__name__)
@@ -183,11 +185,38 @@ class Recipe:
                 )
         return {site: self._choice(site) for site in sites}
 
+    def remarks(self, sites: Sequence[Site]) -> list[str]:
+        """Return a remark for each rule that names a part of a fused matrix, because it changes the whole matrix."""
+        remarks = []
+        for pattern, _ in self.rules:
+            for fused, parts in FUSED.items():
+                part = _named_part(pattern, parts)
+                some = [site for site in sites if fused in site.base_name and self._rule(site) == pattern]
+                if part and some:
+                    remarks.append(
+                        f"{self.origin}: the rule {pattern!r} changes {len(some)} fused matrices such as "
+                        f"{some[0].base_name}; {part} is not a separate matrix, but a part of {fused}"
+                    )
+        return remarks
+
+    def _rule(self, site: Site) -> str | None:
+        """Return the pattern of the rule that applies to a site."""
+        return next((pattern for pattern, _ in self.rules if fnmatch.fnmatchcase(site.base_name, pattern)), None)
+
     def _choice(self, site: Site) -> FormatChoice:
         for pattern, changes in self.rules:
             if fnmatch.fnmatchcase(site.base_name, pattern):
                 return self.default.changed(changes)
         return self.default
+
+
+def _named_part(pattern: str, parts: Sequence[str]) -> str:
+    """Return the part of a fused matrix that a pattern names, and the other parts do not share, or ""."""
+    for word in re.findall(r"\w{2,}", pattern):
+        named = [part for part in parts if word in part]
+        if len(named) == 1:
+            return named[0]
+    return ""
 
 
 def read_recipe(path: Path, default: FormatChoice, chosen: Sequence[str] = ()) -> Recipe:

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from genai.quant.methods import METHODS
-
 from ..common.atomic_files import write_whole
 from ..common.renamed import renamed_fields
 from ..errors import ModelFolderError, OptionError, whole_number
@@ -142,10 +140,6 @@ def compare(
             f"omit {name}, or quantise to one output",
         )
     ways = {variant.name: variant.of(options) for variant in variants}
-    if options.calib is not None and options.eval_file is not None:  # only some variants need calibration data
-        ways = {
-            n: way if METHODS[way.method].needs != "nothing" else replace(way, calib=None) for n, way in ways.items()
-        }
     output = Path(output)
     try:
         output.mkdir(exist_ok=True)

@@ -42,7 +42,7 @@ class MatrixQuantizer:
         choices: the choice for each site.
         workspace: store for finished matrices.
         progress: called with each matrix that is finished.
-        prefix: prefix of the names in the workspace.
+        prefix: prefix of the names in the workspace, if several models are made from one source.
     """
 
     def __init__(
@@ -68,7 +68,13 @@ class MatrixQuantizer:
 
     def stored(self, site: Site) -> FinishedMatrix | None:
         """Return a finished site from the workspace, or None."""
-        return self.workspace.get(self._prefix + site.name)
+        return self.workspace.get(self._key(site))
+
+    def _key(self, site: Site) -> str:
+        """Return a site's name in the workspace. Without data, equal choices for a site give equal matrices."""
+        if self._prefix and not self.needs_data:
+            return f"{self.choices[site].label()}/{site.name}"
+        return self._prefix + site.name
 
     def fold(self, site: Site) -> Fold | None:
         """Return the tensors that absorb the scaling of a site's columns; None without scaling or such tensors."""
@@ -258,9 +264,7 @@ class MatrixQuantizer:
                 ) from error
             packed = result.packed
             said = {**result.notes, **(notes or {}), **_errors(weight, packed, factors, inputs)}
-            self.workspace.put(
-                self._prefix + site.name, FinishedMatrix(packed, factors, said, time.perf_counter() - start)
-            )
+            self.workspace.put(self._key(site), FinishedMatrix(packed, factors, said, time.perf_counter() - start))
             self.source.release(site.name)
             self._progress(site)
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from genai.quant.methods import METHODS
 
+from ..common.reading import read_text_file
 from ..convert.folder import require_absent, unfinished_folder
 from ..errors import InputError, ModelFolderError, OptionError
 from ..text.tokenizer import Tokenizer
-from .allocation import Candidates
+from .allocation import Candidate, Candidates
 from .assemble import write_folder
 from .calibration import CalibrationText, read_text, written_text
 from .choices import TABLE_FORMAT, FormatChoice
@@ -33,15 +34,18 @@ from .sensitivity import from_report, measure_candidates
 from .sites import Site
 from .source import FloatModel
 from .streaming import Override, StreamedDecoder
-from .targets import beside_bytes, candidate_choices, choose, curve, predicted_loss, sensitivity_table
+from .target_search import TargetSearch
+from .targets import beside_bytes, candidate_choices, choose, curve, sensitivity_table
 from .workspace import FinishedMatrices, workspace_folder
 
 # Increase this number when the same options produce different bytes.
 _VERSION = 3
+# The same for runs with a divergence target, whose rounds depend on the search.
+_SEARCH_VERSION = 2
 # If one text is used for calibration and evaluation, one in this number of sequences is held out for evaluation.
 _HELD_OUT = 8
 # Maximum number of attempts to meet a divergence target.
-_MOST_ROUNDS = 5
+_MOST_ROUNDS = 8
 # Number of tokens for measuring the candidates' divergences.
 _SENSITIVITY_TOKENS = 2048
 # Maximum number of values on disk, in widths of the residual stream: two between stages, two for the float model, and
@@ -54,6 +58,8 @@ _CURVE = ((4, 128), (4, 32), (8, 32))
 
 # Called with the phase, the amount done, and the total amount.
 Progress = Callable[[str, float, float], None]
+# The candidate of each matrix, by the matrix's name.
+Allocation = dict[str, Candidate]
 
 
 def quantize_model(
@@ -143,22 +149,12 @@ class _QuantizeRun:
                 self._check_finite()
             self._require_room(choices)
             self._workspace = stack.enter_context(FinishedMatrices(self.output, self._plan(recipe.text)))
-            self._remarks = list(self._source.remarks)
+            self._remarks = [*self._source.remarks, *recipe.remarks(self._source.sites)]
             if self._workspace.resumed:
                 self._remarks.append(f"{self._workspace.resumed} matrices were finished by an interrupted run")
             self._decoder: StreamedDecoder | None = None
             needs_data = any(choice.bits and METHODS[choice.method].needs != "nothing" for choice in choices.values())
-            measures = self.options.evaluate or self.options.has_target
-            if (
-                self.options.calib is not None
-                and not needs_data
-                and (not measures or self.options.eval_file is not None)
-            ):
-                raise OptionError(
-                    f"calib is {self.options.calib}",
-                    "neither the methods in use nor the evaluation needs calibration data",
-                    "omit calib, or choose a method such as gptq",
-                )
+            self._remark_unused_calib(needs_data)
             if needs_data or self.options.evaluate or self.options.has_target:
                 self._decoder = StreamedDecoder(self._source, self.options.threads)
             self._texts(needs_data)
@@ -174,6 +170,19 @@ class _QuantizeRun:
         return report
 
     # Preparation
+
+    def _remark_unused_calib(self, needs_data: bool) -> None:
+        """Add a remark if nothing needs the calibration text, such as in a comparison with `rtn`."""
+        options = self.options
+        measures = (options.evaluate or options.has_target) and options.eval_file is None
+        if options.calib is None or needs_data or measures:
+            return
+        read_text_file(options.calib)  # raises if it cannot be read
+        self._remarks.append(
+            f"{options.calib} was not used: the method {options.method} needs no calibration text"
+            if options.recipe is None
+            else f"{options.calib} was not used: the recipe's methods need no calibration text"
+        )
 
     def _apply_ends(self, choices: dict[Site, FormatChoice]) -> None:
         """Apply head_bits and embedding_bits; tables that are used only for look-ups have 8 bits by default."""
@@ -263,7 +272,8 @@ class _QuantizeRun:
         paths = (self.options.calib, self.options.eval_file, self.options.sensitivity)
         files_read = [path for path in paths if path is not None and path.is_file()]
         texts = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files_read]
-        return {"version": _VERSION, "options": plain, "files": stats, "texts": texts, "recipe": recipe}
+        version = _VERSION if self.options.target_kld is None else f"{_VERSION}, {_SEARCH_VERSION}"
+        return {"version": version, "options": plain, "files": stats, "texts": texts, "recipe": recipe}
 
     def _texts(self, needs_data: bool) -> None:
         """Set the texts for calibration and evaluation. If one file is used for both, they share no tokens."""
@@ -336,23 +346,29 @@ class _QuantizeRun:
             return quantizer, self._measure(quantizer)
         with self._phase("sensitivity"):
             self._candidates = self._costs()
-        factor, tried = 1.0, []
+        if self.options.target_kld is not None:
+            return self._meet_divergence(self.options.target_kld)
+        quantizer = self._quantize(self._sites(choose(self._source, self.options, self._candidates)), "0/")
+        return quantizer, self._measure(quantizer)
+
+    def _meet_divergence(self, target: float) -> tuple[MatrixQuantizer, Quality]:
+        """Quantise and measure models of several sizes; return the smallest model that meets the target."""
+        search, tried = TargetSearch(self._candidates, target), []
+        allocation: Allocation | None = choose(self._source, self.options, self._candidates)
         for number in range(_MOST_ROUNDS):
-            chosen = choose(self._source, self.options, self._candidates, loss_factor=factor)
-            quantizer = self._quantize(chosen, f"{number}/")
+            assert allocation is not None
+            quantizer = self._quantize(self._sites(allocation), f"{number}/")
             quality = self._measure(quantizer)
             assert quality is not None
             tried.append((quantizer, quality))
-            target = self.options.target_kld
-            if target is None:
-                return tried[0]
-            expected = predicted_loss(self._candidates, chosen)
-            factor = max(factor, 1e-6) if expected <= 0 else quality.kld / expected
-            if quality.kld <= target and quality.kld >= 0.8 * target:
-                break
-            if [one.choices for one, _ in tried].count(chosen) > 1:
+            search.add(allocation, quality.kld)
+            if (allocation := search.next()) is None:
                 break
         return self._best(tried)
+
+    def _sites(self, allocation: Allocation) -> dict[Site, FormatChoice]:
+        """Return the choices of an allocation."""
+        return {site: candidate_choices(self.options, site)[allocation[site.name].label] for site in self._source.sites}
 
     def _costs(self) -> Candidates:
         """Return all candidates of all matrices with their divergences."""

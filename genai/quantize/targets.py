@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import OptionError
-from .allocation import Candidates, cheapest, smallest, total_bytes, total_loss
+from .allocation import Candidate, Candidates, cheapest, smallest, total_bytes, total_loss
 from .choices import UNIFORM, FormatChoice
 from .options import QuantizeOptions
 from .sites import Site
@@ -39,13 +38,8 @@ def _candidate_label(choice: FormatChoice) -> str:
     return f"{choice.bits} bits/{choice.block_size}" if choice.format == UNIFORM else choice.format
 
 
-def choose(
-    source: FloatModel, options: QuantizeOptions, candidates: Candidates, *, loss_factor: float = 1.0
-) -> dict[Site, FormatChoice]:
-    """Return choices that meet the target.
-
-    Args:
-        loss_factor: ratio of the whole model's measured divergence to the sum of the matrices' measured divergences.
+def choose(source: FloatModel, options: QuantizeOptions, candidates: Candidates) -> dict[str, Candidate]:
+    """Return the candidate of each matrix with which the model meets the target, as the matrices' losses predict.
 
     Raises:
         OptionError: no choices meet the target; the message contains the closest target that can be met.
@@ -53,15 +47,15 @@ def choose(
     beside, weights = beside_bytes(source), sum(site.elements for site in source.sites)
     least = sum(min(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values()) + beside
     if options.target_kld is not None:
-        allocation = smallest(candidates, options.target_kld / loss_factor)
+        allocation = smallest(candidates, options.target_kld)
         best = total_loss(
             {name: min(alternatives, key=lambda candidate: candidate.loss) for name, alternatives in candidates.items()}
         )
         if allocation is None:
             raise OptionError(
                 f"target_kld is {options.target_kld:g}",
-                f"with the most bits, the divergence is about {best * loss_factor:.3g} nats per token",
-                f"use --target-kld {best * loss_factor * 1.05:.3g} or more",
+                f"with the most bits, the divergence is about {best:.3g} nats per token",
+                f"use --target-kld {best * 1.05:.3g} or more",
             )
     else:
         most = options.target_size if options.target_size is not None else int((options.target_bits or 0) * weights / 8)
@@ -80,7 +74,7 @@ def choose(
                 "weight",
                 f"use {nearest} or more",
             )
-    return {site: candidate_choices(options, site)[allocation[site.name].label] for site in source.sites}
+    return allocation
 
 
 def beside_bytes(source: FloatModel) -> int:
@@ -105,13 +99,3 @@ def curve(candidates: Candidates, source: FloatModel, points: int = 24) -> list[
 def sensitivity_table(candidates: Candidates) -> dict[str, dict[str, Any]]:
     """Return the divergence of each candidate of each matrix, for the report."""
     return {name: {one.label: one.loss for one in some} for name, some in candidates.items()}
-
-
-def predicted_loss(candidates: Candidates, choices: Mapping[Site, FormatChoice]) -> float:
-    """Return the sum of the choices' separately measured divergences."""
-    return sum(
-        candidate.loss
-        for site, choice in choices.items()
-        for candidate in candidates[site.name]
-        if candidate.label == _candidate_label(choice)
-    )

@@ -39,7 +39,7 @@ def by_hand(
     return result
 
 
-@pytest.mark.parametrize(("window", "stride"), [(1024, None), (100, 50), (64, 63), (48, 7)])
+@pytest.mark.parametrize(("window", "stride"), [(1024, None), (100, 50), (64, 63), (48, 7), (48, 48)])
 def test_equals_an_independent_computation(
     exact: Model, text: str, window: int, stride: int | None, reference_logprobs: Reference
 ) -> None:
@@ -47,7 +47,7 @@ def test_equals_an_independent_computation(
     tokens = Tokenizer(exact).encode(short).tolist()
     nats = by_hand(exact, tokens, window, stride or window // 2, None, reference_logprobs)
     result = perplexity(exact, short, window=window, stride=stride)
-    assert result.tokens == len(tokens) - 1 == len(nats)
+    assert result.tokens == len(nats) == len(tokens) - (1 if stride != window else -(-len(tokens) // window))
     assert result.nats_per_token == pytest.approx(np.mean(nats), rel=1e-5)
     assert result.perplexity == pytest.approx(math.exp(np.mean(nats)), rel=1e-4)
     assert result.nats_error == pytest.approx(np.std(nats, ddof=1) / math.sqrt(len(nats)), rel=1e-4)
@@ -97,6 +97,16 @@ def test_bits_per_byte(exact: Model) -> None:
     assert result.bits_per_byte == pytest.approx(
         result.nats_per_token * result.tokens / math.log(2) / result.num_bytes, rel=1e-12
     )
+
+
+def test_bytes_of_tokens_without_context_do_not_count(exact: Model) -> None:
+    text = "What is 12 + 7? It is nineteen. " * 8
+    tokenizer = Tokenizer(exact)
+    tokens = tokenizer.encode(text).tolist()
+    result = perplexity(exact, text, window=7, stride=7)
+    scored = [token for index, token in enumerate(tokens) if index % 7]
+    assert result.tokens == len(scored)
+    assert result.num_bytes == sum(len(tokenizer.decode([token])) for token in scored)  # ASCII
 
 
 def test_a_special_token_at_the_start_is_not_scored_and_its_bytes_do_not_count(exact: Model) -> None:

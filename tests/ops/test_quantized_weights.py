@@ -170,7 +170,10 @@ def test_a_model_that_is_written_again_keeps_its_functions(tmp_path: Any) -> Non
         ("Q4_K", {}, {"multipliers": np.ones((70, 5), np.uint8)}, r"multipliers is uint8 \[70, 5\]"),
         ("NF4", {"quant_type": 2}, {}, "quant_type 2"),
         ("NF4", {"block_size": 48}, {}, "block_size is 48"),
-        ("NF4", {"block_size": 256}, {}, "K must be a multiple"),
+        ("NF4", {"block_size": 256}, {}, "105 scales"),
+        ("NF4", {"K": 380}, {}, "the scales are float32.*but 13300 bytes and 416 scales are expected"),
+        ("NF4", {"K": 380}, {"codes": np.ones(13300, np.int8)}, "the codes are int8"),
+        ("NF4", {"K": 0}, {}, "K is 0"),
         ("NF4", {}, {"scales": np.ones(5, np.float32)}, "420 scales"),
     ],
 )
@@ -187,6 +190,31 @@ def test_refused(name: str, attributes: dict[str, int], arrays: dict[str, Any], 
     with pytest.raises(Exception, match=message) as caught:
         InferenceSession(model_of(changed, x).SerializeToString())
     assert caught.value.why and caught.value.fix  # type: ignore[attr-defined]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("rows", "columns", "block_size"),
+    [(7, 96, 64), (9, 1040, 256), (5, 48, 32), (6, 16, 256), (5, 100, 64), (5, 33, 16), (3, 37, 64), (1, 20, 64),
+     (70, 200, 128)],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["fp4", "nf4"])
+def test_bnb4_blocks_that_cross_rows(rows: int, columns: int, block_size: int, kind: str) -> None:
+    """Blocks divide the flattened matrix, as in onnxruntime; the last block and the last byte may be incomplete."""
+    rng = np.random.default_rng([rows, columns, block_size])
+    count = rows * columns
+    codes = np.zeros(count + count % 2, np.uint8)
+    codes[:count] = rng.integers(0, 16, count)
+    scales = rng.uniform(0.1, 2, -(-count // block_size)).astype(np.float32)
+    arrays = {"packed": codes[0::2] << 4 | codes[1::2], "scales": scales}
+    attributes = {"N": rows, "K": columns, "block_size": block_size, "quant_type": ("fp4", "nf4").index(kind)}
+    x = numbers(3, 7, columns)
+    model = model_of(WeightNode(MS, "MatMulBnb4", attributes, arrays, 0), x)
+    values = GRIDS[kind].astype(np.float64)[codes[:count]] * np.repeat(scales.astype(np.float64), block_size)[:count]
+    exact = x.astype(np.float64) @ values.reshape(rows, columns).T
+    for found in (here(model, x), by_onnxruntime(model, x)):
+        assert found.shape == (3, 7, rows)
+        assert np.abs(found - exact).max() < 2e-6 * np.abs(exact).max()
 
 
 def test_a_row_outside_the_table() -> None:

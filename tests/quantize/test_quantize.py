@@ -21,6 +21,7 @@ import pytest
 
 from genai import Model
 from genai.errors import InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError
+from genai.evaluate import kl_divergence
 from genai.evaluate.prediction import kl_rows, log_softmax, normalizers
 from genai.models.folders import bundled_model
 from genai.quant.methods import METHODS
@@ -431,6 +432,38 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         QuantizeOptions(**options)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "part"),
+    [("*v_proj*", "v_proj"), ("*v_pro?.MatMul*", "v_proj"), ("*layers.1*v_proj.*", "v_proj"),
+     ("*qkv_proj*", ""), ("*_proj*", ""), ("*up_proj*", ""), ("*attn*", "")],
+)  # fmt: skip
+def test_a_rule_for_a_part_of_a_fused_matrix_is_reported(pattern: str, part: str, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"rules:\n  - {{match: '{pattern}', bits: 8}}\n")
+    report = quantize_model(small, tmp_path / "out", quick(recipe=tmp_path / "recipe.yaml", evaluate=False))
+    assert len(report.remarks) == bool(part)
+    for remark in report.remarks:
+        count = sum("qkv_proj" in row.name and row.stored.startswith("8 bits") for row in report.matrices)
+        assert f"changes {count} fused" in remark and f"{part} is not a separate matrix" in remark
+
+
+def test_the_evaluation_can_be_repeated_with_eval_kld(small: Path, tmp_path: Path) -> None:
+    """Sequences of the report are windows that do not overlap."""
+    tokenizer = Tokenizer(small)
+    tokens = tokenizer.encode("What is 12 + 7? It is nineteen. " * 40)[: 8 * 32]
+    text = tmp_path / "text.txt"
+    text.write_text(str(tokenizer.decode(tokens)))
+    options = quick(method="rtn", bits=2, eval_file=text, eval_samples=8)
+    report = quantize_model(small, tmp_path / "out", options, plain_roundings=False)
+    with (
+        Model(small, quiet=True, threads=1, accuracy="fp32") as exact,
+        Model(tmp_path / "out", quiet=True, threads=1, accuracy="fp32") as model,
+    ):
+        found = kl_divergence(exact, model, text.read_text(), window=32, stride=32, bos=False)
+    assert report.quality is not None and found.tokens == report.quality.tokens == 8 * 31
+    assert found.mean == pytest.approx(report.quality.kld, rel=1e-3)
+    assert found.top1_agreement == report.quality.top1_agreement
+
+
 def test_a_recipe_with_a_default_says_all_of_it(small: Path, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("default: {bits: 2}\nrules:\n  - {match: '*o_proj*', bits: 8}\n")
     for given in ({"bits": 8}, {"bits": 4}, {"method": "gptq"}, {"symmetric": False}):
@@ -463,9 +496,17 @@ def test_more_tokens_are_wanted_than_there_are(small: Path, tmp_path: Path) -> N
 def test_a_calibration_text_that_nothing_needs(small: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("What is 12 + 7? It is 19. " * 200)
-    with pytest.raises(OptionError, match="neither the methods in use nor the evaluation needs calibration data"):
-        quantize_model(small, tmp_path / "out", quick(method="search", calib=text, evaluate=False))
+    with pytest.raises(InputError, match="the file does not exist"):
+        quantize_model(small, tmp_path / "out", quick(method="search", calib=tmp_path / "none.txt", evaluate=False))
+    report = quantize_model(small, tmp_path / "rtn", quick(method="rtn", calib=text, evaluate=False))
+    assert report.remarks == [f"{text} was not used: the method rtn needs no calibration text"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("default: {method: hqq}")
+    options = quick(recipe=recipe, calib=text, eval_file=text)
+    report = quantize_model(small, tmp_path / "hqq", options, plain_roundings=False)
+    assert report.remarks == [f"{text} was not used: the recipe's methods need no calibration text"]
     report = quantize_model(small, tmp_path / "out", quick(method="search", calib=text))
+    assert not report.remarks
     assert report.calibration is None and report.evaluation is not None and str(text) in report.evaluation
 
 

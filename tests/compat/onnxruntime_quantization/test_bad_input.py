@@ -331,7 +331,9 @@ def test_calibrators(small_path):
 def test_preparation(small_path, tmp_path):
     out = tmp_path / "p.onnx"
     refused(q.quant_pre_process, genai.OptionError, "the argument is missing: input_model", output_model_path=out)
-    refused(q.quant_pre_process, genai.OptionError, "the argument is missing: output_model_path", input_model=small_path)
+    refused(
+        q.quant_pre_process, genai.OptionError, "the argument is missing: output_model_path", input_model=small_path
+    )
     refused(
         q.quant_pre_process, genai.NotSupportedYetError, "guess_output_rank",
         input_model=small_path, output_model_path=out, guess_output_rank=True,

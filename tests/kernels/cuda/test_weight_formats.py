@@ -244,17 +244,18 @@ def test_what_is_no_number_stays_none(driver: HostDriver) -> None:
             assert not np.isfinite(ours[[0, 2]]).any() and np.isfinite(ours[1]).all(), name
 
 
-def test_nibbles_with_the_first_one_high(driver: HostDriver) -> None:
-    """As bitsandbytes has them, with a grid that no constant holds."""
+@pytest.mark.parametrize(("columns", "flat_block", "block"), [(128, 64, 64), (160, 64, 32), (144, 256, 16)])
+def test_codes_of_bitsandbytes(driver: HostDriver, columns: int, flat_block: int, block: int) -> None:
+    """The first nibble is high, no constant holds the grid, and blocks may extend over the end of a row."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     constants.arrays |= {
-        "codes": rng.integers(0, 256, 9 * 64, dtype=np.uint8),
-        "scales": rng.uniform(0.5, 1.5, 9 * 2).astype(np.float32),
+        "codes": rng.integers(0, 256, 9 * columns // 2, dtype=np.uint8),
+        "scales": rng.uniform(0.5, 1.5, -(-9 * columns // flat_block)).astype(np.float32),
     }
-    values = tuple(GRIDS["nf4"].tolist())
-    weight = BlockWeight("codes", "scales", "", 9, 128, WeightFormat(4, 64, 64), values=values, high_first=True)
-    ops, widths = products_of({"bnb4": weight}, 128)
-    given = {"x": rng.standard_normal((3, 128)).astype(np.float32)}
+    values, format = tuple(GRIDS["nf4"].tolist()), WeightFormat(4, block, block)
+    weight = BlockWeight("codes", "scales", "", 9, columns, format, values=values, flat_block=flat_block)
+    ops, widths = products_of({"bnb4": weight}, columns)
+    given = {"x": rng.standard_normal((3, columns)).astype(np.float32)}
     found = compared(driver, ops, widths, constants, given, 3)
     assert relative_error(*found["exact bnb4"]) < EXACT and relative_error(*found["bytes bnb4"]) < 2e-2
 
