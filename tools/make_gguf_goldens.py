@@ -11,6 +11,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,96 @@ def texts() -> list[str]:
     return [*json.loads(TEXTS.read_text(encoding="utf-8"))["torture"], *MORE_TEXTS]
 
 
-def write_vocabulary(path: Path, kind: str) -> Path:
+@dataclass(frozen=True)
+class Typed:
+    """A vocabulary whose token types disagree with the texts of its tokens.
+
+    Attributes:
+        kind: the vocabulary without changes; see `write_vocabulary`.
+        types: types of tokens by text. A text that the vocabulary lacks becomes a new token.
+        others: the type of all other tokens; 0 = unchanged, None = the file has no types.
+        roles: texts of the tokens of other keys, such as "eot_token_id".
+        keys: other metadata of the tokenizer.
+        name: general.name.
+    """
+
+    kind: str
+    types: Mapping[str, int] = field(default_factory=dict)
+    others: int | None = 0
+    roles: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+    def changed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the metadata of the tokenizer with these changes."""
+        types = {
+            token: self.others or type_ for token, type_ in zip(values["tokens"], values["token_type"], strict=True)
+        } | dict(self.types)
+        tokens = list(types)
+        changes: dict[str, Any] = {"tokens": tokens, "token_type": [*types.values()]}
+        if self.others is None:
+            changes["token_type"] = None
+        if "scores" in values:
+            changes["scores"] = [*values["scores"], *[-1e3] * (len(tokens) - len(values["tokens"]))]
+        return values | changes | {key: tokens.index(text) for key, text in self.roles.items()} | dict(self.keys)
+
+
+_ENDS = """<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <eos>
+    <|end_of_text|> <end_of_utterance> <turn|> [e~[ <｜end▁of▁sentence｜>""".split()
+_MIDDLE = "<|fim_prefix|> <SUF> <|code_middle|> <fim_pad> <|repo_name|> <|file_sep|>".split()
+_OSS = "<|start|> <|channel|> <|message|> <|constrain|> <|end|> <|return|> <|call|>".split()
+_PHI3 = "<|user|> <|end|> <|assistant|> <|endoftext|> <mask> [MASK]".split()
+_COMMON = ("\u2581the", "the", "he", "th", "er")
+TYPED: dict[str, Typed] = {
+    **{f"ends of type {type_}": Typed("qwen2", dict.fromkeys(_ENDS, type_)) for type_ in (1, 4, 5)},
+    "ends of type 1, pieces": Typed("llama", dict.fromkeys(_ENDS, 1)),
+    "ends of type 1, unigram": Typed("t5", dict.fromkeys(_ENDS, 1)),
+    "ends without types": Typed("qwen2", dict.fromkeys(_ENDS, 1), others=None),
+    "roles of other texts": Typed(
+        "qwen2", {"<|x|>": 1, "<|y|>": 3, "<|z|>": 1}, roles={"eot_token_id": "<|x|>", "eom_token_id": "<|y|>"}
+    ),
+    "middle": Typed("qwen2", dict.fromkeys(_MIDDLE, 1)),
+    "middle, pieces": Typed("llama", dict.fromkeys(_MIDDLE, 1)),
+    "middle by keys": Typed(
+        "qwen2", dict.fromkeys([*_MIDDLE, "<|x|>"], 1), roles={"fim_pad_token_id": "<|x|>", "prefix_token_id": "<|x|>"}
+    ),
+    "gpt-oss": Typed("qwen2", dict.fromkeys(_OSS, 3)),
+    "gpt-oss of type 1": Typed("qwen2", dict.fromkeys(_OSS, 1)),
+    "solar": Typed("qwen2", dict.fromkeys(("<|end|>", "<|calls|>", "<|flush|>"), 1)),
+    "end without call": Typed("qwen2", dict.fromkeys(("<|end|>", "<|return|>", "<|flush|>"), 3)),
+    "gemma 4": Typed("qwen2", dict.fromkeys(("<eos>", "<turn|>", "<|tool_response>", "</s>"), 3)),
+    "bytes of type 1": Typed("llama", {f"<0x{byte:02X}>": 1 for byte in range(256)}),
+    "pieces without types": Typed("llama", {}, others=None),
+    "pieces of type 1": Typed("llama", {}, others=1),
+    **{f"common pieces of type {type_}": Typed("llama", dict.fromkeys(_COMMON, type_)) for type_ in (5, 4, 3)},
+    "common pieces of type 5, unigram": Typed("t5", dict.fromkeys(_COMMON, 5)),
+    **{f"phi-3 of type {type_}": Typed("llama", dict.fromkeys(_PHI3, type_), name="Phi-3-mini") for type_ in (3, 4, 1)},
+    "phi3, no prefix": Typed("llama-no-prefix", dict.fromkeys(_PHI3, 3), name="my PHI3 merge"),
+    "phi3, bytes": Typed("qwen2", dict.fromkeys(("<unk>", "<s>", "</s>", *_PHI3), 3), name="phi3"),
+    "phi 3": Typed("llama", dict.fromkeys(_PHI3, 3), name="Phi 3"),
+    "modern-bert": Typed("qwen2", dict.fromkeys(_PHI3, 3), name="Modern-BERT-base"),
+    "jina": Typed("llama", dict.fromkeys(_PHI3, 3), name="phi3", keys={"pre": "jina-v2-de"}),
+}  # fmt: skip
+
+
+def typed_texts(typed: Typed) -> list[str]:
+    """Return the texts to tokenise with a vocabulary."""
+    marks = list(typed.types)[:20]
+    return [
+        *(f"a {mark}\n  b{mark}{mark} \t {mark} c" for mark in marks), "".join(marks), "hi there the  other\nΩ 龍",
+        "</s>\n <|im_start|> x <defined>  y<|im_end|>\n",
+    ]  # fmt: skip
+
+
+def write_vocabulary(path: Path, kind: str | Typed) -> Path:
     """Write a file with only a tokenizer; `kind` is a pre-tokenizer's name, or a kind such as "llama" or "t5"."""
     known = json.loads(VOCABULARIES.read_text(encoding="utf-8"))
-    values = (_byte_level if kind in PRE_TOKENIZERS else _pieces)(known, kind)
+    typed = kind if isinstance(kind, Typed) else Typed(kind)
+    kind = typed.kind
+    values = typed.changed((_byte_level if kind in PRE_TOKENIZERS else _pieces)(known, kind))
     writer = gguf.GGUFWriter(str(path), "llama")
+    if typed.name:
+        writer.add_name(typed.name)
     shape = {
         "context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32,
         "attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5,
@@ -120,7 +207,11 @@ def main() -> None:
         logits = {name: [str(path), None] for name, path in models.items()}
         logits["adapter/llama"] = [str(models["shape/llama"]), str(adapter)]
         vocabularies = {kind: str(write_vocabulary(place / f"v-{kind}.gguf", kind)) for kind in VOCABULARY_KINDS}
-        job = {"logits": logits, "tokens": TOKENS, "ids": vocabularies, "texts": texts()}
+        ids: dict[str, Any] = {kind: [path, texts()] for kind, path in vocabularies.items()}
+        for number, (name, typed) in enumerate(TYPED.items()):
+            path = write_vocabulary(place / f"t-{number}.gguf", typed)
+            ids[f"typed/{name}"] = [str(path), typed_texts(typed)]
+        job = {"logits": logits, "tokens": TOKENS, "ids": ids}
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
         worker = [engine.venv(work).python, str(WORKERS / "llama_goldens.py"), str(place / "job.json")]
         environment = {**os.environ, **engine.environment(work)}
@@ -129,7 +220,10 @@ def main() -> None:
     TARGET.mkdir(exist_ok=True)
     arrays = {name: np.array(rows, np.float32)[:, ::STEP] for name, rows in result["logits"].items()}
     np.savez_compressed(TARGET / "logits.npz", **arrays)
-    (TARGET / "ids.json").write_text(json.dumps(result["ids"]) + "\n", encoding="utf-8")
+    plain = {kind: result["ids"][kind]["ids"] for kind in VOCABULARY_KINDS}
+    (TARGET / "ids.json").write_text(json.dumps(plain) + "\n", encoding="utf-8")
+    types = {name: result["ids"][f"typed/{name}"] for name in TYPED}
+    (TARGET / "token_types.json").write_text(json.dumps(types) + "\n", encoding="utf-8")
     print(f"{len(arrays)} models, {len(result['ids'])} vocabularies: {TARGET}", file=sys.stderr)
 
 

@@ -26,11 +26,12 @@ from genai.text.backend import load_tokenizer
 from genai.weight_files.gguf import GgufModel
 from tools import make_gguf_goldens
 from tools.gguf_models import SHAPES, TOKENS, VOCAB, VOCABULARIES, write_adapter, write_model
-from tools.make_gguf_goldens import KINDS, STEP, VOCABULARY_KINDS, texts, write_vocabulary
+from tools.make_gguf_goldens import KINDS, STEP, TYPED, VOCABULARY_KINDS, Typed, texts, typed_texts, write_vocabulary
 
 GOLDENS = Path(__file__).parent / "gguf_goldens"
 LOGITS = np.load(GOLDENS / "logits.npz")
 IDS = json.loads((GOLDENS / "ids.json").read_text())
+TYPES = json.loads((GOLDENS / "token_types.json").read_text())
 # llama.cpp looks GELU up in a table of float16, of each of whose numbers the last bit is rounded.
 TOLERANCE, GELU_TOLERANCE = 5e-6, 1e-3
 GELU = {"gemma", "gemma2", "gemma3", "gpt2", "gptneox", "falcon", "falcon_two_norms", "phi2", "starcoder2"}
@@ -161,6 +162,28 @@ def test_ids_of_llama_cpp(kind: str, tmp_path: Path) -> None:
     backend = load_tokenizer(tmp_path).backend
     found = {text: backend.encode(text).ids for text in texts()}
     assert found == dict(zip(texts(), IDS[kind], strict=True))
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_types_of_tokens_as_in_llama_cpp(name: str, tmp_path: Path) -> None:
+    """The texts of known marks and bytes override the types in the file."""
+    typed, expected = TYPED[name], TYPES[name]
+    model = GgufModel(write_vocabulary(tmp_path / "v.gguf", typed))
+    ids = write_tokenizer(model, model.info("token_embd.weight").shape[0], tmp_path)
+    backend = load_tokenizer(tmp_path).backend
+    found = {text: backend.encode(text).ids for text in typed_texts(typed)}
+    assert found == dict(zip(typed_texts(typed), expected["ids"], strict=True))
+    assert sorted(ids["eos_token_id"]) == expected["ends"]
+
+
+def test_tokens_with_roles_that_are_ordinary_text_are_decoded(tmp_path: Path) -> None:
+    """Files name "!" for padding, or "," for the start of texts. Both are part of replies."""
+    typed = Typed("qwen2", roles={"padding_token_id": "!", "bos_token_id": ",", "unknown_token_id": "<|im_start|>"})
+    model = GgufModel(write_vocabulary(tmp_path / "v.gguf", typed))
+    write_tokenizer(model, model.info("token_embd.weight").shape[0], tmp_path)
+    tokenizer = genai.Tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("Hi, you!<|im_start|>")) == "Hi, you!"
+    assert tokenizer.bos_token_id == tokenizer.to_token_id(",")
 
 
 def test_bytes_without_types_of_tokens(tmp_path: Path) -> None:

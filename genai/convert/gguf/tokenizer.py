@@ -28,14 +28,22 @@ from ...text.sources.parts import (
     surrounded,
     word_pieces,
 )
-from ...text.sources.sentencepiece import ModelType, Piece, PieceType, SentencePieceModel, tokenizer_json
+from ...text.sources.sentencepiece import (
+    ADDED_TYPES,
+    ModelType,
+    Piece,
+    PieceType,
+    SentencePieceModel,
+    tokenizer_json,
+)
 from ...weight_files.gguf import GgufModel
 from .pre_tokenizers import PRE_TOKENIZERS
+from .token_types import stripped, typed_by_text
 
 _KEY = "tokenizer.ggml."
 _MOST_MERGES, _MOST_TEMPLATE, _MOST_TOKEN = 1 << 20, 1 << 20, 1 << 16
 _MARK = "\u2581"
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
+_BRACKETS = re.compile(rf"{_MARK}?(<.+>|\[.+\])", re.DOTALL)
 # Roles of special tokens: the name in transformers, and the key in the metadata.
 _ROLES = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
@@ -47,12 +55,6 @@ _DEFAULT_ROLES: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
     "t5": {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
 }
-# Tokens that always end a reply, regardless of the metadata, as in llama.cpp.
-_ENDS = frozenset(
-    """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> <|eom_id|>
-    <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <｜end▁of▁sentence｜>""".split()
-)
-_MORE_ENDS = ("eot_token_id", "eom_token_id")
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -62,7 +64,9 @@ class Vocabulary:
     Attributes:
         kind: "gpt2" (byte-level BPE), "llama" (SentencePiece BPE), "t5" (unigram) or "bert" (WordPiece).
         tokens: texts of the tokens.
-        types: types of the tokens; see PieceType.
+        types: types of the tokens, corrected as in llama.cpp; see PieceType and `typed_by_text`.
+        ends: ids of the tokens that end a reply.
+        strips: flags of the tokens that remove white space beside them, by id; see `stripped`.
 
     Raises:
         TokenizerError: the vocabulary is missing or malformed.
@@ -94,14 +98,28 @@ class Vocabulary:
         if len(set(self.tokens)) < len(self.tokens):
             twice = Counter(self.tokens).most_common(1)[0][0]
             self._fail(f"two tokens have the text {twice!r:.60}", "each token must have a unique text")
-        self.types = [PieceType.BYTE if _BYTE.fullmatch(token) else PieceType.NORMAL for token in self.tokens]
-        if (types := self._numbers("token_type", "iu")) is not None:
-            known = set(PieceType)
-            if not all(int(number) in known for number in types):
-                self._fail(
-                    f"{_KEY}token_type contains an unknown number", f"token types are integers from 1 to {max(known)}"
-                )
-            self.types = [PieceType(int(number)) for number in types]
+        found = typed_by_text(self.tokens, self._file_types(), self.id_of, has_bytes=self.kind == "llama")
+        self.types, self.ends = found.types, found.ends
+        name = model.metadata.get("general.name")
+        self.strips = stripped(
+            self.tokens,
+            self.types,
+            name=name if isinstance(name, str) else "",
+            architecture=model.architecture,
+            pre=self._text("pre", ""),
+        )
+
+    def _file_types(self) -> list[PieceType]:
+        """Return the types in the file, without llama.cpp's corrections."""
+        types = self._numbers("token_type", "iu")
+        if types is None:
+            return [PieceType.NORMAL] * len(self.tokens)
+        known = set(PieceType)
+        if not all(int(number) in known for number in types):
+            self._fail(
+                f"{_KEY}token_type contains an unknown number", f"token types are integers from 1 to {max(known)}"
+            )
+        return [PieceType(int(number)) for number in types]
 
     def _fail(self, problem: str, why: str) -> NoReturn:
         raise TokenizerError(
@@ -167,24 +185,21 @@ class Vocabulary:
             self._fail(f"{_KEY}precompiled_charsmap is {value!r:.40}", "the value must be an array of bytes")
         return bytes(value.tobytes())
 
-    @property
-    def ends(self) -> list[int]:
-        """The ids of the tokens that end a reply."""
-        ids = [self.id_of(name) for name in ("eos_token_id", *_MORE_ENDS)]
-        named = [
-            id_ for id_, token in enumerate(self.tokens)
-            if token in _ENDS and self.types[id_] in (PieceType.CONTROL, PieceType.USER_DEFINED)
-        ]  # fmt: skip
-        return list(dict.fromkeys(id_ for id_ in [*ids, *named] if id_ is not None))
-
     def added(self) -> list[Json]:
         """Return the special and user-defined tokens, which are matched as a whole in texts."""
         special = (PieceType.UNKNOWN, PieceType.CONTROL)
         return [
-            added_token(id_, token, special=kind in special)
+            added_token(id_, token, special=kind in special, **self.strips.get(id_, {}))
             for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind in (*special, PieceType.USER_DEFINED)
+            if kind in ADDED_TYPES
         ]
+
+    def is_mark(self, id_: int) -> bool:
+        """Return False for ordinary text, which some files use for roles, such as "!" for padding.
+
+        The tokens in tokenizer_config.json are special: decoded texts omit them.
+        """
+        return self.types[id_] in ADDED_TYPES or _BRACKETS.fullmatch(self.tokens[id_]) is not None
 
     def merges(self) -> list[list[str]]:
         """Return the pairs of tokens to merge, in order of priority."""
@@ -229,7 +244,7 @@ def write_tokenizer(model: GgufModel, size: int, folder: Path) -> Json:
     except ModelFormatError as error:
         vocabulary._fail("the vocabulary cannot be used", str(error))
     roles = {role: id_ for role, name in _ROLES.items() if (id_ := vocabulary.id_of(name)) is not None}
-    config: Json = {role: vocabulary.tokens[id_] for role, id_ in roles.items()}
+    config: Json = {role: vocabulary.tokens[id_] for role, id_ in roles.items() if vocabulary.is_mark(id_)}
     config |= {"clean_up_tokenization_spaces": False, **_templates(model)}
     ids: Json = {"eos_token_id": vocabulary.ends}
     ids |= {
@@ -305,9 +320,9 @@ def _byte_level(vocabulary: Vocabulary) -> str:
 
 def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
     """Return the tokenizer.json of a SentencePiece model assembled from its parts."""
-    unused = PieceType.BYTE  # stays in the vocabulary but never matches text
+    # llama.cpp also produces unused tokens.
     pieces = tuple(
-        Piece(token, score, unused if type_ == PieceType.UNUSED else type_)
+        Piece(token, score, PieceType.NORMAL if type_ == PieceType.UNUSED else type_)
         for token, score, type_ in zip(vocabulary.tokens, vocabulary.scores(), vocabulary.types, strict=True)
     )
     is_bpe = kind == ModelType.BPE
@@ -326,7 +341,7 @@ def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
     model = SentencePieceModel(pieces, kind, trainer, normalizer)
     # llama.cpp also inserts a space after every special token.
     ends = _ends_of_texts(vocabulary, bos=is_bpe, eos=not is_bpe)
-    return tokenizer_json(model, prefix_everywhere=True, post_processor=ends)
+    return tokenizer_json(model, prefix_everywhere=True, strips=vocabulary.strips, post_processor=ends)
 
 
 def _word_pieces(vocabulary: Vocabulary) -> str:

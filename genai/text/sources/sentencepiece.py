@@ -68,6 +68,10 @@ class PieceType(IntEnum):
     BYTE = 6
 
 
+ADDED_TYPES = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
+"""Types of the pieces that are matched as a whole in texts."""
+
+
 class ModelType(IntEnum):
     """The algorithm that splits text into pieces."""
 
@@ -192,6 +196,7 @@ def tokenizer_json(
     *,
     prefix_everywhere: bool = False,
     renamed: Mapping[int, str] = {},
+    strips: Mapping[int, Mapping[str, bool]] = {},
     post_processor: Json | None = None,
 ) -> str:
     """Return the text of a tokenizer.json with the same ids.
@@ -202,6 +207,7 @@ def tokenizer_json(
             a special token (`"legacy": true` in tokenizer_config.json), False if a space is added only at the start of
             the whole text.
         renamed: new texts of ids, for placeholders that a publisher has replaced.
+        strips: flags (lstrip, rstrip) of the special tokens that remove white space beside them, by id.
         post_processor: post-processor that adds tokens before and after texts.
 
     Raises:
@@ -211,7 +217,11 @@ def tokenizer_json(
     pieces = [Piece(renamed.get(id_, piece.text), piece.score, piece.type) for id_, piece in enumerate(model.pieces)]
     if len({piece.text for piece in pieces}) < len(pieces):
         raise ModelFormatError("two pieces have the same text")
-    added = [_added(id_, piece, model) for id_, piece in enumerate(pieces) if piece.type in _ADDED_TYPES]
+    added = [
+        {**_added(id_, piece, model), **strips.get(id_, {})}
+        for id_, piece in enumerate(pieces)
+        if piece.type in ADDED_TYPES
+    ]
     return tokenizer_text(
         added,
         {"type": "Sequence", "normalizers": list(_normalizers(model, prefix_everywhere))},
@@ -220,9 +230,6 @@ def tokenizer_json(
         {"type": "Sequence", "decoders": list(_decoders(model))},
         _bpe(pieces, model) if model.type == ModelType.BPE else _unigram(pieces, model),
     )
-
-
-_ADDED_TYPES = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
 
 
 def _prefix_once(model: SentencePieceModel) -> Json:

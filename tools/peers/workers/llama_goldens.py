@@ -1,8 +1,8 @@
 """Compute llama.cpp's results for GGUF files: the logits of tokens, or the ids of texts.
 
 usage: llama_goldens.py JOB RESULT, with LLAMA_CPP_BINDINGS and LLAMA_CPP_LIB_PATH in the environment. JOB is a JSON
-file {"logits": {name: [model, adapter or null]}, "tokens": [...], "ids": {name: model}, "texts": [...]}. RESULT is a
-JSON file with the results under "logits" and "ids".
+file {"logits": {name: [model, adapter or null]}, "tokens": [...], "ids": {name: [model, texts]}}. RESULT is a JSON file
+with the results under "logits" and "ids"; the latter are {"ids": ids of each text, "ends": ids that end a reply}.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def logits(api: Any, path: str, adapter: str | None, tokens: list[int]) -> list[
     return rows
 
 
-def ids(api: Any, path: str, texts: list[str]) -> list[list[int]]:
-    """Return the token ids of each text, with special tokens parsed and added."""
+def ids(api: Any, path: str, texts: list[str]) -> dict[str, Any]:
+    """Return the token ids of each text, with special tokens parsed and added, and the ids that end a reply."""
     vocabulary = api.llama_model_get_vocab(load(api, path, vocabulary_only=True))
     found = []
     for text in texts:
@@ -67,7 +67,8 @@ def ids(api: Any, path: str, texts: list[str]) -> list[list[int]]:
         room = (api.llama_token * (len(raw) + 16))()
         count = api.llama_tokenize(vocabulary, raw, len(raw), room, len(room), True, True)
         found.append(list(room[:count]))
-    return found
+    known = range(api.llama_vocab_n_tokens(vocabulary))
+    return {"ids": found, "ends": [id_ for id_ in known if api.llama_vocab_is_eog(vocabulary, id_)]}
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def main() -> None:
     api.llama_backend_init()
     result = {
         "logits": {name: logits(api, *files, job["tokens"]) for name, files in job["logits"].items()},
-        "ids": {name: ids(api, path, job["texts"]) for name, path in job["ids"].items()},
+        "ids": {name: ids(api, *one) for name, one in job["ids"].items()},
     }
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
 
