@@ -27,6 +27,14 @@ settings.load_profile("repeatable")
 # In the background of a shell, this process would ignore Ctrl-C, and so would every process that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Variables of the caller would change what the tests see: offline hubs, other caches, options. Tests set the ones that
+# they need. huggingface_hub reads its variables at import, and subprocesses inherit them.
+_KEPT = {"GENAI_CUDA_DEVICE"}  # the GPU to test (tests/on_gpu.py)
+for _name in list(os.environ):
+    if _name.startswith(("HF_", "HUGGING", "GENAI_", "XDG_")) and _name not in _KEPT:
+        del os.environ[_name]
+# The local hub is not behind a proxy. pip, in slow tests, may need the proxy.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "localhost,127.0.0.1,::1"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 

@@ -113,6 +113,7 @@ def test_templates_without_limits_of_the_system(worker: TemplateWorker, monkeypa
 
 def test_templates_where_nothing_polls_pipes(worker: TemplateWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(select, "poll")
+    worker.limits = RenderLimits(seconds=60)
     for size in (0, 1, 2_000_000):
         assert worker.render("{{ x }}", {"x": "ü" * size}) == [{"text": "ü" * size}]
     worker.limits = RenderLimits(seconds=0.2)

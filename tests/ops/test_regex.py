@@ -57,10 +57,10 @@ def test_matches(pattern, yes, no):
     "pattern", ["(a+)+$", "(a|aa)+", "(.*a){20}", "(x+x+)+y", "((a{0,30}){0,30})b", "(" * 900 + ")" * 900]
 )
 def test_no_pattern_takes_long(pattern):
-    began = time.monotonic()
+    began = time.thread_time()
     assert not Regex(pattern).matches("a" * 5000 + "c")
     assert len(list(Regex(pattern).spans("a" * 5000 + "c"))) <= 1
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 @pytest.mark.parametrize(

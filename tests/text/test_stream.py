@@ -280,9 +280,9 @@ def test_a_token_costs_less_than_20_microseconds(kind_folder):
 
     def microseconds() -> float:
         stream = tokenizer.create_stream()
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for id_ in ids:
             stream.decode(id_)
-        return (time.perf_counter() - begin) / len(ids) * 1e6
+        return (time.thread_time() - begin) / len(ids) * 1e6
 
     assert min(microseconds() for _ in range(10)) < 20

@@ -202,7 +202,7 @@ def test_cancelling_from_another_thread(threads: Threads) -> None:
     started = time.perf_counter()
     with pytest.raises(StepCancelled):
         threads.run(program, context, nanoseconds=SHARED)
-    assert time.perf_counter() - started < 15
+    assert time.perf_counter() - started < 60  # the program takes minutes
     timer.join()
     context.count(StepField.CANCEL, 0)
     threads.run(in_order(work(3)), context, nanoseconds=SHARED)
@@ -218,7 +218,7 @@ def test_an_interrupt_ends_a_long_run(threads: Threads, context: ContextTable | 
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         threads.run(program, context, nanoseconds=LONG)
-    assert time.perf_counter() - started < 15
+    assert time.perf_counter() - started < 60  # the program takes minutes
     if context is not None:
         assert context.values[StepField.CANCEL] == 1
         context.count(StepField.CANCEL, 0)
