@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -214,16 +214,23 @@ class BeamSearch:
 
 
 def advance_all(
-    decoder: Decoder, searches: Sequence[BeamSearch], token_budget: int | None = None
-) -> list[list[Continuation]]:
-    """Compute one step of all unfinished searches together. Return, for each search, the beams to run next."""
+    decoder: Decoder, searches: Sequence[BeamSearch], token_budget: int | None = None,
+    observe: Callable[[list[Logits]], None] = lambda rows: None,
+) -> list[list[Continuation]]:  # fmt: skip
+    """Compute one step of all unfinished searches together. Return, for each search, the beams to run next.
+
+    Args:
+        observe: called with the logits [V] of each beam.
+    """
     live = [search for search in searches if not search.policy.is_done]
     sequences = [beam.sequence for search in live for beam in search.beams]
     try:
         rows: list[Logits] = compute(decoder, sequences, token_budget=token_budget)
     except CacheCapacityError as error:
         raise _no_room(decoder, sequences, error) from error
-    logits = iter([row[-1] for row in rows])
+    last: list[Logits] = [row[-1] for row in rows]
+    observe(last)
+    logits = iter(last)
     chosen = {id(search): search.advance(np.stack([next(logits) for _ in search.beams])) for search in live}
     return [chosen.get(id(search), []) for search in searches]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,6 +33,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         count: number of sequences, which start empty.
         seed: seed of the random numbers; each sequence has a separate stream.
         token_budget: maximum number of tokens in a step of a long prompt; None = the decoder's default.
+        observe: called with the logits [count, V] whenever they were computed.
 
     Attributes:
         sequences: the decoder's sequences.
@@ -54,9 +55,11 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         *,
         seed: int = 0,
         token_budget: int | None = None,
+        observe: Callable[[Logits], None] = lambda logits: None,
     ) -> None:
         check_batch_size(decoder, count)
         self.decoder, self._sampler, self._plan, self._token_budget = decoder, sampler, plan, token_budget
+        self._observe = observe
         self.sequences: list[DecoderSequence] = [decoder.open() for _ in range(count)]
         self.rows = [RowSampler(plan, one.tokens, seed=seed, row=row) for row, one in enumerate(self.sequences)]
         self.ended = [False] * count
@@ -182,6 +185,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
                 self._logits = np.array(self._logits)  # a device's logits are read-only
                 self._logits[behind] = np.stack([logits[-1] for logits in computed])
             self._is_given = False
+            self._observe(self._logits)
             # If a sequence has ended, only its last logits are computed again.
             self.ranges = {i: own for i, own in ranges.items() if not self.ended[i]} or self.ranges
         return self._logits
@@ -200,6 +204,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
             self.settle()
             return
         self._logits = stacked(rows)
+        self._observe(self._logits)
         ends = [len(sequence.tokens) for sequence in self.sequences]
         self.ranges = {i: (end - 1, end) for i, end in enumerate(ends)}
 

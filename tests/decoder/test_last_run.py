@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import genai as og
+from genai.compat.onnxruntime_genai.log import log_values
 from genai.doctor.model_info import describe
 from genai.errors import InputError, OptionError, StateError, UnsupportedModelError
 
@@ -254,7 +257,8 @@ def log_off() -> Iterator[None]:
     yield
     og.set_log_callback(None)
     og.set_log_options(enabled=False, filename="", generate_next_token=False, append_next_tokens=False,
-                       hit_eos=False, hit_max_length=False)  # fmt: skip
+                       hit_eos=False, hit_max_length=False, model_logits=False, warning=False, ansi_tags=False,
+                       value_stats=True)  # fmt: skip
 
 
 def test_the_log(plain: Path, tmp_path: Path, log_off: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,6 +286,70 @@ def test_the_log(plain: Path, tmp_path: Path, log_off: None, capsys: pytest.Capt
         og.set_log_options(filename=str(tmp_path / "none" / "log.txt"))
     with pytest.raises(InputError, match="set_log_callback"):
         og.set_log_callback(5)  # type: ignore[arg-type]
+
+
+def logged(library: Any, folder: Path, beams: int = 1, **options: bool) -> list[str]:
+    """Return the log of a prompt and two steps."""
+    lines: list[str] = []
+    library.set_log_callback(lines.append)
+    library.set_log_options(enabled=True, ansi_tags=False, **options)
+    try:
+        prompts = [[5, 6, 7]] if beams > 1 else [[5, 6, 7], [9, 8, 7]]
+        generator = started(library, folder, prompts, do_sample=False, num_beams=beams)
+        generator.generate_next_token()
+        generator.generate_next_token()
+    finally:
+        library.set_log_options(enabled=False, **dict.fromkeys(options, False))
+        library.set_log_callback(None)
+    return [line for line in lines if line.strip()]
+
+
+@pytest.mark.oracle
+def test_logged_logits(plain: Path, log_off: None) -> None:
+    """The same values, extremes, positions, means and deviations as in onnxruntime-genai's log."""
+    theirs = pytest.importorskip("onnxruntime_genai")
+    number = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+    ours, expected = (logged(library, plain, model_logits=True) for library in (og, theirs))
+    assert [line.split(":")[0] for line in ours] == ["model_logits", "value_stats"] * 2
+    assert len(ours) == len(expected)
+    for line, other in zip(ours, expected, strict=True):
+        found, wanted = (re.findall(number, text) for text in (line, other))
+        assert len(found) == len(wanted) >= 6
+        np.testing.assert_allclose(np.array(found, float), np.array(wanted, float), rtol=1e-3, atol=1e-4)
+        assert re.sub(number, "", other).split()[1:] == re.sub(number, "", line).split()[1:]
+
+
+def test_logged_logits_of_beams_and_styles(plain: Path, log_off: None) -> None:
+    lines = logged(og, plain, 2, model_logits=True, generate_next_token=True)
+    kinds = [line.split(":")[0] for line in lines]
+    assert kinds == ["generate_next_token", "model_logits", "value_stats"] * 2
+    og.set_log_options(value_stats=False)
+    assert not any("value_stats" in line for line in logged(og, plain, model_logits=True))
+    coloured: list[str] = []
+    og.set_log_callback(coloured.append)
+    og.set_log_options(enabled=True, append_next_tokens=True, warning=True, ansi_tags=True)
+    started(og, plain)
+    logging.getLogger("genai.somewhere").warning("a %s", "warning")
+    logging.getLogger("genai.somewhere").info("no warning")
+    assert [line.split()[1] for line in coloured] == ["append_next_tokens", "warning"]
+    assert all(line.startswith("\x1b[1m\x1b[44m  ") for line in coloured)
+    assert coloured[1].endswith(" a warning\n")
+
+
+@pytest.mark.parametrize("name", ["model_input_values", "model_output_values", "model_output_shapes", "ort_lib"])
+def test_log_options_that_cannot_be_obeyed(name: str) -> None:
+    og.set_log_options(**{name: False})
+    with pytest.raises(OptionError, match=f"log option {name} = True") as caught:
+        og.set_log_options(**{name: True})
+    assert caught.value.why and caught.value.fix
+
+
+def test_logged_values_that_are_not_finite(log_off: None) -> None:
+    lines: list[str] = []
+    og.set_log_callback(lines.append)
+    og.set_log_options(enabled=True, model_logits=True)
+    log_values("model_logits", np.array([1, 2.5, np.nan], np.float32))
+    assert lines == ["model_logits: Values[ 1 2.5 nan ]\n", "value_stats: first value that is not finite at index[2]\n"]
 
 
 def test_terminating(plain: Path) -> None:

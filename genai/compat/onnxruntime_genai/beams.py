@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,8 +14,8 @@ from ...engine.sampling.params import SamplingParams
 from ...engine.sampling.plan import plan_sampling
 from ...errors import ContextOverflowError, InputError, StateError
 from ...models.model import Model
-from .generator import Generator, GeneratorParams
-from .log import log
+from .generator import STEP, Generator, GeneratorParams
+from .log import log, log_values
 from .token_rows import token_rows
 
 
@@ -79,13 +80,17 @@ class BeamGenerator(Generator):
         """
         self._check_running()
         self._begun()
+        log("generate_next_token", STEP, width=self.token_count(), **self._options)
         if self.is_done():
             return
-        chosen = advance_all(self._batch.decoder, self._searches, self._options["chunk_size"] or None)
+        budget = self._options["chunk_size"] or None
+        chosen = advance_all(self._batch.decoder, self._searches, budget, partial(log_values, "model_logits"))
         self._batch.sequences = [beam.sequence for search in self._searches for beam in search.beams]
         pad, count = self._pad_token(), self._beam_options.num_beams
         shown = [[one.token for one in row] + [pad] * (count - len(row)) for row in chosen]
         self._beam_tokens = np.array(shown, np.int32).reshape(-1)
+        if self.token_count() >= self.max_length:
+            log("hit_max_length", "{length}", length=self.max_length)
 
     def is_done(self) -> bool:
         """Return True if every search has ended: its outputs cannot improve, or its beams have max_length tokens."""

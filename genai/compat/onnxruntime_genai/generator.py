@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -44,7 +45,7 @@ from ...models.model import Model
 from ...text.vocabulary import guidance_of
 from ..refused import GENERATING_PAGE, REASONS, refusing_method
 from .guidance import guidance_grammar
-from .log import log
+from .log import log, log_values
 from .token_rows import LastRun, PaddedRows, token_rows
 
 _GUESSES = "a Generator computes one token per step; use LLM(speculation=…) for speculative decoding"
@@ -178,7 +179,10 @@ class Generator(Single, AbstractContextManager["Generator"]):
         plan = plan_sampling(sampling, vocab_size=vocab_size, eos_token_ids=self._eos, matcher=matcher)
         self._appends_forced = params._appends_forced and count == 1
         seed, budget = request_seed(sampling), self._options["chunk_size"] or None
-        self._batch = StaticBatch(model.decoder, model.sampler, plan, count, seed=seed, token_budget=budget)
+        self._batch = StaticBatch(
+            model.decoder, model.sampler, plan, count, seed=seed, token_budget=budget,
+            observe=partial(log_values, "model_logits"),
+        )  # fmt: skip
         self._shown = PaddedRows(count, self._pad_token())
         self._next_tokens: NDArray[np.int32] | None = None
         self._terminated = False
@@ -278,7 +282,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
             StateError: no tokens were appended yet.
         """
         self._check_running()
-        log("generate_next_token", _STEP, width=self._shown.width, **self._options)
+        log("generate_next_token", STEP, width=self._shown.width, **self._options)
         if self.is_done():
             self._next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
             return
@@ -664,5 +668,5 @@ def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:
         )
 
 
-_STEP = "do_sample {do_sample}, top_k {top_k}, top_p {top_p}, temperature {temperature}, token_count {width}"
+STEP = "do_sample {do_sample}, top_k {top_k}, top_p {top_p}, temperature {temperature}, token_count {width}"
 _TERMINATE = "use 'terminate_session' with '1' or '0', or omit the call"
