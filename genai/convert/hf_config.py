@@ -224,11 +224,11 @@ def _scaling(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.R
 
 def _llama3(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.Llama3Scaling:
     factors = {name: values.number(name, positive=True) for name in ("factor", "low_freq_factor", "high_freq_factor")}
-    return rope_scaling.Llama3Scaling(original_max_position_embeddings=_original_length(values, context), **factors)
+    return rope_scaling.Llama3Scaling(original_max_position_embeddings=_original_length(config, values, context), **factors)
 
 
 def _yarn(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.YarnScaling:
-    original = _original_length(values, context)
+    original = _original_length(config, values, context)
     factor = values.number("factor", default=context / original, positive=True)
     attention = _optional(values, "attention_factor")
     mscale, all_dim = _optional(values, "mscale"), _optional(values, "mscale_all_dim")
@@ -245,7 +245,7 @@ def _yarn(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.Yarn
 
 
 def _longrope(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.LongRope:
-    original = config.integer("original_max_position_embeddings", default=_original_length(values, context), least=2)
+    original = _original_length(config, values, context)
     attention = _optional(values, "attention_factor")
     if attention is None and values.get("factor") is not None:
         attention = rope_scaling.long_rope_magnitude(values.number("factor", positive=True), original)
@@ -271,9 +271,14 @@ _READERS: dict[str, Callable[[HFConfig, HFConfig, int], rope_scaling.RopeScaling
 }
 
 
-def _original_length(values: HFConfig, context: int) -> int:
-    """Return the context length that the model was originally trained with."""
+def _original_length(config: HFConfig, values: HFConfig, context: int) -> int:
+    """Return the context length that the model was originally trained with.
+
+    As in transformers, the number next to max_position_embeddings precedes the number in the scaling.
+    """
     name = "original_max_position_embeddings"
+    if config.get(name) is not None:
+        return config.integer(name, least=2, most=MAX_CONTEXT)
     length = values.number(name, default=context, positive=True)
     if length < 2 or length > MAX_CONTEXT:
         raise values.wrong(name, values.get(name), f"a number from 2 to {MAX_CONTEXT}")

@@ -149,6 +149,19 @@ def test_rope_scaling_comes_before_rope_parameters() -> None:
     assert phi.rope_scaling.original_max_position_embeddings == 64
 
 
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
+def test_the_original_length_next_to_the_context_length(kind: str) -> None:
+    """transformers 5 reads this number first, and the scaling's own number only if the first is missing."""
+    scaling = {**ROPE, "rope_type": kind}
+    for inside in ({}, {"original_max_position_embeddings": 128}):
+        spec = describe("llama", original_max_position_embeddings=32, rope_scaling={**scaling, **inside})
+        assert spec.rope_scaling is not None
+        assert getattr(spec.rope_scaling, "original_max_position_embeddings", None) == 32
+    del scaling["original_max_position_embeddings"]
+    spec = describe("llama", original_max_position_embeddings=32, rope_scaling=scaling)
+    assert getattr(spec.rope_scaling, "original_max_position_embeddings", None) == 32
+
+
 def test_tokens_beyond_the_vocabulary() -> None:
     """A token for padding that the model does not have is as good as none; an end that never comes is not."""
     spec = describe("llama", pad_token_id=100, bos_token_id=[200, 7])
