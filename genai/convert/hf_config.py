@@ -224,7 +224,9 @@ def _scaling(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.R
 
 def _llama3(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.Llama3Scaling:
     factors = {name: values.number(name, positive=True) for name in ("factor", "low_freq_factor", "high_freq_factor")}
-    return rope_scaling.Llama3Scaling(original_max_position_embeddings=_original_length(config, values, context), **factors)
+    return rope_scaling.Llama3Scaling(
+        original_max_position_embeddings=_original_length(config, values, context), **factors
+    )
 
 
 def _yarn(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.YarnScaling:

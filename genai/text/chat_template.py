@@ -115,6 +115,7 @@ class ChatTemplates:
             marked = {"messages": template_messages.parts_marked(objects)}
             (seen,) = rendering.ask(values, [marked])
             rendering.conversation = template_messages.parts_as_read(objects, seen.get("text", ""))
+        rendering.add_empty_contents()
         rendering.make_changes()
         return rendering
 
@@ -195,6 +196,18 @@ class _Rendering:
     changes: Sequence[Mapping[str, Any]] = ()
     results: Sequence[Mapping[str, Any]] = ()
     _mark: str = ""
+
+    def add_empty_contents(self) -> None:
+        """Set missing contents to None, as in transformers, unless the template then fails or writes "None"."""
+        messages = template_messages.with_empty_contents(self.conversation)
+        if messages == self.conversation:
+            return
+        without, empty = (
+            result.get("text")
+            for result in self.ask(self.values, [{"messages": self.conversation}, {"messages": messages}])
+        )
+        if empty is not None and (without is None or empty.count("None") <= without.count("None")):
+            self.conversation = messages
 
     def make_changes(self) -> None:
         if self.field is not None:

@@ -316,6 +316,11 @@ def parts_as_read(messages: Sequence[dict[str, Any]], seen: str) -> list[dict[st
     ]
 
 
+def with_empty_contents(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages, with None as the content of those that have no content."""
+    return [message if "content" in message else {**message, "content": None} for message in messages]
+
+
 MARK = "CONTINUE_FROM_HERE_MARK "
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import Enum
 from typing import ClassVar
 
+import jinja2
 import numpy as np
 import pytest
 
@@ -234,6 +235,38 @@ class TestToolCallArguments:
             InputError, match=r"messages\[1\] has a string in its tool_calls(?s:.)*an object with a function"
         ):
             templates.render(messages, template_str="{{ messages }}")
+
+
+class TestMissingContent:
+    """A message with tool calls and no content, as in OpenAI's API."""
+
+    CALL: ClassVar = {"role": "assistant", "tool_calls": [{"function": {"name": "clock", "arguments": {}}}]}
+    MESSAGES: ClassVar = [TURNS[0][0], {**CALL, "content": None}, {"role": "tool", "content": "None"}]
+
+    @pytest.mark.parametrize("call", [CALL, MESSAGES[1]])
+    @pytest.mark.parametrize("test", ["is none", "is not none", "== none", "is defined", "is string"])
+    @pytest.mark.parametrize("complete", [False, True])
+    def test_templates_that_test_it(self, templates, call, test, complete):
+        text = "{% for m in messages %}{{ m.content " + test + " }}{{ m.tool_calls or m.content }};{% endfor %}"
+        messages = [self.MESSAGES[0], call, self.MESSAGES[2]]
+        rendered = templates.render(messages, template_str=text, add_generation_prompt=False, complete=complete)
+        assert rendered == jinja2.Environment().from_string(text).render(messages=self.MESSAGES)
+
+    def test_the_calls_of_a_template_that_writes_them_instead(self, templates):
+        text = (
+            "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}"
+            "{{ m['tool_calls'][0]['function']['name'] }}{% else %}{{ m['content'] }}{% endif %};{% endfor %}"
+        )
+        for call in (self.CALL, self.MESSAGES[1]):
+            messages = [self.MESSAGES[0], call, self.MESSAGES[2]]
+            assert templates.render(messages, template_str=text, complete=True).endswith(";clock;None;")
+
+    @pytest.mark.parametrize("written", ["{{ m.content }}", "{{ m.content | trim }}", "{{ '' ~ m.content }}"])
+    def test_it_is_not_written_as_none(self, templates, written):
+        text = "{% for m in messages %}" + written + ";{% endfor %}"
+        for call in (self.CALL, self.MESSAGES[1]):
+            rendered = templates.render([call, self.MESSAGES[2]], template_str=text, add_generation_prompt=False)
+            assert rendered == ";None;"
 
 
 class TestAgainstTransformers:
