@@ -1,8 +1,9 @@
 """onnxruntime's exception classes, as subclasses of our errors.
 
 Scripts that catch `onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument` can catch `genai.InvalidArgument` after
-changing the import. Errors about wrong names and missing inputs are also ValueErrors, as in onnxruntime. When an error
-of the underlying session leaves this package, `typed` converts it to onnxruntime's class and keeps its parts.
+changing the import, or run unchanged (`genai.compat.onnxruntime.install`). Errors about wrong names and missing inputs
+are also ValueErrors, as in onnxruntime. When an error of the underlying session leaves this package, `typed` converts
+it to onnxruntime's class and keeps its parts.
 """
 
 from __future__ import annotations
@@ -81,6 +82,18 @@ class EngineError(GenaiError):
 
 class EPFail(ProviderError):
     """An execution provider could not be set up, or failed."""
+
+
+class NotFound(GenaiError):
+    """Never raised; programs that catch it in onnxruntime can refer to it."""
+
+
+class ModelRequiresCompilation(GenaiError):
+    """Never raised: models are not compiled in advance."""
+
+
+class DeviceReset(GenaiError):
+    """Never raised: a GPU that fails raises DeviceError."""
 
 
 class ExternalDataFail(Fail, ExternalDataError):
