@@ -51,8 +51,8 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
     with library_errors(f"{path}: the file is not a usable tokenizer"):
         backend = Backend.from_str(text)
     with library_errors(f"{folder}: the added tokens of {files.CONFIG_NAME} cannot be used"):
-        _add_tokens(backend, folder, declared)
-        _mark_special(backend, {*names.values(), *files.further_special_tokens(folder)})
+        _add_tokens(backend, folder, declared, override="added_tokens_decoder" in facts.config)
+        _mark_special(backend, names, files.further_special_tokens(folder), files.special_token_flags(folder))
         if conversion is not None:
             _surround(backend, facts, conversion)
     # The settings in a file could silently truncate or pad texts, or encode texts randomly.
@@ -95,7 +95,14 @@ def _surround(backend: tokenizers.Tokenizer, facts: files.FolderFacts, conversio
         backend.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[int, Mapping[str, Any]]) -> None:
+def _add_tokens(
+    backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[int, Mapping[str, Any]], *, override: bool
+) -> None:
+    """Add the tokens that the files beside a tokenizer declare.
+
+    Args:
+        override: True if the flags of declared tokens replace the flags in tokenizer.json, as in transformers.
+    """
     from tokenizers import AddedToken
 
     known = _added_contents(backend)
@@ -103,11 +110,14 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[i
     added = []
     for id_, token in sorted(declared.items()):
         if token["content"] in known:
+            # The library ignores a token whose flags are the same.
+            added += [AddedToken(**token)] if override else []
             continue
         token_id = backend.token_to_id(token["content"])
         if id_ != (next_id if token_id is None else token_id):
             raise TokenizerError(
-                f"{folder}: the added token {token['content']!r} has the id {id_} in {files.CONFIG_NAME}",
+                f"{folder}: the added token {token['content']!r} has the id {id_} in "
+                f"{files.CONFIG_NAME if override else files.ADDED_NAME}",
                 f"the tokenizer assigns {f'the next free id, {next_id}' if token_id is None else token_id} to the "
                 "token",
                 "copy both files again from the same model",
@@ -117,14 +127,33 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[i
     backend.add_tokens(added)
 
 
-def _mark_special(backend: tokenizers.Tokenizer, contents: Collection[str]) -> None:
-    """Mark the files' special tokens as special, including tokens that are only plain entries of the tokenizer."""
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def _mark_special(
+    backend: tokenizers.Tokenizer,
+    names: Mapping[str, str],
+    further: Collection[str],
+    flags: Mapping[str, Mapping[str, bool]],
+) -> None:
+    """Mark the files' special tokens as special, and add those that the tokenizer lacks, as transformers does.
+
+    Tokens without a name keep the flags of tokenizer.json if they are listed there as added tokens.
+    """
     from tokenizers import AddedToken
 
-    words = sorted(set(contents) - _added_contents(backend))
-    backend.add_special_tokens(
-        [AddedToken(word, normalized=False, special=True) for word in words if backend.token_to_id(word) is not None]
-    )
+    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    roles = [name for name in _ROLES if name in names]
+    named = [names[name] for name in [*roles, *(name for name in names if name not in roles)]]
+    special = []
+    for content in dict.fromkeys([*named, *further]):
+        token = known.get(content)
+        if token is None:
+            special.append(AddedToken(content, special=True, **{"normalized": False, **flags.get(content, {})}))
+        elif content in named and not token.special:
+            same = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            special.append(AddedToken(content, special=True, **same))
+    backend.add_special_tokens(special)
 
 
 def _added_contents(backend: tokenizers.Tokenizer) -> set[str]:

@@ -34,24 +34,55 @@ def read_object(path: Path) -> dict[str, Any]:
     return {} if text is None else json_object(text, path, TokenizerError)
 
 
+_EXTRA_NAMES = ("extra_special_tokens", "additional_special_tokens")
+
+
+def _side_values(folder: Path) -> dict[str, Any]:
+    """Return the values about special tokens in tokenizer_config.json and special_tokens_map.json.
+
+    As in transformers 5, special_tokens_map.json takes precedence, except for additional_special_tokens. It is ignored
+    if tokenizer_config.json contains added_tokens_decoder, which newer files do.
+    """
+    config = read_object(folder / CONFIG_NAME)
+    extra = next((config[name] for name in _EXTRA_NAMES if config.get(name)), None)
+    values = {**{key: value for key, value in config.items() if key not in _EXTRA_NAMES}, _EXTRA_NAMES[0]: extra}
+    if "added_tokens_decoder" in config:
+        return values
+    older = read_object(folder / SPECIAL_TOKENS_NAME)
+    listed = older.get(_EXTRA_NAMES[0])
+    if isinstance(listed, list) and isinstance(extra, list):
+        listed = [*extra, *listed]
+    found = listed or extra or older.get(_EXTRA_NAMES[1])
+    return {**values, **{key: value for key, value in older.items() if key != _EXTRA_NAMES[1]}, _EXTRA_NAMES[0]: found}
+
+
 def special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens of a folder, such as {"eos_token": "<|im_end|>"}: all keys that end in _token."""
-    tokens: dict[str, str] = {}
-    for source in (read_object(folder / SPECIAL_TOKENS_NAME), read_object(folder / CONFIG_NAME)):
-        named = ((name, _content(value)) for name, value in source.items() if name.endswith("_token"))
-        tokens |= {name: content for name, content in named if content is not None}
-    return tokens
+    """Return the special tokens of a folder by name, such as {"eos_token": "<|im_end|>"}.
+
+    The names are all keys that end in _token, and the names in extra_special_tokens.
+    """
+    values = _side_values(folder)
+    extra = values.pop(_EXTRA_NAMES[0])
+    named = {name: value for name, value in values.items() if name.endswith("_token")}
+    if isinstance(extra, Mapping):
+        named |= extra
+    return {name: content for name, value in named.items() if (content := _content(value))}
+
+
+def special_token_flags(folder: Path) -> dict[str, dict[str, bool]]:
+    """Return the flags of the special tokens that are objects, such as {"<pad>": {"lstrip": True}}."""
+    values = [value for name, value in _side_values(folder).items() if name.endswith("_token")]
+    return {
+        content: {flag: value[flag] for flag in _FLAGS if flag != "special" and isinstance(value.get(flag), bool)}
+        for value in values
+        if isinstance(value, Mapping) and (content := _content(value))
+    }
 
 
 def further_special_tokens(folder: Path) -> list[str]:
-    """Return the special tokens without a role: additional_special_tokens, or extra_special_tokens in newer files."""
-    tokens: list[str] = []
-    for source in (read_object(folder / SPECIAL_TOKENS_NAME), read_object(folder / CONFIG_NAME)):
-        for name in ("additional_special_tokens", "extra_special_tokens"):
-            entries = source.get(name)
-            values = entries.values() if isinstance(entries, Mapping) else entries if isinstance(entries, list) else ()
-            tokens += [content for value in values if (content := _content(value)) is not None]
-    return tokens
+    """Return the special tokens without a name: additional_special_tokens, or extra_special_tokens in newer files."""
+    extra = _side_values(folder)[_EXTRA_NAMES[0]]
+    return [content for value in extra if (content := _content(value))] if isinstance(extra, list) else []
 
 
 def _content(value: object) -> str | None:
@@ -141,7 +172,8 @@ def declared_tokens(folder: Path) -> dict[int, dict[str, Any]]:
     path = folder / CONFIG_NAME
     tokens = read_object(path).get("added_tokens_decoder")
     if tokens is None:
-        path, special = folder / ADDED_NAME, set(special_tokens(folder).values())
+        path = folder / ADDED_NAME
+        special = {*special_tokens(folder).values(), *further_special_tokens(folder)}
         return {
             _id(path, id_): {"content": content, "special": content in special, "normalized": content not in special}
             for content, id_ in read_object(path).items()
