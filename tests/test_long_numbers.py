@@ -16,7 +16,7 @@ import genai
 from genai.cli.run import extents
 from genai.cli.wrapping import width_of
 from genai.compat.onnxruntime.options import MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES, check_entries
-from genai.engine.sampling.grammar import _with_held_numbers
+from genai.engine.sampling.grammar import _with_held_values
 from genai.errors import InputError, OptionError, whole_number
 from genai.evaluate.model_diff import layer_of
 from genai.evaluate.tasks import _question
@@ -75,7 +75,7 @@ def test_what_others_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     response: Any = SimpleNamespace(status_code=206, headers={"content-range": f"bytes {LONG}-"})
     assert not _continues(response, 0)
     grammar = f'start: %json {{"minimum": {LONG}}}'
-    assert _with_held_numbers(grammar) == grammar
+    assert _with_held_values(grammar) == grammar
     task = {"task": "a", "messages": ["b"], "answer": "c", "match": "exact"}
     for most in ("1e999", LONG):
         with pytest.raises(InputError):

@@ -166,7 +166,11 @@ def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
             f"the parameters of tool {name!r} are {kind_of(parameters)}",
             "parameters must be a JSON schema", "pass an object",
         )  # fmt: skip
-    schema = {"type": "object", **plain(parameters or {}, f"tools[{index}].parameters")}
+    # Tool schemas often contain keywords that no compiler supports. Only strict tools must match their schema exactly.
+    style = {**JSON_STYLE, "lenient": function.get("strict") is not True}
+    # As in OpenAI's API, a tool without "parameters" takes no arguments.
+    known = plain(parameters, f"tools[{index}].parameters") if parameters else {"additionalProperties": False}
+    schema = {"type": "object", **known, "x-guidance": style}
     if not ends(schema):
         raise GrammarError(
             f"the schema of tool {name!r} is recursive without an optional exit",
@@ -174,6 +178,4 @@ def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
             "make some of the recursive properties optional",
         )
     hold_values(schema, _schema_name(name))
-    # Tool schemas often contain keywords that no compiler supports. Only strict tools must match their schema exactly.
-    style = {**JSON_STYLE, "lenient": function.get("strict") is not True}
-    return CalledTool(name, {**schema, "x-guidance": style})
+    return CalledTool(name, schema)

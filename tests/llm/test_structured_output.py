@@ -266,7 +266,7 @@ def test_bounds_that_floats_round(name: str, kind: str, llm: genai.LLM) -> None:
         ({"type": "integer", "minimum": 10**30}, "/minimum"),
         ({"type": "integer", "maximum": -FAR}, "/maximum"),
         ({"properties": {"a": {"exclusiveMinimum": float(FAR)}}}, "/properties/a/exclusiveMinimum"),
-        ({"$ref": "#/x/a", "x": {"a": {"type": "integer", "minimum": -FAR}}}, "/x/a/minimum"),
+        ({"$ref": "#/x/a", "x": {"a": {"type": "integer", "maximum": -FAR}}}, "/x/a/maximum"),
         ({"const": FAR * 2 + 1}, "/const"),
         ({"enum": [1, {"a": [-FAR - 1]}]}, "/enum/1/a/0"),
         ({"const": 2**53 + 1}, "/const"),

@@ -83,10 +83,10 @@ BEGUN = {
 }
 
 
-def ask(llm: genai.LLM, begun: str, choice: ToolChoice, seed: int) -> Reply:
+def ask(llm: genai.LLM, begun: str, choice: ToolChoice, seed: int, tools: Any = TOOLS) -> Reply:
     """Return the reply to a message; it starts with the given text."""
-    prompt, ids = llm.render("Hi", tools=TOOLS), llm.encode(begun)
-    shape = llm.shape(prompt, tools=TOOLS, tool_choice=choice)
+    prompt, ids = llm.render("Hi", tools=tools), llm.encode(begun)
+    shape = llm.shape(prompt, tools=tools, tool_choice=choice)
     tokens = [*llm.encode(prompt), *ids]
     with llm.stream_tokens(tokens, shape=shape, num_reply=len(ids), seed=seed, temperature=1.0) as stream:
         text = begun + "".join(stream)
@@ -109,6 +109,14 @@ def test_the_one_that_is_named(name: str, llm_of: Callable[[str], genai.LLM]) ->
     reply = ask(llm_of(name), BEGUN.get(name, ""), choice, 1)
     assert [call.name for call in reply.tool_calls] == ["weather"]
     check(reply.tool_calls)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_tool_without_parameters(name: str, llm_of: Callable[[str], genai.LLM]) -> None:
+    for number, more in enumerate(({}, {"parameters": None}, {"parameters": {}})):
+        tools = [{"type": "function", "function": {"name": "now", "description": "", **more}}]
+        reply = ask(llm_of(name), BEGUN.get(name, ""), "required", number, tools)
+        assert {(call.name, call.arguments_text) for call in reply.tool_calls} == {("now", "{}")}
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "mistral-named"])
@@ -247,6 +255,23 @@ def test_a_refused_schema_of_a_tool_is_named_with_its_place(llm_of: Callable[[st
     with pytest.raises(GrammarError) as raised:  # the tools are right, what the reply is held to beside them is not
         tooled.chat("Hi", tools=TOOLS, json_schema={"properties": {"b": {"type": "strin"}}})
     assert raised.value.what.startswith("json_schema ") and raised.value.what.endswith("at /properties/b")
+
+
+def test_patterns_and_keys_of_tools(llm_of: Callable[[str], genai.LLM]) -> None:
+    """As in json_schema, except that a minimum of keys is only refused for strict tools."""
+    parts = {"x": {"type": "string", "pattern": "^[[:alpha:]]$"}}
+    known = {"properties": parts, "required": ["x"], "additionalProperties": False}
+    for strict, schema in ((True, known), (False, {**known, "x-words": 1, "not": {}})):
+        tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": schema}}
+        for call in ask(
+            llm_of("hermes"), '<tool_call>\n{"name": "f", "arguments": {"x": "', "required", 1, [tool]
+        ).tool_calls:
+            assert isinstance(call.arguments, dict) and call.arguments["x"] in {f"{one}]" for one in "[:alph"}
+    wrong = {"properties": {"x": {"pattern": "[a--b]"}}}
+    for strict, schema, named in ((False, wrong, "out of order"), (True, {"minProperties": 2}, "repeat a key")):
+        tool = {"name": "f", "strict": strict, "parameters": schema}
+        with pytest.raises(GrammarError, match=f"the schema of tool 'f'(?s:.*){named}"):
+            llm_of("hermes").chat("A", tools=[tool], tool_choice="required", max_tokens=5)
 
 
 def test_numbers_that_no_call_could_be_held_to(llm_of: Callable[[str], genai.LLM]) -> None:

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import GrammarError, kind_of
-from .json_schema import close_objects, cut_pattern, ends, far_number, hold_days, is_cut, move_bounds, old_draft
+from .json_schema import (
+    close_objects,
+    countless_keys,
+    ends,
+    far_number,
+    hold_days,
+    hold_keys,
+    hold_patterns,
+    is_cut,
+    move_bounds,
+    old_draft,
+    without_additional_items,
+)
 from .schema_depth import depth
 
 # A longer grammar is a mistake or an attack. Each character costs time and memory before the compiler's limits apply.
@@ -33,6 +45,8 @@ OPTIONS = ("json_schema", "regex", "grammar", "choice")
 # JSON on one line, in the style of json.dumps: if whitespace is unrestricted, a model may generate it without end. A
 # schema can override this style ("x-guidance").
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# llguidance's option for the escapes in JSON texts. Without \uXXXX, every text has exactly one form in JSON.
+_ONE_FORM = {"json_allowed_escapes": 'nrbtf\\"', "json_allow_general_unicode_escapes": False}
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,7 @@ class Grammar:
             if (rules := lark.count(":")) > _MOST_RULES:
                 why = f"the grammar has {rules:,} colons, one per rule, but the limit is {_MOST_RULES:,} rules"
                 raise GrammarError("the grammar is too large", why, "use fewer rules")
-            return LLMatcher.grammar_from_lark(_with_held_numbers(lark))
+            return LLMatcher.grammar_from_lark(_with_held_values(lark))
         inner = self.body.source
         body = json.loads(inner)["grammars"][0] if inner.startswith("{") else {"lark_grammar": inner}
         return json.dumps({"grammars": [{"name": "main", "lark_grammar": self.text}, {**body, "name": "body"}]})
@@ -111,14 +125,19 @@ class Grammar:
 
 
 def hold_values(schema: Any, name: str = "json_schema") -> None:
-    """Move bounds in a schema to numbers that llguidance enforces, and restrict dates to existing days, in place.
+    """Change a schema, in place, to one that llguidance enforces in full.
+
+    Bounds move to numbers that llguidance can represent, dates are restricted to existing days, and patterns are
+    rewritten. If an object has both named and open keys, every key has only one form in JSON.
 
     Args:
-        schema: the schema.
+        schema: the schema. With the option "lenient" in "x-guidance", requirements of the number of keys remain as they
+            are, although llguidance does not enforce them.
         name: name of the schema in messages.
 
     Raises:
-        GrammarError: the schema has a number or a pattern that cannot be enforced, or an unsupported draft.
+        GrammarError: the schema has a number, a pattern or another requirement that cannot be enforced, or an
+            unsupported draft.
     """
     if (draft := old_draft(schema)) is not None:
         raise GrammarError(
@@ -126,19 +145,55 @@ def hold_values(schema: Any, name: str = "json_schema") -> None:
             'keywords of drafts before 4, such as "required": true and "divisibleBy", would be ignored',
             "use a later draft, such as https://json-schema.org/draft/2020-12/schema",
         )
-    if cut := cut_pattern(schema):
-        raise _backslash(f"the pattern at {cut[0] or 'the top'} of {name}", cut[1])
+
+    def refuse(where: str, pattern: str, why: str) -> GrammarError:
+        place = f"the pattern at {where or 'the top'} of {name}"
+        if is_cut(pattern):
+            return _backslash(place, pattern)
+        return GrammarError(
+            f"{place}, {pattern[:80]!r}, cannot be used", why, "write the pattern without it, in the syntax of ECMA 262"
+        )
+
     hold_days(schema)
+    rare, where_rare = hold_patterns(schema, refuse)
+    if place := hold_keys(schema):
+        _hold_forms(schema, name, place, rare, where_rare)
+    without_additional_items(schema)
     move_bounds(schema)
+    _check_values(schema, name)
+
+
+def _hold_forms(schema: Any, name: str, place: str, rare: str, where_rare: str) -> None:
+    """Allow one form in JSON for every text, in place."""
+    if rare:
+        raise GrammarError(
+            f"{name} requires the character {rare!r} at {where_rare or 'the top'}",
+            f"JSON writes it as \\u{ord(rare):04x}, and the object at {place} would then allow named keys in other"
+            " forms, with values that are not checked",
+            'remove the character, or disallow other keys with "additionalProperties": false',
+        )
+    style = schema.get("x-guidance")
+    schema["x-guidance"] = {**(style if isinstance(style, Mapping) else {}), **_ONE_FORM}
+
+
+def _check_values(schema: Any, name: str) -> None:
     if far := far_number(schema):
         where, number = far
         why = "grammars use floats and 64-bit integers, so replies would be checked against a different number"
         raise GrammarError(
             f"{name} has the number {number!r:.80} at {where}", why, "remove the number, or use a string"
         )
+    style = schema.get("x-guidance") if isinstance(schema, Mapping) else None
+    is_lenient = isinstance(style, Mapping) and bool(style.get("lenient"))
+    if not is_lenient and (place := countless_keys(schema)):
+        raise GrammarError(
+            f"{name} has a minimum of keys at {place} that cannot be enforced",
+            "a reply may repeat a key, and repeated keys count as one",
+            'name the keys in "required", or lower the minimum to the number of required keys plus 1',
+        )
 
 
-def _with_held_numbers(lark: str) -> str:
+def _with_held_values(lark: str) -> str:
     """Apply `hold_values` to the schemas in a Lark grammar; invalid JSON is left to the compiler."""
     written, end = [], 0
     for found in _INNER_SCHEMA.finditer(lark):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeGuard
+from urllib.parse import unquote
+
+from .ecma_regex import RARE, PatternError, Rewritten, rewrite
 
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
-_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not")
 # Keywords of bounds, each with the direction in which the valid values lie.
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
@@ -44,12 +47,35 @@ def parts(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def all_parts(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a schema and all subschemas, each with its JSON pointer."""
-    waiting = [("", schema)]
+    """Yield a schema, all subschemas, and the parts that references name, each with its JSON pointer."""
+    waiting, known = [("", schema)], set()
     while waiting:
         path, part = waiting.pop()
+        if isinstance(part, Mapping):
+            if id(part) in known:
+                continue
+            known.add(id(part))
         yield path, part
         waiting += [(path + step, inner) for step, inner in parts(part)]
+        ref = part.get("$ref") if isinstance(part, Mapping) else None
+        if isinstance(ref, str) and isinstance(target := referred(schema, ref), Mapping):
+            waiting.insert(0, (unquote(ref).removeprefix("#"), target))  # last, so that its own path has precedence
+
+
+def referred(schema: Any, ref: str) -> Any:
+    """Return the target of a reference; None if the reference is not a path in the schema, such as an anchor."""
+    found = schema
+    if not ref.startswith("#"):
+        return None
+    for key in unquote(ref).removeprefix("#").split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isdecimal() and len(key) < 9 and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found
 
 
 def escaped(key: str) -> str:
@@ -75,15 +101,105 @@ def is_cut(pattern: Any) -> bool:
     return isinstance(pattern, str) and (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
-def cut_pattern(schema: Any) -> tuple[str, str] | None:
-    """Return the location of a pattern that ends with a single backslash, and the pattern; None if none does."""
+def hold_patterns(schema: Any, refuse: Callable[[str, str, str], Exception]) -> tuple[str, str]:
+    """Rewrite all patterns, in place, so that llguidance reads them as ECMA 262 does.
+
+    Args:
+        schema: the schema.
+        refuse: returns the exception for a pattern that cannot be rewritten, from its location, the pattern and the
+            reason.
+
+    Returns:
+        A required control character that JSON writes as \\u00XX only, and its location; empty if there is none.
+    """
+    rare = ("", "")
+    for path, part in list(all_parts(schema)):
+        if not isinstance(part, MutableMapping):
+            continue
+
+        def rewritten(pattern: str, where: str = path) -> Rewritten:
+            nonlocal rare
+            try:
+                found = rewrite(pattern)
+            except PatternError as error:
+                raise refuse(where, pattern, str(error)) from None
+            if found.rare:
+                rare = found.rare, where
+            return found
+
+        if isinstance(pattern := part.get("pattern"), str):
+            part["pattern"], *others = rewritten(pattern).patterns
+            if others:
+                _add_all(part, [{"pattern": other} for other in others])
+        if isinstance(named := part.get("patternProperties"), Mapping):
+            keys: dict[str, Any] = {}
+            part["patternProperties"] = keys
+            for key, inner in named.items():
+                new = rewritten(key).patterns
+                if len(new) > 1:
+                    raise refuse(path, key, "a lookahead in patternProperties is not supported")
+                keys[new[0]] = {"allOf": [keys[new[0]], inner]} if new[0] in keys else inner
+        for value in (part.get("const"), part.get("enum")):
+            if control := next((one for text in _texts(value) for one in text if one in RARE), ""):
+                rare = control, path
+    return rare
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a constant value, without the names in objects, which llguidance always writes alike."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        waiting += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+
+
+def _add_all(part: MutableMapping[str, Any], others: list[Any]) -> None:
+    """Add schemas that an instance must match, too."""
+    if isinstance(known := part.setdefault("allOf", []), list):
+        known += others
+
+
+def hold_keys(schema: Any) -> str | None:
+    """Return the location of an object whose keys are partly named and partly open; None if there is none.
+
+    A named key is recognised by its JSON text, so a key must not have several texts, such as "a" and "\\u0061".
+    """
     for path, part in all_parts(schema):
-        if isinstance(part, Mapping):
-            named = part.get("patternProperties")
-            for pattern in (part.get("pattern"), *(named if isinstance(named, Mapping) else ())):
-                if is_cut(pattern):
-                    return path, str(pattern)
+        if isinstance(part, Mapping) and _is_object(part):
+            named, patterns, is_open = bool(part.get("properties") or part.get("required")), *_open_keys(part)
+            if named + patterns + is_open > 1:
+                return path or "the top"
     return None
+
+
+def countless_keys(schema: Any) -> str | None:
+    """Return the location of a minimum of keys that would also count repeated keys; None if there is none."""
+    for path, part in all_parts(schema):
+        if isinstance(part, Mapping) and _is_object(part) and _is_number(least := part.get("minProperties")):
+            required = part.get("required")
+            fixed = len(set(map(str, required))) if isinstance(required, list) else 0
+            if least - fixed > 1 and any(_open_keys(part)):
+                return f"{path}/minProperties"
+    return None
+
+
+def _is_object(part: Mapping[str, Any]) -> bool:
+    types = part.get("type", "object")
+    return types == "object" or (isinstance(types, list) and "object" in types)
+
+
+def _open_keys(part: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return True if keys of an object may match patterns, and if keys without a name or a pattern are allowed."""
+    return bool(part.get("patternProperties")), part.get("additionalProperties") is not False
+
+
+def without_additional_items(schema: Any) -> None:
+    """Remove "additionalItems" where it has no meaning, in place; llguidance would then ignore "prefixItems"."""
+    for _, part in all_parts(schema):
+        if isinstance(part, MutableMapping) and "prefixItems" in part and not isinstance(part.get("items"), list):
+            part.pop("additionalItems", None)
 
 
 def hold_days(schema: Any) -> None:
@@ -92,8 +208,8 @@ def hold_days(schema: Any) -> None:
         if isinstance(part, MutableMapping) and part.get("format") in ("date", "date-time"):
             if "pattern" not in part:
                 part["pattern"] = _DAYS
-            elif isinstance(others := part.setdefault("allOf", []), list):
-                others.append({"pattern": _DAYS})
+            else:
+                _add_all(part, [{"pattern": _DAYS}])
 
 
 def far_number(schema: Any) -> tuple[str, float] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
-from urllib.parse import unquote
+
+from .json_schema import referred
 
 
 def depth(schema: Any) -> int:
@@ -47,16 +48,8 @@ def _inside(value: Any, closed: Collection[int] = ()) -> Iterator[tuple[Any, int
 
 def _resolved(schema: Any, ref: str) -> Any:
     """Return the target of a reference; the whole schema if the reference is not a path, such as an anchor."""
-    found = schema
-    for key in unquote(ref).removeprefix("#").split("/")[1:] if ref.startswith("#") else ():
-        key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping) and key in found:
-            found = found[key]
-        elif isinstance(found, list) and key.isdecimal() and len(key) < 9 and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            return schema
-    return found
+    found = referred(schema, ref)
+    return schema if found is None else found
 
 
 def _longest(leads: dict[int, set[int]], lengths: Mapping[int, int]) -> int:

@@ -109,8 +109,12 @@ def decode_json(text: str) -> Any:
 
 
 def decode_arguments(text: str) -> dict[str, Any]:
-    """Return a call's arguments from their JSON text. Raise MalformedCallError if the text is not an object."""
-    return _check_arguments(decode_json(text))
+    """Return a call's arguments from their JSON text. An empty text and null become {}.
+
+    Raises:
+        MalformedCallError: the text is not an object.
+    """
+    return {} if text.strip() in ("", "null") else _check_arguments(decode_json(text))
 
 
 def call_from_json(text: str, raw: str) -> ToolCall:
@@ -121,19 +125,24 @@ def call_from_json(text: str, raw: str) -> ToolCall:
 def call_from_value(value: object, raw: str) -> ToolCall:
     """Return a call from a decoded JSON object. Arguments that are themselves JSON text are decoded.
 
+    Missing, null and empty arguments become {}: models write calls of tools without parameters in these ways.
+
     Raises:
-        MalformedCallError: the name or the arguments are missing, or have the wrong type.
+        MalformedCallError: the name is missing, or the name or the arguments have the wrong type.
     """
     if not isinstance(value, dict):
         raise MalformedCallError(f"a tool call must be a JSON object, not {type(value).__name__}")
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise MalformedCallError('the tool call has no "name"')
-    arguments = value.get("arguments", value.get("parameters"))
+    arguments = value.get("arguments")
+    if arguments is None:
+        arguments = value.get("parameters")
     if isinstance(arguments, str):
-        arguments = decode_json(arguments)
+        arguments = decode_json(arguments) if arguments.strip() else None
     call_id = value.get("id")
-    return ToolCall(name, _check_arguments(arguments), raw, call_id if isinstance(call_id, str) else None)
+    checked = {} if arguments is None else _check_arguments(arguments)
+    return ToolCall(name, checked, raw, call_id if isinstance(call_id, str) else None)
 
 
 def _check_arguments(arguments: object) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _read_call(source: Source, header: str, recipient: str) -> Reader[None]:
         return
     part = PartialCall(source, header)
     try:
-        text = yield from part.take_json()
+        text = yield from part.take_arguments(_STOPS)
         yield from part.take_end(_STOPS)
         if recipient == _FUNCTIONS:
             raise MalformedCallError("the tool call has no name")

@@ -7,7 +7,7 @@ object is complete. Calls in Python syntax (`brave_search.call(…)`) are return
 from __future__ import annotations
 
 from .calls import CallFormat
-from .events import MalformedCallError, Marker, Text, ToolCall, call_from_json
+from .events import MalformedCallError, Marker, Text, ToolCall, call_from_json, decode_json
 from .parser import Parser, hide_marker, read_spans
 from .source import PartialCall, Reader, Source, show_failed, starts_with, take_run
 
@@ -23,7 +23,7 @@ def _read_calls(source: Source, opening: str, *, is_bare: bool = False) -> Reade
     try:
         while more:
             text = yield from part.take_json()
-            calls.append(call_from_json(text, part.raw))
+            calls.append(_call(text, part.raw, is_reply=is_bare and not calls))
             part.raw = ""
             # If prose follows an object without a separator, the object is not a call.
             more = (yield from part.take_end((";", *_STOPS))) == ";"
@@ -42,6 +42,14 @@ def _read_calls(source: Source, opening: str, *, is_bare: bool = False) -> Reade
     yield from calls
     if part.raw:
         yield Marker(part.raw)
+
+
+def _call(text: str, raw: str, *, is_reply: bool) -> ToolCall:
+    """Return a call. An object that is the whole reply is only a call if it names its arguments."""
+    call = call_from_json(text, raw)
+    if is_reply and not decode_json(text).keys() & {"arguments", "parameters"}:
+        raise MalformedCallError("the tool call has no arguments")
+    return call
 
 
 def _read(source: Source) -> Reader[None]:

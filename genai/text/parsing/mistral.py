@@ -46,7 +46,7 @@ def _read_named(source: Source, part: PartialCall) -> Reader[ToolCall]:
     if not name or following != ARGUMENTS:
         raise MalformedCallError(f"a tool name and {ARGUMENTS} are expected after {OPENING}")
     part.raw += source.take(len(ARGUMENTS))
-    arguments = decode_arguments((yield from part.take_json()))
+    arguments = decode_arguments((yield from part.take_arguments(_STOPS)))
     return ToolCall(name, arguments, part.raw, call_id or None)
 
 

@@ -91,6 +91,9 @@ def take_run(source: Source, characters: str = " \t\r\n") -> Reader[str]:
         yield None
 
 
+_NULL = "null"
+
+
 class PartialCall:
     """The text of a tool call so far (`raw`), so that the whole text can be returned after a failure."""
 
@@ -111,6 +114,16 @@ class PartialCall:
         if not scanner.complete:
             raise MalformedCallError(scanner.problem or "the reply ended inside a tool call")
         return text
+
+    def take_arguments(self, stops: Sequence[str]) -> Reader[str]:
+        """Consume the JSON object of a call's arguments, or null. Return "" if one of `stops` comes first, unread."""
+        self.raw += yield from take_run(self._source)
+        following = yield from starts_with(self._source, (*stops, _NULL))
+        if following == _NULL:
+            self.raw += self._source.take(len(_NULL))
+        elif following is None:
+            return (yield from self.take_json())
+        return ""
 
     def take_end(self, markers: Sequence[str]) -> Reader[str | None]:
         """Consume white space. Return the marker that follows, unread, or None at the end of the reply.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai.text.parsing import PARSERS, End, Event, Reasoning, ReplySplitter, Text, ToolCall, split_reply
+from genai.text.parsing import PARSERS, End, Event, Reasoning, Reply, ReplySplitter, Text, ToolCall, split_reply
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "text.md").read_text(encoding="utf-8")
 
@@ -93,6 +93,35 @@ CLEAN: list[tuple[str, str, str, str, list[tuple[str, Any, str | None]]]] = [
 ]
 
 
+# Replies with a call of a tool without parameters.
+EMPTY = [
+    *(("hermes", f'<tool_call>{{"name": "f"{rest}}}</tool_call>') for rest in (
+        "", ', "arguments": {}', ', "arguments": null', ', "arguments": ""', ', "arguments": " "',
+        ', "arguments": "null"', ', "arguments": "{}"', ', "parameters": null', ', "arguments": null, "parameters": {}',
+    )),
+    *(("llama3", f'{{"name": "f", "{key}": {value}}}') for key in ("parameters", "arguments")
+      for value in ("{}", "null", '""')),
+    ("llama3", '<|python_tag|>{"name": "f"}'),
+    ("llama3", '{"name": "f", "parameters": {}}; {"name": "f"}'),
+    ("mistral", '[TOOL_CALLS][{"name": "f"}, {"name": "f", "arguments": null}]'),
+    ("mistral", "[TOOL_CALLS]f[ARGS]{}"),
+    ("mistral", "[TOOL_CALLS]f[ARGS] null"),
+    ("mistral", "[TOOL_CALLS]f[ARGS][TOOL_CALLS]f[ARGS]{}"),
+    ("gpt_oss", HARMONY + "{}"),
+    ("gpt_oss", HARMONY + "<|call|>"),
+    ("gpt_oss", HARMONY + "\n<|call|>"),
+    ("gpt_oss", HARMONY + "null<|call|>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parser", "reply"), EMPTY)
+def test_calls_without_arguments(parser: str, reply: str) -> None:
+    """As in messages: {} stands for missing, null and empty arguments."""
+    for result in (split_reply(reply, parser), Reply.from_events(stream(parser, reply))):
+        assert {(found.name, found.arguments_text) for found in result.tool_calls} == {("f", "{}")}
+        assert not result.text.strip() and not result.problems
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_format_has_a_clean_reply_and_is_documented(name: str) -> None:
     assert name in {parser for parser, *_ in CLEAN}, f"tests/text/parsing/test_formats.py: CLEAN has no {name!r}"
@@ -110,7 +139,6 @@ SPOILED = [
     ("hermes", "<tool_call>", "ended inside"),
     ("hermes", '<tool_call>{"name": "f", "arguments": [1}</tool_call>', "is unexpected"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {},,}</tool_call>', "malformed"),
-    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "not NoneType"),
     ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "not list"),
     ("hermes", '<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "malformed"),
     ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>', 'no "name"'),
@@ -123,7 +151,7 @@ SPOILED = [
     ("llama3", '<|python_tag|>brave_search.call(query="x")', "expected, not 'b'"),
     ("llama3", '{"name": "f", "parameters": {}} and prose', "other text"),
     ("llama3", '{"name": "f", "parameters": {"a": ', "ended inside"),
-    ("llama3", '{"name": "f", "parameters": {}}; {"name": "g"}', "not NoneType"),
+    ("llama3", '{"name": "f", "parameters": {}}; {"parameters": {}}', 'no "name"'),
     ("mistral", "[TOOL_CALLS]", "a tool name"),
     ("mistral", "[TOOL_CALLS][]", "empty"),
     ("mistral", "[TOOL_CALLS][1]", "not int"),
@@ -132,6 +160,10 @@ SPOILED = [
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": ', "ended inside"),
     ("mistral", "[TOOL_CALLS]f[ARGS][1]", "not list"),
     ("gpt_oss", "<|channel|>analysis without a message", "header has no"),
+    ("mistral", "[TOOL_CALLS]f[ARGS]", "ended inside"),
+    ("mistral", "[TOOL_CALLS]f[ARGS]nul", "expected, not 'n'"),
+    ("gpt_oss", HARMONY, "ended inside"),
+    ("gpt_oss", HARMONY + "null {}", "other text"),
     ("gpt_oss", HARMONY + "{", "ended inside"),
     ("gpt_oss", HARMONY + "[]", "not list"),
     ("gpt_oss", HARMONY + "{} and on", "other text"),

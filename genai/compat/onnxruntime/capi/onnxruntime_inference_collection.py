@@ -32,7 +32,7 @@ def check_and_normalize_provider_args(
     """
     chosen = [
         (name, options)
-        for name, options in chosen_providers(providers, provider_options)
+        for name, options in chosen_providers(providers or (), provider_options)
         if name in available_provider_names
     ]
     return [name for name, _ in chosen], [{key: str(value) for key, value in given.items()} for _, given in chosen]
