@@ -24,7 +24,8 @@ from genai.kernels.cpu.jit.native import LIBRARY
 from genai.quant.ggml import GGML_TYPES
 from genai.text.backend import load_tokenizer
 from genai.weight_files.gguf import GgufModel
-from tools import make_gguf_goldens
+from tools import make_gguf_goldens, quantised_checkpoints
+from tools.checkpoint_gguf import write_gpt_oss_gguf
 from tools.gguf_models import SHAPES, TOKENS, VOCAB, VOCABULARIES, write_adapter, write_model
 from tools.make_gguf_goldens import KINDS, STEP, TYPED, VOCABULARY_KINDS, Typed, texts, typed_texts, write_vocabulary
 
@@ -71,7 +72,8 @@ def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_has_a_golden() -> None:
-    assert {shape.arch for shape in SHAPES.values()} == set(ARCHITECTURES)
+    # gpt-oss is compared with its checkpoint: test_gpt_oss_equals_its_checkpoint
+    assert {shape.arch for shape in SHAPES.values()} == set(ARCHITECTURES) - {"gpt-oss"}
     assert {*(f"shape/{name}" for name in SHAPES), *(f"type/{kind}" for kind in KINDS[1:])} < set(LOGITS)
 
 
@@ -143,6 +145,77 @@ def test_mixed_types_as_files_have_them(tmp_path: Path) -> None:
     found = logits(build_model(tmp_path / "a.gguf", tmp_path / "kept"))
     wide = logits(build_model(tmp_path / "a.gguf", tmp_path / "wide", ExportOptions(precision="fp32")))
     np.testing.assert_allclose(found, wide, atol=2e-5 * np.abs(wide).max())
+
+
+HARMONY = ["<|startoftext|>", "<|return|>", "<|call|>", "<|end|>", "<|endoftext|>", "<|channel|>", "<|message|>"]
+
+
+def harmony(count: int, *without: str) -> dict[str, Any]:
+    """A vocabulary of letters and the special tokens of gpt-oss."""
+    special = [token for token in HARMONY if token not in without]
+    listed = [*(chr(code) for code in range(33, 33 + count - len(special) - 1)), "ab", *special]
+    return {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-4o", "tokenizer.ggml.tokens": listed,
+        "tokenizer.ggml.token_type": [1] * (count - len(special)) + [3] * len(special),
+        "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": listed.index("<|startoftext|>"),
+        "tokenizer.ggml.eos_token_id": listed.index("<|return|>"), "tokenizer.chat_template": "{# <|channel|> #}",
+    }  # fmt: skip
+
+
+def all_logits(folder: Path, tokens: list[int]) -> Any:
+    with genai.Model(folder, accuracy="fp32") as model:
+        sequence = model.decoder.open()
+        sequence.append(tokens)
+        rows = np.array(compute(model.decoder, [sequence], all_rows=True)[0])
+        sequence.close()
+    return rows
+
+
+@pytest.mark.parametrize("experts", ["mxfp4", "F32", "Q8_0"])
+@pytest.mark.parametrize("yarn", [False, True], ids=["", "yarn"])
+def test_gpt_oss_equals_its_checkpoint(experts: str, yarn: bool, tmp_path: Path) -> None:
+    """Sinks, biases, windows of alternating layers, experts and YaRN's exact bounds, beyond the window."""
+    folders = quantised_checkpoints.write_gpt_oss(tmp_path)
+    if yarn:
+        scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False}
+        for folder in folders:
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    source = folders[0 if experts == "mxfp4" else 1]
+    vocabulary = harmony(quantised_checkpoints.VOCAB)
+    file = write_gpt_oss_gguf(source, tmp_path / "a.gguf", vocabulary, "F32" if experts == "mxfp4" else experts)
+    tokens = np.random.default_rng(0).integers(0, quantised_checkpoints.VOCAB, 40).tolist()
+    build_model(source, tmp_path / "checkpoint", ExportOptions(precision="fp32"))
+    if experts == "Q8_0":  # rounded: the router can choose other experts than in the checkpoint
+        build_model(file, tmp_path / "wide", ExportOptions(precision="fp32"))
+    expected = all_logits(tmp_path / ("wide" if experts == "Q8_0" else "checkpoint"), tokens)
+    plan = plan_build(file)
+    assert not plan.remarks and not plan.rounded
+    found = all_logits(execute(plan, tmp_path / "gguf"), tokens)
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+    config, other = (json.loads((tmp_path / name / "genai_config.json").read_text())["model"]
+                     for name in ("checkpoint", "gguf"))  # fmt: skip
+    assert config["type"] == other["type"]
+    assert config["decoder"].get("sliding_window") == other["decoder"].get("sliding_window")
+
+
+@pytest.mark.parametrize(
+    ("without", "ends"),
+    [
+        ((), ["<|return|>", "<|call|>", "<|endoftext|>"]),
+        (("<|call|>",), ["<|return|>", "<|end|>", "<|endoftext|>"]),  # not the tokens of gpt-oss
+    ],
+    ids=["gpt-oss", "other"],
+)
+def test_ends_of_messages_do_not_end_a_reply(without: tuple[str, ...], ends: list[str], tmp_path: Path) -> None:
+    """As in llama.cpp: with <|return|> and <|call|>, <|end|> only ends a message."""
+    source, _ = quantised_checkpoints.write_gpt_oss(tmp_path)
+    values = harmony(quantised_checkpoints.VOCAB, *without)
+    model = GgufModel(write_gpt_oss_gguf(source, tmp_path / "a.gguf", values))
+    tokens = write_tokenizer(model, quantised_checkpoints.VOCAB, tmp_path)
+    listed = values["tokenizer.ggml.tokens"]
+    assert sorted(listed[id_] for id_ in tokens["eos_token_id"]) == sorted(ends)
+    assert listed[tokens["eos_token_id"][0]] == "<|return|>"
 
 
 def test_another_precision(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def _multipliers(data: Metadata, model: GgufModel) -> Values:
     return {**values, **(_experts(data, model) if data.architecture == "granitemoe" else {})}
 
 
+# Architectures that were trained with YaRN bounds that are not rounded to whole dimensions. Files do not contain this.
+_EXACT_YARN_BOUNDS = ("gpt-oss",)
 # The 27B models derive the scale of the scores from hidden_size / heads; all other models use the head size.
 _LAYERS_27B = {"gemma2": 46, "gemma3": 62}
 
@@ -140,6 +142,10 @@ _FALCON = (
     Rule(r"input_layernorm", "attn_norm_2", when=_norms_apart),
     Rule(r"post_attention_layernorm", "attn_norm", when=_norms_apart),
 )
+_GPT_OSS = (
+    Rule(r"post_attention_layernorm", "post_attention_norm"),
+    Rule(r"self_attn\.sinks", "attn_sinks.weight"),
+)
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("llama", permuted=True),
     "qwen2": GgufArchitecture("qwen2"),
@@ -167,6 +173,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "smollm3": GgufArchitecture("smollm3", permuted=True),
     "nemotron": GgufArchitecture("nemotron"),
     "ernie4_5": GgufArchitecture("ernie4_5"),
+    "gpt-oss": GgufArchitecture("gpt_oss", _experts, rules=_GPT_OSS),
 }
 
 
@@ -273,6 +280,7 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
     if kind == "yarn":
         magnitude *= yarn_magnitude(factor)
         scaling = {"type": "yarn", "factor": factor, "attention_factor": magnitude, **bounds}
+        scaling["truncate"] = data.architecture not in _EXACT_YARN_BOUNDS
         return {**values, "rope_scaling": {**scaling, "original_max_position_embeddings": original}}
     if kind == "linear":
         return {**values, "rope_scaling": {"type": "linear", "factor": factor}}
