@@ -87,7 +87,11 @@ class Resize:
             if beyond.any():
                 is_beyond = beyond.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
                 result = np.where(is_beyond, result.dtype.type(self.extrapolation), result)
-        return (np.ascontiguousarray(np.trunc(result) if is_integer else result).astype(x.dtype, copy=False),)
+        if is_integer:
+            result = np.trunc(result)
+            if x.dtype.itemsize < 8:  # cubic curves overshoot
+                result = np.clip(result, np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
+        return (np.ascontiguousarray(result).astype(x.dtype, copy=False),)
 
     def _whole(self, values: Any, dtype: Any) -> Any:
         """Convert to integers as in onnxruntime: round if antialiased, else remove rounding errors for truncation."""

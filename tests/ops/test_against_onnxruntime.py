@@ -208,3 +208,28 @@ def test_too_few_features():
     model.graph.input[0].type.tensor_type.ClearField("shape")
     with pytest.raises(genai.Fail, match=r"2 features, .*the input has 1"):
         genai.InferenceSession(model).run(None, {"x": ROWS[:, :1].copy()})
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_cubic_overshoot_of_integers_saturates(dtype):
+    """onnxruntime resizes only float numbers cubically, so its float results are cut off."""
+    import onnxruntime
+
+    limits = np.iinfo(dtype)
+    x = np.repeat(np.array([[limits.min, limits.max]], dtype), 4, axis=1).reshape(1, 1, 2, 4)
+
+    def model(kind):
+        node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="cubic")
+        values = [
+            helper.make_tensor_value_info("x", kind, [1, 1, 2, 4]),
+            helper.make_tensor_value_info("y", kind, None),
+        ]
+        scales = helper.make_tensor("s", 1, [4], [1.0, 1.0, 1.0, 2.5])
+        graph = helper.make_graph([node], "g", values[:1], values[1:], [scales])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+    there = onnxruntime.InferenceSession(model(1).SerializeToString())
+    exact = there.run(None, {"x": x.astype(np.float32)})[0]
+    assert exact.max() > limits.max and exact.min() < limits.min
+    found = InferenceSession(model(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))).run(None, {"x": x})[0]
+    assert np.abs(found - np.clip(exact, limits.min, limits.max)).max() <= 1

@@ -106,7 +106,7 @@ class Placer:
                 continue
             if self._absorb(node):
                 continue
-            if rule.keeps and not self._adds_a_value(node):
+            if rule.keeps and not self._leaves_the_range(node):
                 self._keep(node, rule)
             else:
                 self._place(node, rule)
@@ -116,7 +116,7 @@ class Placer:
         graph, options = self.graph, self.options
         constant = {index for index, name in enumerate(node.inputs) if name and graph.constant_tensor(name) is not None}
         data = [index for index in (range(len(node.inputs)) if rule.data is None else rule.data) if node.input(index)]
-        if self._adds_a_value(node):
+        if node.op_type == "Pad" and node.input(2) and self._leaves_the_range(node):
             data.append(2)
         by_channel = rule.weight if rule.weight in constant else None
         if rule.weight is not None and by_channel is None and rule.weight not in data:
@@ -184,8 +184,14 @@ class Placer:
             self.placement.activations.setdefault(source, Activation())
         self._results(node, rule, Activation(shares=source))
 
-    def _adds_a_value(self, node: Node) -> bool:
-        """Return True if a Pad inserts a value other than 0."""
+    def _leaves_the_range(self, node: Node) -> bool:
+        """Return True if a Pad or Resize can return values outside the range of its input and 0.
+
+        A Pad does if it inserts a value other than 0, and a Resize if its cubic curves overshoot or if it extrapolates.
+        """
+        if node.op_type == "Resize":
+            where = node.attribute("coordinate_transformation_mode", "half_pixel")
+            return node.attribute("mode", "nearest") == "cubic" or where == "tf_crop_and_resize"
         if node.op_type != "Pad" or node.attribute("mode", "constant") != "constant":
             return False
         return (bool(node.input(2)) and number(self.graph, node.input(2)) != 0) or bool(node.attribute("value", 0))

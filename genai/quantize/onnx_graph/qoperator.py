@@ -70,7 +70,7 @@ def _join(model: OnnxModel, graph: Graph, node: Node) -> bool:
         return False
     names = node.inputs[1:] if node.op_type == "Where" else [name for name in node.inputs if name]
     operand_triples = [triple for name in names if (triple := _triple(graph, name)) is not None]
-    if len(operand_triples) != len(names) or (node.op_type == "Gemm" and node.attribute("beta", 1.0) != 1.0):
+    if len(operand_triples) != len(names) or (node.op_type == "Gemm" and not _is_qgemm(node)):
         return False
     end, (domain, operands) = ends[0], _JOINED[node.op_type]
     joined = node.copy()
@@ -128,6 +128,11 @@ def _triple(graph: Graph, name: str) -> _Triple | None:
 def _conv(node: Node, triples: Sequence[_Triple], result: _Triple) -> list[str]:
     x, weight, *bias = triples
     return [*x.names, *weight.names, *result.parameters, *(one.value for one in bias)]
+
+
+def _is_qgemm(node: Node) -> bool:
+    """Return True if QGemm computes a Gemm; QGemm multiplies the bias, whose scale is that of the product, by alpha."""
+    return not node.input(2) or (node.attribute("alpha", 1.0) == 1.0 and node.attribute("beta", 1.0) == 1.0)
 
 
 def _gemm(node: Node, triples: Sequence[_Triple], result: _Triple) -> list[str]:

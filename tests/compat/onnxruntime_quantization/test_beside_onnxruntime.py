@@ -271,3 +271,52 @@ def test_overrides(small_path, tmp_path):
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name].reshape(-1), value.reshape(-1), rtol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("factors", [{"alpha": 2.0}, {"beta": 0.5}, {"alpha": 2.0, "beta": 3.0, "transB": 1}], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_factors_of_a_gemm_apply_to_the_right_operands(factors, form, tmp_path):
+    """The oracle is the float model: onnxruntime's quantiser multiplies the bias by alpha and ignores beta."""
+    random = np.random.default_rng(3)
+    weights = {"w": random.standard_normal((8, 8), np.float32), "b": 5 * random.standard_normal(8, np.float32)}
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], **factors)
+    check_against_float(make([node], weights, {"x": (1, [4, 8])}, {"y": (1, [4, 8])}), (4, 8), form, tmp_path)
+
+
+SCALES, ROI = np.array([1, 1, 2.5, 1.5], np.float32), np.array([0, 0, -0.5, -0.5, 1, 1, 1, 1], np.float32)
+OUTSIDE: dict[str, tuple[list[str], dict[str, Any], dict[str, Any], int]] = {
+    "overshooting Resize": (["", "s"], {"mode": "cubic"}, {"s": SCALES}, 18),
+    "extrapolating Resize": (
+        ["r", "s"],
+        {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 20.0},
+        {"s": SCALES, "r": ROI},
+        18,
+    ),
+    "Pad with the attributes of opset 2": ([], {"pads": [0, 0, 1, 1, 0, 0, 1, 1], "value": -30.0}, {}, 10),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("form", FORMS)
+def test_values_outside_the_range_of_the_input_have_their_own_scale(name, form, tmp_path):
+    """The oracle is the float model: onnxruntime's quantiser gives the results the scale of the input."""
+    inputs, attributes, constants, opset = OUTSIDE[name]
+    weights = {"w": np.random.default_rng(4).standard_normal((3, 3, 3, 3), np.float32), **constants}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+        helper.make_node(name.split(" with")[0].split()[-1], ["c", *inputs], ["y"], **attributes),
+    ]
+    model = make(nodes, weights, {"x": (1, [1, 3, 6, 6])}, {"y": (1, None)}, opset)
+    check_against_float(model, (1, 3, 6, 6), form, tmp_path)
+
+
+def check_against_float(model: Any, shape: tuple[int, ...], form: str, folder: Any) -> None:
+    """Quantise a model, and compare its results in both runtimes with those of the float model."""
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    feeds = [{"x": np.random.default_rng(seed).standard_normal(shape, np.float32)} for seed in range(3)]
+    ours.quantize_static(
+        str(folder / "model.onnx"), str(folder / "ours.onnx"), Feeds(feeds), quant_format=ours.QuantFormat[form]
+    )
+    expected = [run_there(model, feed) for feed in feeds]
+    for run in (run_here, run_there):
+        assert apart([run(folder / "ours.onnx", feed) for feed in feeds], expected) < 0.02
