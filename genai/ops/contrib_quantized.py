@@ -176,7 +176,7 @@ def qgemm(
     a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, bias: Any = None, y_scale: Any = None,
     y_zero: Any = None, *, alpha: float = 1.0, transA: bool = False, multiply: IntegerProduct,
 ) -> Any:  # fmt: skip
-    """alpha * A' @ B' + C of 8-bit matrices; C is int32 at scale alpha * a_scale * b_scale. Without y_scale: float32."""
+    """alpha * A' @ B' + C of 8-bit matrices; C is int32 with scale alpha * a_scale * b_scale. No y_scale: float32."""
     total = multiply(a.T if transA else a, b, a_zero, b_zero)
     values = (total if bias is None else total + bias) * (np.float32(alpha) * a_scale * b_scale)
     return values.astype(np.float32, copy=False) if y_scale is None else requantised(values, y_scale, y_zero, a.dtype)

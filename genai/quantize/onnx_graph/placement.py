@@ -191,7 +191,7 @@ class Placer:
         """
         if node.op_type == "Resize":
             where = node.attribute("coordinate_transformation_mode", "half_pixel")
-            return node.attribute("mode", "nearest") == "cubic" or where == "tf_crop_and_resize"
+            return bool(node.attribute("mode", "nearest") == "cubic" or where == "tf_crop_and_resize")
         if node.op_type != "Pad" or node.attribute("mode", "constant") != "constant":
             return False
         return (bool(node.input(2)) and number(self.graph, node.input(2)) != 0) or bool(node.attribute("value", 0))
