@@ -216,12 +216,12 @@ def test_cubic_overshoot_of_integers_saturates(dtype):
     import onnxruntime
 
     limits = np.iinfo(dtype)
-    x = np.repeat(np.array([[limits.min, limits.max]], dtype), 4, axis=1).reshape(1, 1, 2, 4)
+    x = np.repeat(np.array([limits.min, limits.max], dtype), 4).reshape(1, 1, 1, 8)
 
     def model(kind):
         node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="cubic")
         values = [
-            helper.make_tensor_value_info("x", kind, [1, 1, 2, 4]),
+            helper.make_tensor_value_info("x", kind, [1, 1, 1, 8]),
             helper.make_tensor_value_info("y", kind, None),
         ]
         scales = helper.make_tensor("s", 1, [4], [1.0, 1.0, 1.0, 2.5])
