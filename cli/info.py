@@ -81,6 +81,8 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "runs", _how_it_runs(facts)
     yield "operators", ", ".join(f"{name} {count}" for name, count in facts["operators"].items())
     yield "without kernel", ", ".join(facts["operators_without_kernel"]) or "none"
+    if facts["sampling_defaults_without_effect"]:
+        yield "ignored defaults", ", ".join(facts["sampling_defaults_without_effect"])
     if facts["config_keys_without_effect"]:
         yield "ignored keys", ", ".join(facts["config_keys_without_effect"])
     memory = facts["memory"]

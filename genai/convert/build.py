@@ -120,7 +120,7 @@ def plan_build(
         options = replace(options, fused_rope=False)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
     written = folder_bytes(spec, options, weights.kind) + copied
-    search = _search(checkpoint, spec.vocab_size)
+    search = _search(checkpoint, spec.vocab_size, spec.context_length)
     return BuildPlan(checkpoint, spec, options, weights, search, weights.total_bytes, written, remarks)
 
 
@@ -144,12 +144,14 @@ def default_precision(path: Path) -> Precision:
     return Checkpoint.precision if quantisation is None else quantisation.precision
 
 
-def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
+def _search(checkpoint: Checkpoint, vocab_size: int, context_length: int) -> dict[str, Any]:
     """Return the search options of generation_config.json, validated as the engine does when it loads the model."""
     sampling = generation_defaults(checkpoint.folder).sampling
+    # 0 or more than the context does not limit the length.
+    search = {name: value for name, value in sampling.items() if name != "max_length" or 0 < value < context_length}
     try:
         model_defaults(sampling, vocab_size)
-        return {name: checked(name, value) for name, value in sampling.items() if name in SEARCH_OPTIONS}
+        return {name: checked(name, value) for name, value in search.items() if name in SEARCH_OPTIONS}
     except OptionError as error:
         raise ConfigError(
             f"{GENERATION_CONFIG}: {error.what}",

@@ -23,6 +23,7 @@ from ..onnx.reader import read_model
 from ..session.arguments import shape_of
 from ..session.plan import missing_operators
 from ..text.chat_template import ChatTemplates
+from ..text.files import generation_defaults
 from ..text.parsing import detect, get_parser
 from . import PROGRAM_BYTES
 
@@ -106,6 +107,7 @@ def describe(
         "operators": dict(decoder.operators),
         "operators_without_kernel": missing,
         "config_keys_without_effect": list(config.ignored_keys),
+        "sampling_defaults_without_effect": list(generation_defaults(config.folder).unsupported),
         "memory": {"device": used, **memory_verdict(plan, context_size, available_bytes, program)},
     }
 

@@ -16,7 +16,7 @@ from .generation import Generation
 from .request_options import RequestOptions
 
 # Fields of SamplingParams that a beam search applies. Other fields control random sampling, or take back tokens.
-_OBEYED = frozenset(
+OBEYED = frozenset(
     "repetition_penalty no_repeat_ngram_size logit_bias min_tokens min_length max_tokens stop_token_ids ignore_eos "
     "logprobs logits_processors samplers temperature seed".split()
 )
@@ -26,7 +26,7 @@ def check_beam_params(params: SamplingParams) -> None:
     """Raise OptionError if an option is incompatible with beam search."""
     neutral = {one.name: one.default for one in fields(params)}
     for name, value in params.as_dict().items():
-        draws = value not in (0, 1) if name == "temperature" else name not in _OBEYED and value != neutral[name]
+        draws = value not in (0, 1) if name == "temperature" else name not in OBEYED and value != neutral[name]
         if draws:
             raise OptionError(
                 f"{name} = {value!r:.80} cannot be used with beams",

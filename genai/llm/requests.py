@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.log import logger
 from ..engine.adapter_mix import AdapterMix
 from ..engine.sampling.breakers import NO_BREAKERS, BreakerFinder
 from ..engine.sampling.params import SamplingParams, grammar_of, model_defaults, with_defaults
@@ -31,10 +32,12 @@ from ..text.files import generation_defaults
 from ..text.token_ids import token_row
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import guidance_of
-from .beams import check_beam_params
+from .beams import OBEYED, check_beam_params
 from .generation import Generation
 from .reply_shape import ReplyShape
 from .request_options import RequestOptions, split_options
+
+_log = logger(__name__)
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
@@ -49,11 +52,13 @@ class RequestBuilder:
         self._model, self._adapters = model, adapters
         self._tokenizer = tokenizer
         self._config = model.config.model
-        limit = model.config.search.get("max_length") or model.context_size
-        self.context_size = min(model.context_size, limit)
-        search = {**generation_defaults(model.folder).sampling, **model.config.search}
+        own = generation_defaults(model.folder)
+        search = {**own.sampling, **model.config.search}
+        self.context_size = min(model.context_size, search.get("max_length") or model.context_size)
+        if own.unsupported:
+            _log.warning("the model's defaults contain options that have no effect: %s", ", ".join(own.unsupported))
         try:
-            self.defaults = model_defaults(search, self._config.vocab_size)
+            self.defaults = model_defaults(search, self._config.vocab_size, self._config.eos_token_ids)
             with_defaults(self.defaults, {})
         except OptionError as error:
             raise ConfigError(
@@ -69,11 +74,12 @@ class RequestBuilder:
     ) -> SamplingParams:
         """Return the options of a request: single options override `params` or, without it, the model's defaults.
 
-        With beams, the model's default sampling options are ignored.
+        With beams, those of the model's defaults that beams cannot obey are ignored.
         """
         if request_options is not None and request_options.beams is not None:
             greedy = {"temperature": 0, **options}
-            chosen = with_defaults(self.defaults, greedy) if params is None else params.replace(**options)
+            known = {name: value for name, value in self.defaults.items() if name in OBEYED}
+            chosen = with_defaults(known, greedy) if params is None else params.replace(**options)
             check_beam_params(chosen)
             return chosen
         if params is None:

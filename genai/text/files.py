@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.paths import expanded
 from ..common.reading import file_text, json_object
+from ..engine.sampling import generation_config
 from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError, kind_of
 from ..models.config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
 
@@ -209,16 +210,6 @@ def _malformed(path: Path, key: str, value: object) -> TokenizerError:
 
 
 GENERATION_NAME = "generation_config.json"
-SAMPLING_NAMES = (
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-)
 _MAX_ID = 2**31
 
 
@@ -237,10 +228,17 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """The contents of generation_config.json: ids, and those values of SAMPLING_NAMES that are set."""
+    """The contents of generation_config.json.
+
+    Attributes:
+        ids: the token ids.
+        sampling: the keys that set defaults of requests (`generation_config.OBEYED` and `FURTHER`), and their values.
+        unsupported: the keys that change replies in transformers and are not obeyed here.
+    """
 
     ids: SpecialIds
-    sampling: Mapping[str, bool | int | float]
+    sampling: Mapping[str, Any]
+    unsupported: tuple[str, ...] = ()
 
 
 def configured_ids(config: Config) -> SpecialIds:
@@ -295,8 +293,9 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
 
     bos, eos, pad = (ids(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id"))
     sampling = {
-        name: check(name, values[name], isinstance(values[name], (int, float)), "a number or a boolean")
-        for name in SAMPLING_NAMES
+        name: check(name, values[name], fits(values[name]), expected)
+        for name, (fits, expected) in (*generation_config.OBEYED.items(), *generation_config.FURTHER.items())
         if values.get(name) is not None
     }
-    return GenerationDefaults(SpecialIds(next(iter(bos), None), tuple(eos), next(iter(pad), None)), sampling)
+    special = SpecialIds(next(iter(bos), None), tuple(eos), next(iter(pad), None))
+    return GenerationDefaults(special, sampling, generation_config.unsupported(values))

@@ -6,7 +6,6 @@ Token ids are the same as in llama.cpp.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ChatTemplateError, TokenizerError, UnsupportedModelError
+from ...engine.sampling.generation_config import GGUF_PREFIX
+from ...engine.sampling.option_rules import SAMPLERS, parse_order
+from ...engine.sampling.params import DRAWING, checked_option
+from ...errors import ChatTemplateError, OptionError, TokenizerError, UnsupportedModelError
 from ...text.sources.parts import (
     MAX_TOKENS,
     Json,
@@ -55,7 +57,18 @@ _DEFAULT_ROLES: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
     "t5": {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
 }
-_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+# Keys of sampling defaults without their prefix, and the options of SamplingParams.
+_SAMPLING = {
+    "temp": "temperature",
+    "penalty_repeat": "repetition_penalty",
+    **{name: name for name in "top_k top_p min_p xtc_probability xtc_threshold penalty_last_n".split()},
+    **{name: name for name in "mirostat mirostat_tau mirostat_eta".split()},
+}
+_ORDER = f"{GGUF_PREFIX}sequence"
+# Other names of samplers in llama.cpp.
+_OTHER_SAMPLERS = {"temp": "temperature", "nucleus": "top_p", "typical": "typical_p", "typ": "typical_p"}
+# llama.cpp's defaults.
+_TEMPERATURE, _LAST_N = 0.8, 64
 
 
 class Vocabulary:
@@ -252,7 +265,7 @@ def write_tokenizer(model: GgufModel, size: int, folder: Path) -> Json:
         for role, name in (("bos_token", "bos_token_id"), ("pad_token", "pad_token_id"))
         if role in roles
     }
-    generation = {**ids, **_sampling(model.metadata)}
+    generation = {**ids, **sampling_of(model.metadata)}
     contents = {"tokenizer.json": text, "tokenizer_config.json": config, "generation_config.json": generation}
     for name, content in contents.items():
         written = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2) + "\n"
@@ -282,13 +295,59 @@ def _templates(model: GgufModel) -> Json:
     return {"chat_template": templates["default"]} if "default" in templates else {}
 
 
-def _sampling(metadata: Mapping[str, Any]) -> Json:
-    values = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
-    settings = {
-        name: value for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }  # fmt: skip
-    return {"do_sample": True, **settings} if settings.get("temperature", 0) > 0 else {}
+def sampling_of(metadata: Mapping[str, Any]) -> Json:
+    """Return the contents of generation_config.json for the sampling defaults of a GGUF file, as llama.cpp uses them.
+
+    Keys that cannot be obeyed keep their names, so that they are reported when the model is loaded.
+    """
+    found: Json = {}
+    ignored: Json = {}
+    for key, value in metadata.items():
+        if not key.startswith(GGUF_PREFIX) or key == _ORDER:
+            continue
+        name = _SAMPLING.get(key.removeprefix(GGUF_PREFIX))
+        if name == "penalty_last_n" and value == -1:  # the whole context, which is the default
+            found.setdefault(name, None)
+        elif name == "top_k" and isinstance(value, int) and value < 0:
+            found[name] = 0
+        elif name is None or not _is_sampling_value(name, value):
+            ignored[key] = value if isinstance(value, (str, int)) else str(value)[:80]
+        else:
+            found[name] = value
+    if (order := metadata.get(_ORDER)) is not None:
+        names = _sampler_names(order, found)
+        found, ignored = (
+            (found | {"samplers": names}, ignored) if names else (found, ignored | {_ORDER: str(order)[:200]})
+        )
+    if found.get("temperature", 1) <= 0:
+        found["do_sample"] = False
+    elif not found.keys().isdisjoint({"temperature", *DRAWING}):
+        found = {"do_sample": True, "temperature": _TEMPERATURE, **found}
+    if found.get("repetition_penalty", 1) != 1:
+        found.setdefault("penalty_last_n", _LAST_N)
+    return {name: value for name, value in found.items() if value is not None} | ignored
+
+
+def _sampler_names(order: Any, values: Json) -> str:
+    """Return the names of the samplers of a file; "" if one is unknown, or if the sampler of a value is absent."""
+    words = [word.strip().replace("-", "_") for word in str(order).split(";")]
+    try:
+        names = parse_order([_OTHER_SAMPLERS.get(word, word) for word in words])
+    except OptionError:
+        return ""
+    missing = (option for sampler, options in SAMPLERS.items() if sampler not in names for option in options)
+    return "" if any(values.get(option) is not None for option in missing) else ";".join(names)
+
+
+def _is_sampling_value(name: str, value: Any) -> bool:
+    """Return True if a value of a GGUF file is valid for the option of `SamplingParams`."""
+    try:
+        if name == "penalty_last_n" and value == 0:  # no penalties
+            return True
+        checked_option(name, value)
+    except OptionError:
+        return False
+    return True
 
 
 def _surrounded(vocabulary: Vocabulary, before: Sequence[str], after: Sequence[str]) -> Json | None:

@@ -200,9 +200,9 @@ count = partial(Number, int, high=MOST_TOKENS)
 
 
 # Options that remove candidate tokens.
-_TRUNCATION = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability")
+TRUNCATION = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability")
 # Options that have no effect unless another option is set.
-_NEEDS = {
+NEEDS = {
     "xtc_threshold": ("xtc_probability",),
     "dry_base": ("dry_multiplier",),
     "dry_allowed_length": ("dry_multiplier",),
@@ -234,14 +234,14 @@ def check_contradictions(options: Mapping[str, Any], defaults: Mapping[str, Any]
 
 def _found(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[_Contradiction]:
     given = {name for name, value in options.items() if value != defaults[name]}
-    truncating = [name for name in _TRUNCATION if name in given]
+    truncating = [name for name in TRUNCATION if name in given]
     if options["temperature"] == 0:
         yield from _greedy(options, truncating)
     if options["mirostat"]:
         for name in truncating:
             why = "Mirostat determines the number of candidate tokens itself"
             yield _said(name, options), _said("mirostat", options), why, f"remove {name} or mirostat"
-    for name, needed in _NEEDS.items():
+    for name, needed in NEEDS.items():
         if name in given and given.isdisjoint(needed):
             others = " and ".join(_said(other, options) for other in needed)
             fix = f"set {' or '.join(needed)}, or remove {name}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from ...errors import NotSupportedYetError, OptionError, did_you_mean
-from . import grammar as grammars, option_rules as rules
+from . import generation_config, grammar as grammars, option_rules as rules
 from .search_options import SEARCH_OPTIONS, checked
 
 if TYPE_CHECKING:
@@ -266,24 +266,35 @@ class SamplingOptions(TypedDict, total=False):
     samplers: str | Sequence[str]
 
 
+def checked_option(name: str, value: Any) -> Any:
+    """Return the value of a single option of SamplingParams, converted to its type.
+
+    Raises:
+        OptionError: the value is invalid.
+    """
+    return next(one for one in fields(SamplingParams) if one.name == name).metadata["check"](name, value)
+
+
 # Options that select among several tokens; they have no effect in greedy decoding.
 DRAWING = tuple(
     "top_k top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta".split()
 )
 
 
-def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Return the sampling options that the "search" block of a genai_config.json sets.
+def model_defaults(search: Mapping[str, Any], vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Return the sampling options that the "search" block of a genai_config.json and generation_config.json set.
 
     Args:
         search: the block, completed from generation_config.json.
         vocab_size: size of the vocabulary, which is the upper limit of top_k.
+        eos_token_ids: the tokens that end a reply.
 
     Raises:
         OptionError: a value is out of range.
         NotSupportedYetError: this version does not support an option, such as beams, as a default.
     """
     further = {name: search[name] for name in ("min_p", "typical_p") if search.get(name) is not None}
+    further |= generation_config.request_options(search, vocab_size, eos_token_ids)
     search = {name: checked(name, value) for name, value in search.items() if name in SEARCH_OPTIONS}
     for name in ("num_beams", "num_return_sequences"):
         if search.get(name, 1) != 1:
@@ -294,8 +305,34 @@ def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
             )
     if search.get("top_k"):
         search["top_k"] = min(search["top_k"], vocab_size)
-    found = _from_search(search)
-    return found if found.get("temperature") == 0 else {**found, **further}
+    found = {**_from_search(search), **further}
+    if found.get("temperature") == 0 or found.get("mirostat"):
+        dropped = DRAWING if found.get("temperature") == 0 else rules.TRUNCATION
+        found = {name: value for name, value in found.items() if name not in dropped}
+    if found.get("penalty_last_n") == 0:
+        found = {name: value for name, value in found.items() if name not in rules.SAMPLERS["penalties"]}
+    if "samplers" in found:
+        found = _within(found, rules.parse_order(found["samplers"]))
+    if "min_tokens" in found and "max_tokens" in found:
+        found["min_tokens"] = min(found["min_tokens"], found["max_tokens"])  # as in transformers
+    return _with_their_needs(found, {})
+
+
+def _within(options: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
+    """Return the options without those of samplers that are not in the order."""
+    unused = {name for sampler, names in rules.SAMPLERS.items() if sampler not in order for name in names}
+    return {name: value for name, value in options.items() if name not in unused or value == 0}
+
+
+def _with_their_needs(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those that have no effect together with the others and with requested options."""
+    both = {**kept, **asked}
+    given = {name for name, value in both.items() if value != NEUTRAL.get(name)}
+    return {
+        name: value
+        for name, value in kept.items()
+        if name not in rules.NEEDS or not given.isdisjoint(rules.NEEDS[name])
+    }
 
 
 def _from_search(search: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,7 +352,8 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
 
     A requested temperature of 0 drops the model's options for random sampling. If the model is greedy by default,
     requesting such an option (other than its neutral value) or several samples selects random sampling at a temperature
-    of 1. Mirostat replaces the model's truncation options.
+    of 1. Mirostat replaces the model's truncation options, and the other way around. The biases of both are combined,
+    unless the request's are empty.
 
     Raises:
         OptionError: a requested option is unknown or out of range, or contradicts another requested option.
@@ -326,13 +364,39 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
     if asked.get("temperature") == 0 or asked.get("mirostat"):
         kept = {name: value for name, value in kept.items() if name not in DRAWING}
     if "samplers" in asked:
-        order = rules.parse_order(asked["samplers"])
-        unused = {name for sampler, options in rules.SAMPLERS.items() if sampler not in order for name in options}
-        kept = {name: value for name, value in kept.items() if name not in unused or value == 0}
+        kept = _within(kept, rules.parse_order(asked["samplers"]))
+    given = {name for name, value in asked.items() if value != NEUTRAL.get(name)}
+    if not given.isdisjoint(rules.TRUNCATION):
+        kept.pop("mirostat", None)
+    if "samplers" in kept and len(_within(chosen := {name: asked[name] for name in given}, kept["samplers"])) < len(
+        chosen
+    ):
+        del kept["samplers"]
+    _make_room(kept, asked)
+    kept = _with_their_needs(kept, asked)
+    if asked.get("logit_bias"):
+        asked["logit_bias"] = {**dict(kept.get("logit_bias", ())), **dict(asked["logit_bias"])}
     draws = any(asked[name] != NEUTRAL[name] for name in asked.keys() & {*DRAWING, "n"})
     if kept.get("temperature") == 0 and "temperature" not in asked and draws:
         del kept["temperature"]
     return SamplingParams.from_options({**kept, **asked})
+
+
+def _make_room(kept: dict[str, Any], asked: Mapping[str, Any]) -> None:
+    """Remove the model's defaults that contradict a request's limits, stop tokens and banned strings, in place."""
+    if (asked.get("max_tokens") or _ANY) < kept.get("min_tokens", 0):
+        del kept["min_tokens"]
+    if asked.get("min_tokens", 0) > (kept.get("max_tokens") or _ANY):
+        del kept["max_tokens"]
+    if ends := set(asked.get("stop_token_ids", ())):
+        biases = {token: bias for token, bias in dict(kept.pop("logit_bias", ())).items() if token not in ends}
+        kept |= {"logit_bias": biases} if biases else {}
+    if (banned := asked.get("banned_strings")) and "stop" in kept:
+        texts = rules.texts("stop", kept["stop"])
+        kept["stop"] = [text for text in texts if not any(one in text or text in one for one in banned)]
+
+
+_ANY = float("inf")
 
 
 def has_grammar(params: SamplingParams | None, options: Mapping[str, Any]) -> bool:
