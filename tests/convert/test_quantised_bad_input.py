@@ -71,7 +71,7 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
     "a float in the place of integers": (
         "awq", put(f"{Q}.qweight", lambda a: a.astype(np.float32)), ("type float32", "int32"),
     ),
-    "fewer columns": ("awq", put(f"{Q}.qweight", lambda a: a[:32]), ("has shape [64, 32], expected [64, 64]",)),
+    "fewer columns": ("awq", put(f"{Q}.qweight", lambda a: a[:32]), ("has groups of 16 columns", "sets group size 32")),
     "columns that are no groups": ("awq", put(f"{Q}.qweight", lambda a: a[:33]), ("2 groups for 33 columns",)),
     "zero points of other groups": ("awq", put(f"{Q}.qzeros", lambda a: a[:1]), ("has shape [1, 8]",)),
     "zero points of other outputs": ("gptq", put(f"{Q}.qzeros", lambda a: a[:, :3]), ("96 bits for 64 numbers",)),
@@ -150,6 +150,19 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]
     "another layout of AWQ": ("awq", {"version": "gemv"}, UnsupportedModelError, ("'gemv'", "'gemm'")),
     "a layout for one kernel": ("gptq", {"checkpoint_format": "marlin"}, UnsupportedModelError, ("'marlin'", "gptq")),
     "other bits": ("gptq", {"bits": 8}, InputError, ("4-bit numbers, but quantization_config sets 8 bits",)),
+    "another group size of AWQ": ("awq", {"group_size": 64}, InputError, ("groups of 32 columns", "group size 64")),
+    "AWQ by row": ("awq", {"group_size": -1}, InputError, ("groups of 32 columns", "group size -1")),
+    "another group size of GPTQ": ("gptq", {"group_size": 16}, InputError, ("groups of 32 columns", "group size 16")),
+    "another group size of AutoRound": ("auto_round", {"group_size": 128}, InputError, ("sets group size 128",)),
+    "a group size that is text": ("awq", {"group_size": "all"}, ConfigError, ("'all'",)),
+    "another group size of packed numbers": (
+        "w4a16", {"config_groups": {"a": {"weights": {"num_bits": 4, "group_size": 16}}}},
+        InputError, ("sets group size 16",),
+    ),
+    "zero points of symmetric weights": (
+        "w4a16", {"config_groups": {"a": {"weights": {"num_bits": 4, "symmetric": True}}}},
+        InputError, ("has zero points, but quantization_config sets symmetric weights",),
+    ),
     "bits that are text": ("gptq", {"bits": "four"}, ConfigError, ("'four'",)),
     "another packing": ("auto_round", {"packing_format": "x:nvfp"}, UnsupportedModelError, ("'x:nvfp'",)),
     "sparse weights": ("w4a16", {"format": "marlin-24"}, UnsupportedModelError, ("'marlin-24'", "pack-quantized")),
@@ -181,6 +194,16 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]
 def test_settings(case: str, tmp_path: Path) -> None:
     form, values, kind, said = SETTINGS[case]
     refused(configure(write(tmp_path, form)[0], **values), kind, *said)
+
+
+@pytest.mark.parametrize("values", [{"bits": 8}, {"group_size": 64}, {"group_size": 16}])
+def test_settings_of_mlx(values: dict[str, Any], tmp_path: Path) -> None:
+    """A wrong group size would give other widths: the same words are 2-bit numbers in groups of 64."""
+    source, _ = write(tmp_path, "mlx")
+    config = json.loads((source / "config.json").read_text())
+    config["quantization"] |= values
+    (source / "config.json").write_text(json.dumps(config))
+    refused(source, InputError, "the settings are")
 
 
 def test_settings_that_are_no_object(tmp_path: Path) -> None:

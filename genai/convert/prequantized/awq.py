@@ -9,7 +9,7 @@ from genai.kernels.weights import unpack_bits
 
 from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig
-from .matrices import Codes, Files, Matrices, bases, bits_of, check_bits, floats, rows_of_bits, words
+from .matrices import Codes, Files, Matrices, bases, bits_of, check_bits, check_group_size, floats, rows_of_bits, words
 
 # Positions of the numbers 0 to 7 in a word (awq/utils/packing_utils.py, AWQ_REVERSE_ORDER).
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
@@ -46,6 +46,7 @@ def _codes(files: Files, settings: HFConfig, base: str) -> Codes:
     def packed() -> NDArray[np.uint8]:
         return rows_of_bits(_unpacked(weight), bits)
 
+    check_group_size(parts[0], len(weight), groups, settings, "group_size", "q_group_size")
     shape = rows, len(weight)
     return Codes(shape, bits, groups, parts, packed, lambda: scales.T, _unpacked(zeros))
 

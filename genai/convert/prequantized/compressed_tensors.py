@@ -27,6 +27,7 @@ from .matrices import (
     bits_of,
     floats,
     group_order,
+    groups_of,
     part,
     rows_of_bits,
     words,
@@ -89,25 +90,52 @@ class _Scheme:
     Attributes:
         widths: bits of weights.
         blocks: sizes [rows, columns] of the blocks; the weights of a block share a scale.
+        group_sizes: columns per group; empty if a group of the settings has no size.
+        symmetric: True if no weights have zero points.
     """
 
     widths: set[int]
     blocks: list[list[int]]
+    group_sizes: set[int]
+    symmetric: bool
+
+    def check(self, name: str, columns: int, groups: int, zeros: Array | None, neutral: int) -> None:
+        """Raise InputError if the groups or the zero points of a matrix contradict the settings."""
+        size = groups_of(name, columns, groups)
+        if self.group_sizes and size not in self.group_sizes and not (groups == 1 and max(self.group_sizes) > columns):
+            raise InputError(
+                f"{name} has groups of {size} columns, but quantization_config sets group size "
+                f"{', '.join(map(str, sorted(self.group_sizes)))}",
+                "the two group sizes must be equal",
+                "check that config.json and the weights belong to the same checkpoint",
+            )
+        if self.symmetric and zeros is not None and (zeros != neutral).any():
+            raise InputError(
+                f"{name} has zero points, but quantization_config sets symmetric weights",
+                "symmetric weights have no zero points",
+                "check that config.json and the weights belong to the same checkpoint",
+            )
 
 
 def _scheme(settings: HFConfig) -> _Scheme:
     groups = HFConfig(_object(settings, "config_groups"), part="config_groups")
-    scheme = _Scheme(set(), [])
+    widths: set[int] = set()
+    blocks: list[list[int]] = []
+    sizes: list[int] = []  # 0 = not set
+    symmetric: list[bool] = []
     for name in groups.values:
         weights = HFConfig(_object(HFConfig(_object(groups, name), part=name), "weights"), part=f"{name}.weights")
         if weights.get("num_bits") is not None:
-            scheme.widths.add(weights.integer("num_bits"))
+            widths.add(weights.integer("num_bits"))
         if weights.get("block_structure") is not None:
             block = weights.numbers("block_structure")
             if len(block) != 2 or min(block) < 1:
                 raise weights.wrong("block_structure", block, "two positive sizes")
-            scheme.blocks.append(block)
-    return scheme
+            blocks.append(block)
+        sizes.append(weights.integer("group_size", default=0, least=-1))
+        symmetric.append(weights.get("symmetric") is True)
+    group_sizes = set(sizes) if min(sizes, default=0) > 0 else set()
+    return _Scheme(widths, blocks, group_sizes, bool(symmetric) and all(symmetric))
 
 
 def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) -> LazyMatrix:
@@ -116,7 +144,7 @@ def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) ->
         packed = files[f"{base}.weight_packed"]
         if packed.dtype == np.uint8:
             return _floats_of_4_bits(files, base, parts).matrix()
-        return _packed(files, base, parts, scheme.widths).matrix()
+        return _packed(files, base, parts, scheme).matrix()
     weight = part(files, f"{base}.weight", ("int8", *fp8.KINDS), (None, None))
     rows, columns = weight.shape
     if weight.dtype != np.int8:
@@ -137,6 +165,7 @@ def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) ->
                 "a row needs one zero point, or one for each of its scales", "download the checkpoint again",
             )  # fmt: skip
         zeros = np.broadcast_to(points, scale.shape).astype(np.int16) + np.int16(128)
+    scheme.check(f"{base}.weight", columns, scale.shape[1], zeros, 128)
 
     def codes() -> NDArray[np.uint8]:
         return weight.view(np.uint8) ^ np.uint8(128)
@@ -157,16 +186,17 @@ def _per_row(tensor: Array, name: str, rows: int) -> Array:
     return tensor.reshape(rows, -1)
 
 
-def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[int]) -> Codes:
+def _packed(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) -> Codes:
     """Read words that store integers plus 2 ** (bits - 1), lowest bits first; zero points are packed along the rows."""
     names = {end: f"{base}.weight_{end}" for end in ("packed", "shape", "scale", "zero_point", "g_idx")}
     sizes = part(files, names["shape"], ("int32", "int64"), (2,)).tolist()
     rows, columns = int(sizes[0]), int(sizes[1])
     weight = words(files, names["packed"], (rows, None))
     bits = bits_of(names["packed"], weight.shape[1] * 32, columns)
-    if widths and bits not in widths:
+    if scheme.widths and bits not in scheme.widths:
         raise InputError(
-            f"{names['packed']} contains {bits}-bit numbers, but quantization_config sets the widths {sorted(widths)}",
+            f"{names['packed']} contains {bits}-bit numbers, but quantization_config sets the widths "
+            f"{sorted(scheme.widths)}",
             "config_groups must list the bit widths of all matrices",
             "check that config.json and the weights belong to the same checkpoint",
         )
@@ -177,6 +207,7 @@ def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[int]) -
     if names["zero_point"] in files:
         stored = words(files, names["zero_point"], (-(-rows * bits // 32), groups))
         zeros = unpack_bits(np.ascontiguousarray(stored.T).view(np.uint8), bits, rows).T
+    scheme.check(names["packed"], columns, groups, zeros, 1 << (bits - 1))
 
     def codes() -> NDArray[np.uint8]:
         found = np.ascontiguousarray(weight).view(np.uint8)

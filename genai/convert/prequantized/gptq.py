@@ -13,7 +13,20 @@ from genai.kernels.weights import unpack_bits
 
 from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig
-from .matrices import Codes, Files, Matrices, bases, bits_of, check_bits, floats, group_order, part, rows_of_bits, words
+from .matrices import (
+    Codes,
+    Files,
+    Matrices,
+    bases,
+    bits_of,
+    check_bits,
+    check_group_size,
+    floats,
+    group_order,
+    part,
+    rows_of_bits,
+    words,
+)
 
 _LESS = {"gptq": 1, "gptq_v2": 0}
 
@@ -47,6 +60,7 @@ def _codes(files: Files, settings: HFConfig, base: str, less: int) -> Codes:
     check_bits(weight_name, bits, settings, "bits")
     weight = words(files, weight_name, (None, rows))
     columns = len(weight) * 32 // bits
+    check_group_size(weight_name, columns, groups, settings, "group_size")
     order, parts = None, [weight_name, zeros_name, scales_name]
     if index_name in files:
         parts.append(index_name)

@@ -111,10 +111,27 @@ def bits_of(name: str, numerator: int, denominator: int) -> int:
     return bits
 
 
+_PER_LAYER = ("dynamic", "extra_config", "modules_to_not_convert")
+
+
+def check_group_size(name: str, columns: int, groups: int, settings: HFConfig, *keys: str) -> None:
+    """Raise InputError if the group size differs from quantization_config, unless it sets the size per layer."""
+    size = settings.get(*keys)
+    if size is None or any(settings.get(key) for key in _PER_LAYER):
+        return
+    wanted, found = settings.integer(*keys, least=-1), groups_of(name, columns, groups)
+    if found != wanted and not (groups == 1 and (wanted == -1 or wanted >= columns)):
+        raise InputError(
+            f"{name} has groups of {found} columns, but quantization_config sets group size {wanted}",
+            "the two group sizes must be equal",
+            "check that config.json and the weights belong to the same checkpoint",
+        )
+
+
 def check_bits(name: str, found: int, settings: HFConfig, *keys: str) -> None:
     """Raise InputError if the bits differ from quantization_config, unless it sets the bits per layer."""
     wanted = settings.integer(*keys, default=found)
-    if found != wanted and not any(settings.get(key) for key in ("dynamic", "extra_config", "modules_to_not_convert")):
+    if found != wanted and not any(settings.get(key) for key in _PER_LAYER):
         raise InputError(
             f"{name} contains {found}-bit numbers, but quantization_config sets {wanted} bits",
             "the two bit widths must be equal",

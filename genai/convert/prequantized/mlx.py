@@ -19,7 +19,7 @@ _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 def read(files: Files, settings: HFConfig) -> Matrices:
     """Read weight uint32 [outputs, inputs * bits / 32], scales and biases [outputs, groups]; experts are axis 0."""
     group, mode = settings.integer("group_size"), settings.text("mode", default="affine")
-    settings.integer("bits")
+    bits = settings.integer("bits")
     _check_mode("quantization.mode", mode)
     for base in bases(files, ".scales"):
         own = settings.get(base)
@@ -28,7 +28,8 @@ def read(files: Files, settings: HFConfig) -> Matrices:
         layer = HFConfig(own or {}, part=base)
         own_mode = layer.text("mode", default=mode)
         _check_mode(f"quantization.{base}.mode", own_mode)
-        yield from _matrices(files, base, layer.integer("group_size", default=group), own_mode)
+        sizes = layer.integer("group_size", default=group), layer.integer("bits", default=bits)
+        yield from _matrices(files, base, *sizes, own_mode)
 
 
 def _check_mode(key: str, mode: str) -> None:
@@ -39,7 +40,7 @@ def _check_mode(key: str, mode: str) -> None:
         )  # fmt: skip
 
 
-def _matrices(files: Files, base: str, group: int, mode: str) -> Matrices:
+def _matrices(files: Files, base: str, group: int, wanted: int, mode: str) -> Matrices:
     ends = ("weight", "scales") if mode == "mxfp4" else ("weight", "scales", "biases")
     names = tuple(f"{base}.{end}" for end in ends)
     scales = files[names[1]]
@@ -52,6 +53,12 @@ def _matrices(files: Files, base: str, group: int, mode: str) -> Matrices:
     weight = words(files, names[0], (*scales.shape[:-1], None))
     columns = scales.shape[-1] * group
     bits = bits_of(names[0], weight.shape[-1] * 32, columns)
+    if bits != wanted:
+        raise InputError(
+            f"{names[0]} contains {bits}-bit numbers in groups of {group}, but the settings are {wanted} bits",
+            "the shapes of the weights and the scales must agree with group_size and bits",
+            "check that config.json and the weights belong to the same checkpoint",
+        )
     if mode == "mxfp4":
         beside = [part(files, names[1], ("uint8",))]
     else:
