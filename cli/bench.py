@@ -352,7 +352,9 @@ def speculation(
 @app.command()
 def session(
     file: ModelFile,
-    dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT: size of a symbolic dimension.")] = None,
+    dims: Annotated[
+        list[str] | None, typer.Option("--dim", help="NAME=EXTENT or INPUT:AXIS=EXTENT: size of a dimension.")
+    ] = None,
     repeat: Repeat = 10,
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Also measure onnxruntime, in alternating runs.")] = False,

@@ -30,7 +30,9 @@ def run(
         Named, typer.Option("-i", "--input", help="NAME=FILE.npy, or an .npz file of named arrays.")
     ] = None,
     random: Annotated[bool, typer.Option("--random", help="Generate random values for missing inputs.")] = False,
-    dims: Annotated[Named, typer.Option("--dim", help="NAME=EXTENT: size of a dimension of random inputs.")] = None,
+    dims: Annotated[
+        Named, typer.Option("--dim", help="NAME=EXTENT or INPUT:AXIS=EXTENT: size of a dimension of random inputs.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to an .npz file.")] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print the time per operator, and write a Chrome trace.")
@@ -79,7 +81,7 @@ def _config(level: str, threads: int, profile: bool) -> SessionConfig:
 
     levels = {known.name.lower(): known for known in Level}
     _check_choice("--level", level, tuple(levels))
-    return SessionConfig(level=levels[level], threads=threads, profile_prefix="genai_profile_" if profile else None)
+    return SessionConfig(level=levels[level], threads=threads, profile_prefix="genai_profile" if profile else None)
 
 
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
@@ -92,11 +94,13 @@ def extents(dims: list[str]) -> dict[str, int]:
     """Parse NAME=EXTENT flags into a dictionary."""
     sizes = {}
     for item in dims:
-        name, _, digits = item.partition("=")
+        name, _, digits = item.rpartition("=")
         extent = whole_number(digits)
         if not name or extent is None:
             raise OptionError(
-                f"--dim is {item!r:.200}", "the form NAME=EXTENT is expected", "for example, use --dim batch=4"
+                f"--dim is {item!r:.200}",
+                "the form NAME=EXTENT is expected; an unnamed dimension is INPUT:AXIS",
+                "for example, use --dim batch=4 or --dim image:0=4",
             )
         sizes[name] = extent
     return sizes

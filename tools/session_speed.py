@@ -6,6 +6,7 @@ processes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -13,18 +14,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
+from google.protobuf.message import DecodeError
+
 HEADER = (
     "| model | run: toolkit, median (min) | onnxruntime, median (min) | ratio "
     "| create: toolkit | onnxruntime | ratio |\n"
     "|---|---|---|---|---|---|---|"
 )
-DIMS = ("batch=1", "sequence=128")
+# Number of measured runs.
+REPEAT = 30
+# Sizes of dimensions, for the models that have dimensions with these names.
+DIMS = {"batch": 1, "sequence": 128}
+
+
+def dims_of(path: Path) -> list[str]:
+    """Return the values of --dim for a model: an image model has no dimension "sequence", for example."""
+    inputs = onnx.load(path, load_external_data=False).graph.input
+    names = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim}
+    return [f"{name}={size}" for name, size in DIMS.items() if name in names]
 
 
 def measure(path: Path) -> dict[str, Any]:
     """Return the result of `genai bench session`."""
-    dims = [flag for dim in DIMS for flag in ("--dim", dim)]
-    command = [sys.executable, "-m", "genai", "bench", "session", str(path), "--compare", "--json", "-r", "30", *dims]
+    dims = [flag for dim in dims_of(path) for flag in ("--dim", dim)]
+    command = [sys.executable, "-m", "genai", "bench", "session", str(path), "--compare", "--json", *dims]
+    command += ["-r", str(REPEAT)]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found
 
@@ -42,12 +57,22 @@ def row(name: str, found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print the table."""
-    pattern = sys.argv[2] if len(sys.argv) > 2 else ""
+    """Print the table; models that cannot be measured are reported on stderr, and the exit code is then 1."""
+    parser = argparse.ArgumentParser(prog="python -m tools.session_speed", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("pattern", nargs="?", default="")
+    arguments = parser.parse_args()
     print(HEADER)
-    for path in sorted(Path(sys.argv[1]).glob("*.onnx")):
-        if re.search(pattern, path.stem):
-            print(row(path.stem, measure(path)), flush=True)
+    failed = False
+    for path in sorted(arguments.folder.glob("*.onnx")):
+        if re.search(arguments.pattern, path.stem):
+            try:
+                print(row(path.stem, measure(path)), flush=True)
+            except (subprocess.CalledProcessError, DecodeError) as error:
+                failed = True
+                print(f"{path.stem}: {getattr(error, 'stderr', error)!s}".rstrip(), file=sys.stderr, flush=True)
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

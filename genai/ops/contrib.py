@@ -20,7 +20,7 @@ from .integer_products import IntegerProduct
 from .matmul import gemm, product
 from .registry import Kernel, KernelError, NodeSpec, from_function, operator, register, scalar
 from .shape_rules import NodeTypes, divided, shape_rule, times
-from .support import checked_indices, optional, widened
+from .support import checked_indices, mean, optional, widened
 
 
 def _activation(name: str, parameters: Sequence[float]) -> Callable[[Any], Any] | None:
@@ -154,8 +154,8 @@ def embed_layer_normalization(
     total = widened(words[ids]) + widened(position_table[np.arange(ids.shape[1]) if positions is None else positions])
     if segments is not None:
         total = total + widened(kinds[segments])
-    centred = total - total.mean(axis=-1, keepdims=True)
-    inverse = 1 / np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + np.float32(epsilon))
+    centred = total - mean(total, (-1,))
+    inverse = 1 / np.sqrt(mean(np.square(centred), (-1,)) + np.float32(epsilon))
     normed = (centred * inverse * gamma + beta).astype(words.dtype, copy=False)
     counts = np.zeros(len(ids)) if mask is None else np.asarray(mask).sum(axis=1)
     return normed, counts.astype(np.int32), total.astype(words.dtype, copy=False)

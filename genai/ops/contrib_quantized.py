@@ -22,7 +22,7 @@ from .pooling import WindowMaker, average_pool, window_maker
 from .reduction import softmax
 from .registry import KernelError, Maker, NodeSpec, operator, scalar
 from .shape_rules import NodeTypes, shape_rule
-from .support import checked_indices
+from .support import checked_indices, mean
 
 # NumPy handles arrays smaller than this.
 _MIN_COMPILED = 2048
@@ -166,7 +166,7 @@ def qlinear_where(
 @_on_floats("QLinearGlobalAveragePool")
 def qlinear_global_average_pool(x: Any, *, channels_last: bool = False) -> Any:
     """The mean over all spatial axes."""
-    return x.mean(axis=tuple(range(1, x.ndim - 1) if channels_last else range(2, x.ndim)), keepdims=True)
+    return mean(x, tuple(range(1, x.ndim - 1) if channels_last else range(2, x.ndim)))
 
 
 @operator(

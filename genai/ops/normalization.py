@@ -16,7 +16,7 @@ from ..onnx.types import DataType, TensorType, Type
 from .casting import dtype_of
 from .registry import Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
 from .shape_rules import NodeTypes, data_type, shape_rule
-from .support import checked_axis, per_channel, widened
+from .support import checked_axis, mean as mean_of, per_channel, widened
 
 
 def _rows(x: Any) -> Any:
@@ -27,9 +27,9 @@ def _rows(x: Any) -> Any:
 def _standardized(x: Any, axes: tuple[int, ...], epsilon: float, *, centre: bool = True) -> tuple[Any, Any, Any]:
     """Return (x - mean) / deviation in float32 or wider, the mean and 1 / deviation."""
     x = widened(x)
-    mean = np.mean(x, axis=axes, keepdims=True) if centre else x.dtype.type(0)
+    mean = mean_of(x, axes) if centre else x.dtype.type(0)
     centred = x - mean if centre else x
-    inverse = 1 / np.sqrt(np.mean(np.square(centred), axis=axes, keepdims=True) + x.dtype.type(epsilon))
+    inverse = 1 / np.sqrt(mean_of(np.square(centred), axes) + x.dtype.type(epsilon))
     return centred * inverse, mean, inverse
 
 
@@ -116,7 +116,8 @@ def _batch_normalized(
     wide, running = widened(x), ()
     if training_mode:
         axes = (0, *range(2, x.ndim))
-        statistics = np.mean(wide, axis=axes), np.var(wide, axis=axes)
+        centred = wide - mean_of(wide, axes)
+        statistics = mean_of(wide, axes, keepdims=False), mean_of(np.square(centred), axes, keepdims=False)
         running = tuple(
             (old * momentum + new * (1 - momentum)).astype(old.dtype)
             for old, new in zip((mean, variance), statistics, strict=True)
@@ -173,8 +174,8 @@ def lp_normalization(x: Any, *, axis: int = -1, p: Literal[1, 2] = 2) -> Any:
 def mean_variance_normalization(x: Any, *, axes: tuple[int, ...] = (0, 2, 3)) -> Any:
     """(x - mean) / (deviation + 1e-9) over the axes."""
     wide = widened(x)
-    centred = wide - np.mean(wide, axis=axes, keepdims=True)
-    deviation = np.sqrt(np.mean(np.square(centred), axis=axes, keepdims=True))
+    centred = wide - mean_of(wide, axes)
+    deviation = np.sqrt(mean_of(np.square(centred), axes))
     return (centred / (deviation + wide.dtype.type(1e-9))).astype(x.dtype, copy=False)
 
 

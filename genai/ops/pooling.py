@@ -17,7 +17,7 @@ from ..onnx.types import TensorType, Type
 from .reduction import extreme
 from .registry import KernelError, NodeSpec, Positive, operator
 from .shape_rules import NodeTypes, shape_rule
-from .support import checked_shape, widened
+from .support import checked_shape, mean, widened
 
 # Pooling loops over taps in Python, so the number of taps is limited; practical kernels have fewer.
 MAX_TAPS = 1 << 18
@@ -330,7 +330,7 @@ def _global(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return pooled
 
 
-operator("GlobalAveragePool")(_global(np.mean))
+operator("GlobalAveragePool")(_global(mean))
 operator("GlobalMaxPool")(_global(np.max))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import product
 from typing import Any, Literal
 
@@ -19,11 +20,16 @@ from .support import checked_axis, checked_indices, checked_shape, optional, wid
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis: sizes before and after resizing, scale, and the region of interest of tf_crop_and_resize."""
+    """An axis: sizes before and after resizing, scale, and the region of interest of tf_crop_and_resize.
+
+    Attributes:
+        ratio: the scale if it is a ratio of sizes, which is exact; None if the node has the input `scales`.
+    """
 
     before: int
     after: int
     scale: float
+    ratio: Fraction | None = None
     start: float = 0.0
     end: float = 1.0
 
@@ -104,12 +110,14 @@ class Resize:
         sizes, roi = optional(inputs, 3), optional(inputs, 1) if self.scales_at == 2 else None
         axes = [checked_axis(int(a), x.ndim) for a in (range(x.ndim) if self.axes is None else self.axes)]
         scales = [] if scales is None else np.asarray(scales, np.float64).reshape(-1).tolist()
+        ratios: list[Fraction | None] = [None] * len(axes)
         if scales:
             afters = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=False)]
         elif sizes is not None:
             if any(x.shape[axis] == 0 for axis in axes):
                 raise KernelError(f"{self.spec.op_type}: an axis of size 0 cannot be resized")
-            afters, scales = _by_sizes([x.shape[axis] for axis in axes], [int(size) for size in sizes], self.policy)
+            afters, known = _by_sizes([x.shape[axis] for axis in axes], [int(size) for size in sizes], self.policy)
+            scales, ratios = [float(np.float32(ratio)) for ratio in known], [*known]
         else:
             raise KernelError(f"{self.spec.op_type}: neither scales nor sizes are given")
         if len(afters) != len(axes) or any(after < 0 for after in afters) or any(s <= 0 for s in scales):
@@ -120,8 +128,8 @@ class Resize:
         if self.where == "tf_crop_and_resize" and roi is not None and roi.size == 2 * len(axes):
             regions = [(float(roi[i]), float(roi[i + len(axes)])) for i in range(len(axes))]
         return {
-            axis: _Axis(x.shape[axis], after, scale, *region)
-            for axis, after, scale, region in zip(axes, afters, scales, regions, strict=True)
+            axis: _Axis(x.shape[axis], after, scale, ratio, *region)
+            for axis, after, scale, ratio, region in zip(axes, afters, scales, ratios, regions, strict=True)
         }
 
     def _taps(self, plan: _Axis) -> tuple[list[tuple[Any, Any]], Any]:
@@ -135,6 +143,10 @@ class Resize:
         beyond = np.zeros(plan.after, bool)
         if self.where == "tf_crop_and_resize":
             beyond = (coordinates < 0) | (coordinates > plan.before - 1)
+        if self.mode == "nearest" and plan.ratio is not None and self.where in _EXACT and self.nearest in _WHOLE:
+            numerators, denominator = _EXACT[self.where](np.arange(plan.after), plan, plan.ratio)
+            index = _WHOLE[self.nearest](numerators, denominator)
+            return [(np.clip(index, 0, plan.before - 1), None)], beyond
         if self.mode == "nearest":
             index = _ROUNDINGS[self.nearest](coordinates, plan.scale)
             return [(np.clip(index, 0, plan.before - 1).astype(np.int64), None)], beyond
@@ -162,13 +174,13 @@ def _scaled(extent: int, scale: float) -> int:
     return int(np.float32(extent) * np.float32(scale))
 
 
-def _by_sizes(extents: Sequence[int], sizes: Sequence[Any], policy: str) -> tuple[list[int], list[float]]:
+def _by_sizes(extents: Sequence[int], sizes: Sequence[Any], policy: str) -> tuple[list[int], list[Fraction]]:
     """Return the resulting sizes and scales, given the input `sizes`."""
-    scales = [float(np.float32(size) / np.float32(extent)) for extent, size in zip(extents, sizes, strict=True)]
-    if policy == "stretch":
-        return list(sizes), scales
-    scale = min(scales) if policy == "not_larger" else max(scales)
-    return [int(np.floor(np.float32(extent) * np.float32(scale) + 0.5)) for extent in extents], [scale] * len(scales)
+    ratios = [Fraction(size, extent) for extent, size in zip(extents, sizes, strict=True)]
+    if policy == "stretch" or not ratios:
+        return list(sizes), ratios
+    ratio = min(ratios) if policy == "not_larger" else max(ratios)
+    return [math.floor(extent * ratio + Fraction(1, 2)) for extent in extents], [ratio] * len(ratios)
 
 
 @shape_rule("Resize", "Upsample", domain="")
@@ -272,6 +284,33 @@ _ROUNDINGS: dict[str, Callable[[Any, float], Any]] = {
     # Before version 11, Resize had no nearest_mode; this is onnxruntime's rounding.
     "simple": lambda x, scale: np.ceil(x) if scale < 1 else np.floor(x),
 }
+
+
+# For nearest elements, the coordinates of positions k are computed as fractions: a float32 scale would decide ties.
+_EXACT: dict[str, Callable[[Any, _Axis, Fraction], tuple[Any, int]]] = {
+    "align_corners": lambda k, plan, ratio: (
+        k * (plan.before - 1) * ratio.denominator,
+        max(plan.before * ratio.numerator - ratio.denominator, 1),
+    ),
+    "asymmetric": lambda k, plan, ratio: (k * ratio.denominator, ratio.numerator),
+    "half_pixel": lambda k, plan, ratio: _exact_half_pixel(k, ratio),
+    "half_pixel_symmetric": lambda k, plan, ratio: (
+        (2 * k + 1 - plan.after) * ratio.denominator + (plan.before - 1) * ratio.numerator,
+        2 * ratio.numerator,
+    ),
+    "pytorch_half_pixel": lambda k, plan, ratio: _exact_half_pixel(k, ratio) if plan.after > 1 else (k, 1),
+    "tf_half_pixel_for_nn": lambda k, plan, ratio: ((2 * k + 1) * ratio.denominator, 2 * ratio.numerator),
+}
+_WHOLE: dict[str, Callable[[Any, int], Any]] = {
+    "round_prefer_floor": lambda n, d: -((d - 2 * n) // (2 * d)),
+    "round_prefer_ceil": lambda n, d: (2 * n + d) // (2 * d),
+    "floor": lambda n, d: n // d,
+    "ceil": lambda n, d: -(-n // d),
+}
+
+
+def _exact_half_pixel(k: Any, ratio: Fraction) -> tuple[Any, int]:
+    return (2 * k + 1) * ratio.denominator - ratio.numerator, 2 * ratio.numerator
 
 
 @operator("CropAndResize", domain=MS)

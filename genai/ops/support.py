@@ -97,6 +97,13 @@ _BROADCASTING = """
 """.split()
 
 
+def mean(x: Any, axis: tuple[int, ...], *, keepdims: bool = True) -> Any:
+    """Return the mean along axes. The mean of no elements is NaN, as in NumPy, but NumPy also issues a warning."""
+    if all(x.shape[index] for index in axis):
+        return np.mean(x, axis=axis, keepdims=keepdims)
+    return np.sum(x, axis=axis, keepdims=keepdims) / x.dtype.type(0)
+
+
 def _arrays(inputs: Sequence[Any]) -> list[Any]:
     return [value for value in inputs if isinstance(value, np.ndarray)]
 

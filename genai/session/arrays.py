@@ -97,15 +97,25 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 def check_dims(inputs: Sequence[Value], dims: Mapping[str, int]) -> None:
     """Raise OptionError if one of these names is not a dimension of any input."""
-    known = {dim: None for value in inputs for dim in shape_of(value) if isinstance(dim, str)}
+    known = {
+        _dim_name(value, axis): None
+        for value in inputs
+        for axis, dim in enumerate(shape_of(value))
+        if not isinstance(dim, int)
+    }
     for name in dims:
         if name not in known:
             fix = (
                 f"use one of the model's dimensions: {', '.join(known)}"
                 if known
-                else "remove --dim; the inputs have no named dimensions"
+                else "remove --dim; all dimensions of the inputs have fixed sizes"
             )
             raise OptionError(f"--dim {name}={dims[name]}", "no input of the model has a dimension with that name", fix)
+
+
+def _dim_name(value: Value, axis: int) -> str:
+    """Return the name of a dimension; the name of an unnamed dimension is "INPUT:AXIS"."""
+    return str(shape_of(value)[axis] or f"{value.name}:{axis}")
 
 
 def random_feed(inputs: Sequence[Value], dims: Mapping[str, int], seed: int = 0) -> dict[str, Any]:
@@ -114,7 +124,7 @@ def random_feed(inputs: Sequence[Value], dims: Mapping[str, int], seed: int = 0)
     A mask is an input whose name contains "mask".
 
     Args:
-        dims: sizes of symbolic dimensions; other symbolic dimensions get size 1.
+        dims: sizes of symbolic dimensions, and of unnamed dimensions as "INPUT:AXIS"; others get size 1.
 
     Raises:
         InputError: an input is not a tensor, or would be too large.
@@ -132,7 +142,9 @@ def _random(value: Value, dims: Mapping[str, int], generator: np.random.Generato
             "pass the inputs in a file: --input FILE",
         )
     dtype = known.dtype
-    shape = tuple(dim if isinstance(dim, int) else dims.get(dim, 1) if dim else 1 for dim in shape_of(value))
+    shape = tuple(
+        dim if isinstance(dim, int) else dims.get(_dim_name(value, axis), 1) for axis, dim in enumerate(shape_of(value))
+    )
     if np.prod([float(extent) for extent in shape]) > _MAX_ELEMENTS:
         raise InputError(
             f"input {name!r} would have shape {list(shape)}",

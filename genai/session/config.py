@@ -23,6 +23,7 @@ class SessionConfig:
     Attributes:
         level: graph optimisation level.
         keep_qdq: True to leave sequences of DequantizeLinear, an operator and QuantizeLinear unfused at every level.
+        disabled_rules: names of rewrites that are not applied at any level; unknown names have no effect.
         threads: number of threads that share a kernel's work; 0 = the physical cores.
         max_value_bytes: maximum size of a single value; None = the machine's free memory, at most 16 GiB.
         dims: fixed sizes of symbolic dimensions by name.
@@ -44,6 +45,7 @@ class SessionConfig:
 
     level: Level = Level.ALL
     keep_qdq: bool = False
+    disabled_rules: frozenset[str] = frozenset()
     threads: int = 0
     max_value_bytes: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +51,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class RunContext:
-    """The context of a run, passed to every kernel. Subgraphs check it before each run; this ends endless loops."""
+    """The context of a run, passed to every kernel. Subgraphs check it before each run; this ends endless loops.
+
+    Attributes:
+        is_stopped: function that returns True if the run must stop.
+        record: function (call, begin, end) for each call in a subgraph, in nanoseconds of time.perf_counter_ns; None =
+            record nothing.
+    """
 
     is_stopped: Callable[[], bool]
+    record: Callable[[OpCall, int, int], None] | None = None
 
     def check(self) -> None:
         """Raise RunStopped if the run must stop."""
@@ -87,6 +95,16 @@ def call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple
         raise
     except Exception as error:
         raise GraphError(f"{op.label} failed: {error}", *circumstances(inputs, error)) from error
+
+
+def recorded_call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Call a kernel as `call` does, and record the time if the context requests it."""
+    if context is None or context.record is None:
+        return call(op, context, inputs)
+    begin = time.perf_counter_ns()
+    results = call(op, context, inputs)
+    context.record(op, begin, time.perf_counter_ns())
+    return results
 
 
 def run_slots(

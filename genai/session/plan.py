@@ -19,7 +19,7 @@ from ..onnx.types import DataType, TensorType
 from ..onnx.uses import free_names
 from ..onnx.validate import MAX_ADDED_NODES, too_many_nodes, written_nodes
 from .functions import bound_body, call_key, schema_function
-from .loop import OpCall, Plan, RunContext, run_slots
+from .loop import OpCall, Plan, RunContext, recorded_call, run_slots
 from .packed_weights import WeightStore
 from .tensors import arrays_in
 
@@ -346,6 +346,8 @@ class SubplanKernel:
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         if type(context) is RunContext:
             context.check()
+            if context.record is not None:
+                return run_slots(self._plan, zip(self._slots, inputs, strict=False), context, recorded_call)
         return run_slots(self._plan, zip(self._slots, inputs, strict=False), context)
 
 

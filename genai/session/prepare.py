@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,7 @@ class Prepared:
         outputs: the outputs with declared types.
         parts: the assignment of nodes to providers, if it was requested.
         on_device: inputs that may be passed in device memory.
+        read_ns: time at which the model was read, in nanoseconds of time.perf_counter_ns.
     """
 
     header: OnnxModel
@@ -60,11 +62,13 @@ class Prepared:
     outputs: list[Value]
     parts: list[AssignedPart]
     on_device: frozenset[str]
+    read_ns: int
 
 
 def prepare(source: Any, config: SessionConfig) -> Prepared:
     """Perform all steps that precede the first run."""
     model = read(source, config)
+    read_ns = time.perf_counter_ns()
     _check_cancelled(config)
     graph = model.graph
     _override_dims(model, config)
@@ -76,7 +80,8 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     if expand_gradients(model):
         infer_shapes(model)
     _check_cancelled(config)
-    rules = [rule for rule in SESSION_RULES if not (config.keep_qdq and rule.name in _QDQ_RULES)]
+    disabled = config.disabled_rules | (_QDQ_RULES if config.keep_qdq else frozenset())
+    rules = [rule for rule in SESSION_RULES if rule.name not in disabled]
     run_rewrites(model, rules, config.level)
     if config.optimized_path is not None:
         write_model(
@@ -98,7 +103,7 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
     overridable = [value for value in graph.inputs if value.name in defaults]
-    return Prepared(_header(model), plan, inputs, overridable, outputs, divided.parts, divided.on_device)
+    return Prepared(_header(model), plan, inputs, overridable, outputs, divided.parts, divided.on_device, read_ns)
 
 
 def _header(model: OnnxModel) -> OnnxModel:

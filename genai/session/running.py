@@ -26,14 +26,22 @@ class Profiler:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._events: list[tuple[str, str, int, int, int]] = []
+        self._phases: list[tuple[str, int, int, int]] = []
         self.start_ns = time.perf_counter_ns()
 
-    def record(self, label: str, op_type: str, begin_ns: int, end_ns: int) -> None:
-        """Record one call, or a whole run under the label "session"."""
-        self._events.append((label, op_type, threading.get_ident(), begin_ns, end_ns))
+    def record(self, op: OpCall, begin_ns: int, end_ns: int) -> None:
+        """Record one call. The calls in the bodies of If, Loop and Scan are recorded in addition to their nodes."""
+        self._events.append((op.label, op.op_type, threading.get_ident(), begin_ns, end_ns))
+
+    def record_phase(self, name: str, begin_ns: int, end_ns: int) -> None:
+        """Record a phase of the session, such as "model_run", which is only part of the trace."""
+        self._phases.append((name, threading.get_ident(), begin_ns, end_ns))
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Return the number of calls and the nanoseconds for each operator type, longest first."""
+        """Return the number of calls and the nanoseconds for each operator type, longest first.
+
+        The nanoseconds of If, Loop and Scan include those of the operators in their bodies.
+        """
         totals: dict[str, tuple[int, int]] = {}
         for _, op_type, _, begin, end in list(self._events):
             calls, spent = totals.get(op_type, (0, 0))
@@ -43,18 +51,10 @@ class Profiler:
     def write(self) -> str:
         """Write the trace to the working directory and return its path. Raises InputError if that fails."""
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-        path = Path(f"{self._prefix}{stamp}_{os.getpid()}_{self.start_ns % 1_000_000}.json")
-        events = [
-            {
-                "cat": "Node",
-                "name": label,
-                "ph": "X",
-                "pid": os.getpid(),
-                "tid": thread,
-                "ts": (begin - self.start_ns) / 1000,
-                "dur": (end - begin) / 1000,
-                "args": {"op_name": op_type},
-            }
+        path = Path(f"{self._prefix}_{stamp}_{os.getpid()}_{self.start_ns % 1_000_000}.json")
+        events = [self._event("Session", name, thread, begin, end) for name, thread, begin, end in list(self._phases)]
+        events += [
+            self._event("Node", label, thread, begin, end, op_name=op_type)
             for label, op_type, thread, begin, end in list(self._events)
         ]
         try:
@@ -63,6 +63,18 @@ class Profiler:
             fix = "free some space, or set another path in SessionOptions.profile_file_prefix"
             raise InputError(f"{path}: the profile cannot be written", str(error), fix) from error
         return str(path)
+
+    def _event(self, category: str, name: str, thread: int, begin: int, end: int, **more: str) -> dict[str, Any]:
+        return {
+            "cat": category,
+            "name": name,
+            "ph": "X",
+            "pid": os.getpid(),
+            "tid": thread,
+            "ts": (begin - self.start_ns) / 1000,
+            "dur": (end - begin) / 1000,
+            "args": more,
+        }
 
 
 def run_call(
@@ -90,5 +102,5 @@ def run_call(
         what = error.what if isinstance(error, GenaiError) else error
         raise kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error
     if profiler is not None:
-        profiler.record(op.label, op.op_type, begin, time.perf_counter_ns())
+        profiler.record(op, begin, time.perf_counter_ns())
     return results

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from genai.common.garbage import collection_paused
@@ -74,7 +76,14 @@ class Session(Single):
         self._source = source if self.config.providers else None
         self.providers = [name for name, _ in self.config.providers]
         self.falls_back, self._fallback_lock = True, threading.Lock()
+        prefix = self.config.profile_prefix
+        self.profiler = None if prefix is None else Profiler(prefix)
         prepared = _loaded(source, self.config)
+        if self.profiler is not None:
+            # The names of onnxruntime's trace.
+            name = "model_loading_uri" if isinstance(source, str | Path) else "model_loading_array"
+            self.profiler.record_phase(name, self.profiler.start_ns, prepared.read_ns)
+            self.profiler.record_phase("session_initialization", prepared.read_ns, time.perf_counter_ns())
         self.plan, self.assignment = prepared.plan, prepared.parts
         self.inputs, self.overridable = _known(prepared.inputs), _known(prepared.overridable)
         self.outputs, self.header = prepared.outputs, prepared.header
@@ -86,8 +95,6 @@ class Session(Single):
         )
         self._result_check = ResultCheck(self.outputs)
         self._positions = {value.name: index for index, value in enumerate(self.outputs)}
-        prefix = self.config.profile_prefix
-        self.profiler = None if prefix is None else Profiler(prefix)
 
     def run(
         self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, stop: Stop | None = None
@@ -151,7 +158,7 @@ class Session(Single):
             checked = self.checked(feeds)
             for slot, value in checked:
                 observer(names[slot], value)
-            _run(plan, checked, stop, call)
+            _run(plan, checked, stop, None, call)
         except DeviceFailed as error:
             raise gpu_failed("Session.observe", error) from error
 
@@ -181,9 +188,9 @@ class Session(Single):
 
         Raises: the same errors as `run`.
         """
-        plan = self.plan
+        plan, profiler, begin = self.plan, self.profiler, time.perf_counter_ns()
         try:
-            results = _run(plan, feeds, stop, partial(run_call, self.profiler))
+            results = _run(plan, feeds, stop, profiler, partial(run_call, profiler))
         except ProviderError as error:
             if not self.falls_back:
                 raise
@@ -192,7 +199,10 @@ class Session(Single):
             values = on_host([value for _, value in feeds])
             again = [(self.plan.inputs[names[slot]], value) for (slot, _), value in zip(feeds, values, strict=True)]
             return self.compute(again, stop)
-        return self._result_check(results, feeds)
+        checked = self._result_check(results, feeds)
+        if profiler is not None:
+            profiler.record_phase("model_run", begin, time.perf_counter_ns())
+        return checked
 
     def _leave_providers(self, plan: Plan, error: ProviderError) -> None:
         """Compile the model for the CPU alone. Runs that are in progress finish with their previous plan."""
@@ -234,16 +244,23 @@ def _unforeseen(what: str, error: Exception) -> InternalError:
     )
 
 
+def _never() -> bool:
+    return False
+
+
 def _known(values: Iterable[Value]) -> list[Value]:
     """Copy values as they are now, so that later changes of the graph do not affect them."""
     return [replace(value) for value in values]
 
 
-def _run(plan: Plan, feeds: Feeds, stop: Stop | None, call: RunCall) -> tuple[Any, ...]:
+def _run(plan: Plan, feeds: Feeds, stop: Stop | None, profiler: Profiler | None, call: RunCall) -> tuple[Any, ...]:
     """Run a plan and return its outputs in order."""
+    context = None
+    if stop is not None or profiler is not None:
+        context = RunContext(stop or _never, None if profiler is None else profiler.record)
     try:
         check_unchanged(plan.files)
         with BLAS_THREADS.single():
-            return run_slots(plan, feeds, None if stop is None else RunContext(stop), call)
+            return run_slots(plan, feeds, context, call)
     except MemoryError as error:
         raise out_of_memory("while running the model", error) from error

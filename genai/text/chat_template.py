@@ -202,9 +202,9 @@ class _Rendering:
         messages = template_messages.with_empty_contents(self.conversation)
         if messages == self.conversation:
             return
+        # One request for each, because a failure ends a request.
         without, empty = (
-            result.get("text")
-            for result in self.ask(self.values, [{"messages": self.conversation}, {"messages": messages}])
+            self.ask(self.values, [{"messages": tried}])[0].get("text") for tried in (self.conversation, messages)
         )
         if empty is not None and (without is None or empty.count("None") <= without.count("None")):
             self.conversation = messages

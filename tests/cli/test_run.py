@@ -55,6 +55,16 @@ def test_random_inputs_of_unknown_sizes(tmp_path: Path, capsys: pytest.CaptureFi
     assert "y: float32[1, 2]" in capsys.readouterr().out
 
 
+def test_unnamed_dimensions(model, capsys):
+    proto = onnx.load(model)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    onnx.save(proto, model)
+    assert run(["run", model, "--random", "--dim", "x:0=4"]) == 0
+    assert "float32[4, 2]" in capsys.readouterr().out
+    assert run(["run", model, "--random", "--dim", "x:1=4"]) == 2
+    assert "use one of the model's dimensions: x:0" in capsys.readouterr().err
+
+
 def test_compiling_is_told_apart(model: str, tmp_path: Path) -> None:
     environment = {**os.environ, "GENAI_CACHE_DIR": str(tmp_path / "cache")}
     proto = onnx.load(model)

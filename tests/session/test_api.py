@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -231,10 +232,12 @@ def test_profiling_writes_a_trace(add_model, ones, tmp_path, monkeypatch):
     assert session.get_profiling_start_time_ns() > 0
     session.run(None, {"a": ones, "b": ones})
     path = session.end_profiling()
-    import json
-
+    assert path.startswith("trace__")  # onnxruntime adds "_" to the prefix
     events = json.loads((tmp_path / path).read_text())
-    assert events[0]["args"]["op_name"] == "Add"
+    assert [event["args"] for event in events if event["cat"] == "Node"] == [{"op_name": "Add"}]
+    phases = [event for event in events if event["cat"] == "Session"]
+    assert [event["name"] for event in phases] == ["model_loading_array", "session_initialization", "model_run"]
+    assert all(event["ts"] >= 0 and event["dur"] > 0 for event in phases)
     assert session.end_profiling() == ""
 
 
@@ -308,3 +311,121 @@ def test_a_data_file_that_shrinks_while_the_session_is_used(make_model, tmp_path
     os.truncate(tmp_path / "table.data", 0)
     with pytest.raises(ort.GenaiError, match=r"table\.data was changed"):
         session.run(None, {"ids": ids})
+
+
+LOOP = helper.make_graph(
+    [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Exp", ["x"], ["y"], name="within")],
+    "body",
+    [helper.make_tensor_value_info(*item) for item in (("turn", 7, []), ("go", 9, []), ("x", 1, [3]))],
+    [helper.make_tensor_value_info(*item) for item in (("on", 9, []), ("y", 1, [3]))],
+)
+
+
+@pytest.mark.parametrize("kind", ["Loop", "If", "Scan", "function"])
+def test_profiles_contain_the_operators_of_bodies(kind, make_model, tmp_path, monkeypatch):
+    """A whole model can be in the body of a node."""
+    monkeypatch.chdir(tmp_path)
+    more = {}
+    if kind == "Loop":
+        node = helper.make_node("Loop", ["n", "", "a"], ["c"], body=LOOP)
+    elif kind == "If":
+        branches = {
+            name: helper.make_graph(
+                [helper.make_node("Exp", ["a"], [name])], name, [], [helper.make_tensor_value_info(name, 1, [3])]
+            )
+            for name in ("then_branch", "else_branch")
+        }
+        node = helper.make_node("If", ["flag"], ["c"], **branches)
+    elif kind == "Scan":
+        values = [helper.make_tensor_value_info(name, 1, []) for name in "xy"]
+        body = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "body", values[:1], values[1:])
+        node = helper.make_node("Scan", ["a"], ["c"], body=body, num_scan_inputs=1)
+    else:
+        imports = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+        function = helper.make_function("own", "Own", ["x"], ["y"], [helper.make_node("Exp", ["x"], ["y"])], imports)
+        node, more = helper.make_node("Own", ["a"], ["c"], domain="own"), {"functions": [function], "imports": imports}
+    inputs = {"a": (1, [3]), "n": (7, []), "flag": (9, [])}
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    session = ort.InferenceSession(make_model([node], inputs, {"c": (1, [3])}, **more), options)
+    feed = {"a": np.zeros(3, np.float32), "n": np.array(2), "flag": np.array(True)}
+    results = session.run(None, feed)
+    calls = {"Loop": 2, "If": 1, "Scan": 3, "function": 1}[kind]
+    totals = session.profile_totals()
+    assert totals["Exp"][0] == calls
+    if kind in totals:
+        assert totals[kind][1] >= totals["Exp"][1]
+    events = json.loads((tmp_path / session.end_profiling()).read_text())
+    assert sum(event["args"].get("op_name") == "Exp" for event in events) == calls
+    assert session.run(None, feed)[0].tolist() == results[0].tolist()  # without the profiler
+
+
+def test_profiles_name_the_source(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    session = ort.InferenceSession(saved, options)
+    assert json.loads((tmp_path / session.end_profiling()).read_text())[0]["name"] == "model_loading_uri"
+
+
+@pytest.fixture
+def weights_beside(make_model, tmp_path):
+    """The bytes of a model whose weight w, 3 everywhere, is in tmp_path/w.data."""
+    model = make_model(
+        [helper.make_node("Add", ["a", "w"], ["c"])], {"a": (1, [64])}, {"c": (1, [64])},
+        {"w": np.full(64, 3, np.float32)},
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
+    return (tmp_path / "m.onnx").read_bytes()
+
+
+def test_bytes_with_weights_in_the_current_folder(weights_beside, tmp_path, monkeypatch):
+    """As in onnxruntime, which has no other folder either."""
+    monkeypatch.chdir(tmp_path)
+    feed = {"a": np.ones(64, np.float32)}
+    for source in (weights_beside, onnx.load(tmp_path / "m.onnx", load_external_data=False)):
+        assert ort.InferenceSession(source).run(None, feed)[0].tolist() == [4] * 64
+    theirs = pytest.importorskip("onnxruntime").InferenceSession(weights_beside, providers=["CPUExecutionProvider"])
+    assert theirs.run(None, feed)[0].tolist() == [4] * 64
+    contents = np.full(64, 5, np.float32).tobytes()
+    options = ort.SessionOptions()
+    options.add_external_initializers_from_files_in_memory(["w.data"], [contents], [len(contents)])
+    assert ort.InferenceSession(weights_beside, options).run(None, feed)[0].tolist() == [6] * 64
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ort.Fail, match=r"w\.data"):
+        ort.InferenceSession(weights_beside)
+
+
+@pytest.mark.parametrize("names", [["ConstantFolding", "GeluFusion"], ("fuse_gelu",), {"GeluFusionL2"}])
+def test_disabled_optimizers(names, make_model, tmp_path):
+    nodes = [
+        helper.make_node("Div", ["a", "root"], ["scaled"]), helper.make_node("Erf", ["scaled"], ["error"]),
+        helper.make_node("Add", ["error", "one"], ["more"]), helper.make_node("Mul", ["a", "more"], ["double"]),
+        helper.make_node("Mul", ["double", "half"], ["c"]),
+    ]  # fmt: skip
+    constants = {"root": np.float32(np.sqrt(2)), "one": np.float32(1), "half": np.float32(0.5)}
+    model = make_model(nodes, {"a": (1, [8])}, {"c": (1, [8])}, {k: np.asarray(v) for k, v in constants.items()})
+    x, results = np.linspace(-2, 2, 8, dtype=np.float32), []
+    for disabled in (None, [], ["NoSuchOptimizer"], names):
+        options = ort.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        session = ort.InferenceSession(model, options, disabled_optimizers=disabled)
+        written = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+        assert ("Erf" in written) == (disabled == names)
+        results.append(session.run(None, {"a": x})[0])
+    np.testing.assert_allclose(results, np.stack([results[0]] * 4), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["GeluFusion", [3], 3])
+def test_disabled_optimizers_that_are_no_names(wrong, add_model):
+    with pytest.raises(ort.GenaiError, match="disabled_optimizers is") as caught:
+        ort.InferenceSession(add_model, disabled_optimizers=wrong)
+    assert caught.value.fix == "pass a list, such as ['GeluFusion']"
+
+
+def test_the_fallback_can_be_disabled_at_once(add_model):
+    assert ort.InferenceSession(add_model)._session.falls_back
+    assert not ort.InferenceSession(add_model, enable_fallback=0)._session.falls_back
+    with pytest.raises(ort.InvalidArgument, match="takes no other"):
+        ort.InferenceSession(add_model, other=1)

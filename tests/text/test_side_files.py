@@ -1,6 +1,6 @@
 """Files beside tokenizer.json that contradict it: what transformers 5.24 does, or a typed error.
 
-goldens/side_files.json stores each case's files, and the results of AutoTokenizer for them. The tokenizer is a
+side_files.json stores each case's files, and the results of AutoTokenizer for them. The tokenizer is a
 byte-level BPE with the merges "he" and "ll", the special tokens <s>, </s> and <im>, and the added token <tool>.
 """
 
@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_t
 from genai.errors import TokenizerError
 from genai.text.backend import load_tokenizer
 
-GOLDENS = json.loads((Path(__file__).parent / "goldens" / "side_files.json").read_text(encoding="utf-8"))
+GOLDENS = json.loads((Path(__file__).parent / "side_files.json").read_text(encoding="utf-8"))
 # transformers assigns another id than the file declares. The embedding of the declared id would never be used.
 REFUSED = {
     "decoder other content": ("'<new>' has the id 260 in tokenizer_config.json", "next free id, 262"),

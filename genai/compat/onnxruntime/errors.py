@@ -84,15 +84,15 @@ class EPFail(ProviderError):
     """An execution provider could not be set up, or failed."""
 
 
-class NotFound(GenaiError):
+class NotFound(Exception):
     """Never raised; programs that catch it in onnxruntime can refer to it."""
 
 
-class ModelRequiresCompilation(GenaiError):
+class ModelRequiresCompilation(Exception):
     """Never raised: models are not compiled in advance."""
 
 
-class DeviceReset(GenaiError):
+class DeviceReset(Exception):
     """Never raised: a GPU that fails raises DeviceError."""
 
 

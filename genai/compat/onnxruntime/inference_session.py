@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...common.single import Single
@@ -17,7 +19,7 @@ from .assignment import OrtEpAssignedSubgraph
 from .binding import IOBinding
 from .errors import Fail, InvalidArgument, ModelLoadCanceled, named_as_in_onnxruntime, typed_errors
 from .model_info import ModelMetadata, NodeArg
-from .options import RECORDS_ASSIGNMENT, RunOptions, SessionOptions, session_config
+from .options import RECORDS_ASSIGNMENT, RunOptions, SessionOptions, disabled_rules, session_config
 from .providers import Chosen, before_the_cpu, chosen_providers
 from .values import OrtMemoryInfo, OrtValue
 
@@ -34,6 +36,9 @@ class InferenceSession(Single):
         providers: names, or (name, options) pairs, in order of preference. The CPU is always last. Providers that are
             not available cause a warning, as in onnxruntime.
         provider_options: one dict of options per provider, if `providers` contains only names.
+        disabled_optimizers: names of optimizers of onnxruntime, or of rewrites of genai.optimize, that are not applied.
+            Names of optimizers that have no counterpart here have no effect.
+        enable_fallback: 0 to disable the fallback to the CPU; see `disable_fallback`.
 
     Raises:
         NoSuchFile, InvalidProtobuf, InvalidGraph, NotImplemented, Fail: see `genai.compat.onnxruntime.errors`; all are
@@ -47,12 +52,16 @@ class InferenceSession(Single):
         sess_options: SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[dict[str, Any]] | None = None,
+        *,
+        disabled_optimizers: Collection[str] | None = None,
+        enable_fallback: int = 1,
         **unsupported: Any,
     ) -> None:
         if unsupported:
             raise InvalidArgument(
                 f"InferenceSession takes no {', '.join(sorted(unsupported))}",
-                "the arguments are path_or_bytes, sess_options, providers and provider_options",
+                "the arguments are path_or_bytes, sess_options, providers, provider_options, disabled_optimizers and "
+                "enable_fallback",
                 "remove the other arguments",
             )
         if sess_options is not None and not isinstance(sess_options, SessionOptions):
@@ -63,7 +72,8 @@ class InferenceSession(Single):
             )
         self._options = sess_options or SessionOptions()
         self._chosen = self._choose(providers, provider_options)
-        self._session = _loaded(path_or_bytes, self._options, self._chosen)
+        self._session = _loaded(path_or_bytes, self._options, self._chosen, disabled_rules(disabled_optimizers))
+        self._session.falls_back = bool(int(enable_fallback))
         given = [*self._session.inputs, *self._session.overridable]
         self._containers = {value.name for value in given if not isinstance(value.type, TensorType)}
 
@@ -309,10 +319,13 @@ class InferenceSession(Single):
             raise Fail(error.what, "RunOptions.terminate is set", "set terminate to False and run again") from None
 
 
-def _loaded(source: Any, options: SessionOptions, chosen: Chosen) -> Session:
+def _loaded(source: Any, options: SessionOptions, chosen: Chosen, disabled: frozenset[str]) -> Session:
+    config = replace(session_config(options, before_the_cpu(chosen)), disabled_rules=disabled)
+    if not isinstance(source, str | Path) and config.external_folder is None:
+        config = replace(config, external_folder=Path.cwd())  # as in onnxruntime, if the model has no path
     try:
         with named_as_in_onnxruntime():
-            return Session(source, session_config(options, before_the_cpu(chosen)))
+            return Session(source, config)
     except LoadCancelledError as error:
         why, fix = "set_load_cancellation_flag(True) was called", "set the flag to False"
         raise ModelLoadCanceled(error.what, why, fix) from None

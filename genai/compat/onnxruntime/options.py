@@ -7,7 +7,7 @@ are accepted and ignored; docs/reference/session-options.md lists them. All othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -388,6 +388,48 @@ def check_entries(entries: Mapping[str, str]) -> None:
     folder = entries.get(WEIGHTS_FOLDER)
     if folder is not None and not Path(folder).is_dir():
         raise OptionError(f"config entry {WEIGHTS_FOLDER} = {folder!r}", "the folder does not exist", "check the path")
+
+
+# Our rewrites that do what an optimizer of onnxruntime does.
+_REWRITES = {
+    "AttentionFusion": "fuse_attention",
+    "CommonSubexpressionElimination": "share_subexpressions",
+    "ConstantFolding": "fold_constants fold_known_shapes",
+    "ConvActivationFusion": "fuse_conv_activation",
+    "ConvAddActivationFusion": "fuse_conv_addition fuse_conv_activation",
+    "ConvAddFusion": "fuse_conv_addition",
+    "ConvBNFusion": "fold_conv_batch_norm",
+    "EliminateIdentity": "remove_identities",
+    "GeluFusion": "fuse_gelu",
+    "GeluFusionL1": "fuse_gelu",
+    "GeluFusionL2": "fuse_gelu",
+    "GemmActivationFusion": "fuse_linear_activation",
+    "LayerNormFusion": "fuse_layer_norm",
+    "LayerNormFusionL1": "fuse_layer_norm",
+    "LayerNormFusionL2": "fuse_layer_norm",
+    "MatMulAddFusion": "fuse_linear",
+    "MatMulIntegerToFloatFusion": "fuse_matmul_integer_to_float",
+    "Pad_Fusion": "fold_pad_into_conv",
+    "QDQSelectorActionTransformer": "fuse_quantized_nodes fuse_quantized_arithmetic move_quantized tabulate_bytes",
+    "ReshapeFusion": "fold_known_reshapes",
+    "TransposeOptimizer": "merge_transposes",
+}
+
+
+def disabled_rules(names: Collection[str] | None) -> frozenset[str]:
+    """Return the names of the rewrites that the names of optimizers disable.
+
+    Raises:
+        OptionError: `names` is not a collection of strings.
+    """
+    given = [] if names is None else names
+    if isinstance(given, str) or not isinstance(given, Collection) or any(not isinstance(name, str) for name in given):
+        raise OptionError(
+            f"disabled_optimizers is {names!r:.80}",
+            "a list of names is expected",
+            "pass a list, such as ['GeluFusion']",
+        )
+    return frozenset(rule for name in given for rule in _REWRITES.get(name, name).split())
 
 
 def session_config(options: SessionOptions, providers: Sequence[ChosenProvider]) -> SessionConfig:
