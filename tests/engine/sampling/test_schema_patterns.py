@@ -257,7 +257,9 @@ def test_random_patterns(draw: Draw, walk: Walk) -> None:
             replies = [walk(schema, seed) for seed in range(6)]
         except GrammarError as error:
             # A pattern may need more characters than the schema allows, or a class may be empty.
-            assert any(one in error.why for one in ("no characters", "begins with ]", "Unsatisfiable", "no reply")), (
+            assert any(
+                one in error.why for one in ("no characters", "begins with ]", "Unsatisfiable", "no reply", "Unable to")
+            ), (
                 pattern,
                 error,
             )
@@ -268,7 +270,9 @@ def test_random_patterns(draw: Draw, walk: Walk) -> None:
                 value = json.loads(reply)
                 assert known.search(value), (pattern, reply)
                 assert schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
-                pairs.append((pattern, value))
+                # ECMA reads other characters as two, unless the flag u is set, which some of the patterns exclude.
+                if max(value, default="") < "\U00010000":
+                    pairs.append((pattern, value))
     assert [pair for pair, found in zip(pairs, in_ecma(pairs), strict=True) if not found] == []
     assert refused < 60
 
