@@ -2,7 +2,7 @@
 
 CHECKOUT is a checkout of onnxruntime-genai's repository, which stays unchanged. The tests expect three downloaded
 models; small models with random weights and the same interface replace them. The exit status is 1 if a case that is not
-in `WAITING` fails.
+in `WAITING` or `WAITING_FILES` fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-FILES = ("test_onnxruntime_genai_api.py", "models/test_decoder_state_input_ids.py")
+FILES = (
+    "test_onnxruntime_genai_api.py", "models/test_decoder_state_input_ids.py", "test_onnxruntime_genai_engine.py",
+    "models/test_gemma4_models.py", "models/test_n_gram_decoding.py", "models/test_parakeet_tdt.py",
+    "models/test_qwen_3_5_text_only.py", "models/test_qwen_fara_models.py", "models/test_speculative_decoding.py",
+)  # fmt: skip
 # Prefixes of case names, and the unsupported feature that these cases need.
 WAITING = {
     "test_marian": "encoder-decoder models",
@@ -27,6 +31,15 @@ WAITING = {
     "test_pipeline_model": "models in several graphs",
     "test_streaming_asr": "speech",
     "test_whisper": "speech",
+}
+# The same for all cases of a file.
+WAITING_FILES = {
+    "test_onnxruntime_genai_engine": "graphs with block tables as inputs",
+    "test_gemma4_models": "images",
+    "test_n_gram_decoding": "speculative decoding in a Generator",
+    "test_parakeet_tdt": "speech",
+    "test_qwen_fara_models": "images",
+    "test_speculative_decoding": "speculative decoding in a Generator",
 }
 _SIZES: dict[str, Any] = {
     "model_type": "llama",
@@ -49,11 +62,12 @@ _STAND_INS: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """The result of one case: its name, "passed", "failed", "skipped" or "waits", and the reason."""
+    """The result of one case: its name, "passed", "failed", "skipped" or "waits", the reason, and its file's name."""
 
     name: str
     outcome: str
     reason: str = ""
+    file: str = ""
 
 
 def run(checkout: Path) -> list[Case]:
@@ -70,7 +84,8 @@ def run(checkout: Path) -> list[Case]:
         path = os.pathsep.join([str(workshop / "shim"), str(Path(__file__).resolve().parent.parent)])
         report = workshop / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tests}"]
-        arguments = [f"--junitxml={report}", f"--test_models={models}", *(str(tests / file) for file in FILES)]
+        files = [str(tests / file) for file in FILES if (tests / file).is_file()]
+        arguments = [f"--junitxml={report}", f"--test_models={models}", *files]
         environment = {**os.environ, "PYTHONPATH": path, "ORT_DISABLE_TELEMETRY": "1"}
         done = subprocess.run([*command, *arguments], cwd=tests, env=environment, capture_output=True, text=True)
         if not report.is_file():
@@ -79,15 +94,16 @@ def run(checkout: Path) -> list[Case]:
 
 
 def _case(element: ElementTree.Element) -> Case:
-    name = element.get("name", "")
+    name, parts = element.get("name", ""), element.get("classname", "").split(".")
+    file = next((part for part in parts if part.startswith("test_")), "")
     for kind, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
         found = element.find(kind)
         if found is not None:
-            waits = next((why for start, why in WAITING.items() if name.startswith(start)), "")
+            waits = next((why for start, why in WAITING.items() if name.startswith(start)), WAITING_FILES.get(file, ""))
             if waits and outcome == "failed":
-                return Case(name, "waits", waits)
-            return Case(name, outcome, (found.get("message") or "").strip().split("\n")[0])
-    return Case(name, "passed")
+                return Case(name, "waits", waits, file)
+            return Case(name, outcome, (found.get("message") or "").strip().split("\n")[0], file)
+    return Case(name, "passed", "", file)
 
 
 def write_stand_ins(models: Path) -> None:
@@ -124,8 +140,12 @@ def _show_hidden_states(path: Path, width: int) -> None:
     path.write_bytes(model.SerializeToString())
 
 
+def _totals(cases: list[Case]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in Counter(case.outcome for case in cases).items())
+
+
 def main() -> None:
-    """Print each case and the totals."""
+    """Print each case and the totals of each file and of all files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkout", type=Path)
     given = parser.parse_args()
@@ -134,7 +154,9 @@ def main() -> None:
     cases = run(given.checkout.resolve())
     for case in cases:
         print(f"{case.outcome:<8} {case.name}{': ' if case.reason else ''}{case.reason}")
-    print(", ".join(f"{count} {outcome}" for outcome, count in Counter(case.outcome for case in cases).items()))
+    for file in dict.fromkeys(case.file for case in cases):
+        print(f"{file}: {_totals([case for case in cases if case.file == file])}")
+    print(_totals(cases))
     sys.exit(any(case.outcome == "failed" for case in cases))
 
 

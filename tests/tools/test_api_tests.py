@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import api_tests
-from tools.api_tests import FILES, WAITING, Case
+from tools.api_tests import FILES, WAITING, WAITING_FILES, Case
 
 API = """
 import onnxruntime_genai as og
@@ -42,6 +42,10 @@ def checkout(tmp_path: Path) -> Path:
     (python / "conftest.py").write_text(CONFTEST)
     (python / FILES[0]).write_text(API)
     (python / FILES[1]).write_text("def test_decoder_state():\n    pass\n")
+    guess = (
+        "class TestGuess:\n    def test_stats(self):\n        assert False\n\n    def test_none(self):\n        pass\n"
+    )
+    (python / "models" / "test_n_gram_decoding.py").write_text(guess)
     return tmp_path
 
 
@@ -53,8 +57,12 @@ def test_outcomes(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ("test_new", "failed"),
         ("test_far", "skipped"),
         ("test_decoder_state", "passed"),
+        ("test_stats", "waits"),
+        ("test_none", "passed"),
     ]
-    assert cases["test_whisper"] == Case("test_whisper", "waits", WAITING["test_whisper"])
+    assert cases["test_whisper"] == Case("test_whisper", "waits", WAITING["test_whisper"], "test_onnxruntime_genai_api")
+    waits = WAITING_FILES["test_n_gram_decoding"]
+    assert cases["test_stats"] == Case("test_stats", "waits", waits, "test_n_gram_decoding")
     assert cases["test_far"].reason == "far away"
     assert "is None" in cases["test_new"].reason
     (checkout / "test" / "python" / FILES[0]).write_text("def test_module():\n    pass\n")
@@ -62,7 +70,8 @@ def test_outcomes(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     with pytest.raises(SystemExit) as ended:
         api_tests.main()
     assert not ended.value.code
-    assert "2 passed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "3 passed, 1 waits" in printed and "test_n_gram_decoding: 1 waits, 1 passed" in printed
     monkeypatch.setattr(sys, "argv", ["api_tests", str(checkout / "test")])
     with pytest.raises(SystemExit):
         api_tests.main()
