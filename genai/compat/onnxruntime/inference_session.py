@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -322,7 +323,8 @@ class InferenceSession(Single):
 def _loaded(source: Any, options: SessionOptions, chosen: Chosen, disabled: frozenset[str]) -> Session:
     config = replace(session_config(options, before_the_cpu(chosen)), disabled_rules=disabled)
     if not isinstance(source, str | Path) and config.external_folder is None:
-        config = replace(config, external_folder=Path.cwd())  # as in onnxruntime, if the model has no path
+        with suppress(OSError):  # the current folder may have been deleted; the model may need no folder
+            config = replace(config, external_folder=Path.cwd())
     try:
         with named_as_in_onnxruntime():
             return Session(source, config)
