@@ -139,7 +139,7 @@ def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
     result = run(*options, "--ctx-shift", "--json")
     found = json.loads(result.stdout)
     assert (len(found["token_ids"]), found["finish_reason"]) == (300, "length") and found["forgotten_tokens"] > 100
-    assert f"the context was full: {found['forgotten_tokens']} tokens were dropped" in result.stderr
+    assert f"the context was full, so {found['forgotten_tokens']} tokens were dropped" in result.stderr
     assert f"{found['forgotten_tokens']} dropped" in run(*options, "--ctx-shift", "--stats").stderr
     assert "--ctx-keep 9 cannot be used without --ctx-shift" in run(*options, "--ctx-keep", "9").stderr
     assert "ctx_shift keeps 150 tokens of a context of 160" in run(*options, "--ctx-shift", "--ctx-keep", "150").stderr

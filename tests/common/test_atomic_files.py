@@ -25,6 +25,7 @@ from genai.models.folders import bundled_adapter
 from genai.onnx.writer import write_model
 from genai.quantize.onnx_graph.tensors_data import CalibrationMethod, TensorData, TensorsData, save_tensors_data
 from genai.session.arrays import save_arrays
+from genai.session.loop import OpCall
 from genai.session.running import Profiler
 
 
@@ -81,7 +82,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, name: 
 def test_a_profile_on_a_full_disk(tmp_path: Path) -> None:
     profiler = Profiler(str(tmp_path / "profile"))
     for index in range(99):
-        profiler.record("node", "Add", index, index + 1)
+        profiler.record(OpCall("node", "Add", np.add, (), (), (), ()), index, index + 1)
     with full_disk(), pytest.raises(InputError, match="profile cannot be written") as caught:
         profiler.write()
     assert "profile_file_prefix" in caught.value.fix and not list(tmp_path.iterdir())
