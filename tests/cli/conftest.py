@@ -28,7 +28,7 @@ class Terminal:
         self.resize(100, 40)
         self.seen = ""
 
-    def wait_for(self, pattern: str, seconds: float = 20) -> str:
+    def wait_for(self, pattern: str, seconds: float = 300) -> str:
         """Read until a pattern appears after the last match; return the text up to the end of this match."""
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, _plain(self.seen), re.S)):
@@ -59,7 +59,7 @@ class Terminal:
         """Return True if the terminal is in its normal mode, in which the system echoes keys and edits lines."""
         return bool(termios.tcgetattr(self.fd)[3] & termios.ECHO)
 
-    def exit_code(self, seconds: float = 20) -> int:
+    def exit_code(self, seconds: float = 300) -> int:
         """Wait for the command to end; return its exit code."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
