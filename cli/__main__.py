@@ -26,6 +26,11 @@ def main(arguments: list[str] | None = None) -> None:
         code = run(arguments)
     except KeyboardInterrupt:
         code = 130
+    except RuntimeError as error:
+        # While Python before 3.12 creates a class, it converts an interrupt in __set_name__ to this error.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        code = 130
     # Only cleanup remains. The default handler lets Ctrl-C stop the cleanup without a traceback from an exit handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)

@@ -373,3 +373,21 @@ def test_read_only_home_and_unwritable_cache_do_not_matter(tmp_path: Path) -> No
     assert result.returncode == 0, result.stderr
     assert "19" in result.stdout
     assert "cache" in result.stderr
+
+
+def test_an_interrupt_while_a_class_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python before 3.12 converts it to a RuntimeError; other such errors are not hidden."""
+    from cli import __main__ as entry, app
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for cause, expected in ((KeyboardInterrupt(), SystemExit), (ValueError(), RuntimeError)):
+
+        def run(arguments: object, cause: BaseException = cause) -> int:
+            raise RuntimeError("Error calling __set_name__") from cause
+
+        monkeypatch.setattr(app, "run", run)
+        with pytest.raises(expected) as caught:
+            entry.main([])
+        if expected is SystemExit:
+            assert caught.value.args == (130,)
