@@ -116,6 +116,16 @@ class StepContext:
     chosen: NDArray[np.int64] | None = None
     adapter_rows: AdapterRows = NO_ADAPTERS
 
+    def check_whole_sequences(self) -> None:
+        """Raise StepError unless the step contains whole sequences, all of them with prefill numerics."""
+        lengths = np.diff(self.cu_seqlens_q)
+        if self.num_decode_sequences or not np.array_equal(lengths, self.context_lens):
+            raise StepError(
+                "attention to later tokens needs whole sequences with prefill numerics, but "
+                f"{self.num_decode_sequences} sequences have decode numerics, and the sequences of "
+                f"{self.context_lens.tolist()} tokens have {lengths.tolist()} rows"
+            )
+
     @property
     def page_tables(self) -> list[PageTables]:
         """The tables of the groups that keep rows in pages; these groups come first."""

@@ -366,11 +366,16 @@ class Attention(Op):
         layer: index of the cache layer.
         scale: factor on scores; 0 = 1 / sqrt(head_size).
         softcap: limit of scores, which become softcap * tanh(score / softcap); 0 = off.
-        window: number of tokens that a row sees: its own token and the window - 1 tokens before it; -1 = all tokens up
-            to its own.
+        causal: True if a row sees only tokens up to its own token. False (encoders): a row also sees later tokens of
+            its sequence, so a step must contain whole sequences, and all rows have prefill numerics.
+        window: number of tokens that a row sees: its own token and the window - 1 tokens before it; if not `causal`,
+            also the window - 1 tokens after it; -1 = no limit.
         chunk: number of tokens in a chunk (Llama 4). A row sees the tokens of its chunk up to its own token; 0 = off.
         sinks: float32 [heads], an additional score per head in the softmax, with a value of zero.
         smooth_softmax: True if every head has a sink of 0.
+        bias: float32 [heads, 2 * n - 1], a number per head and distance that is added to the scaled score of key j for
+            the row at position i: bias[head, j - i + n - 1] (T5, MPNet, ALiBi). Sequences have at most n tokens.
+            Only if not `causal`.
         q_norm, k_norm: float32 [head_size], weights of an RMS norm per head before the rotation.
         epsilon: epsilon of that norm.
     """
@@ -386,10 +391,12 @@ class Attention(Op):
     v_head_size: int
     scale: float = 0.0
     softcap: float = 0.0
+    causal: bool = True
     window: int = -1
     chunk: int = 0
     sinks: Constant = ""
     smooth_softmax: bool = False
+    bias: Constant = ""
     rope: Rope | None = None
     q_norm: Constant = ""
     k_norm: Constant = ""

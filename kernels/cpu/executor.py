@@ -133,9 +133,12 @@ class CpuStep(TimedByHost):
         self._floats_per_split = max(
             (partial_floats(r.heads, r.v_head_size) for r in program.ops if isinstance(r, Attention)), default=0
         )
+        self._needs_whole_sequences = any(isinstance(op, Attention) and not op.causal for op in program.ops)
         self._num_targets = 1 + max((r.target for r in program.ops if isinstance(r, LoraShrink)), default=-1)
 
     def run(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> dict[str, Array]:
+        if self._needs_whole_sequences:
+            step.check_whole_sequences()
         values: dict[str, DeviceArray] = dict(given or {})
         for name, (ids, dtype) in self._program.ids.items():
             values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)

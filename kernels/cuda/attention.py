@@ -49,6 +49,8 @@ def check_attention(op: Attention, layer: CacheLayer | None) -> None:
         raise UnsupportedOp(f"CUDA has no kernels for keys and values of {kind}")
     if op.chunk:
         raise UnsupportedOp(f"CUDA has no kernels for chunked attention (of {op.chunk} tokens)")
+    if not op.causal:
+        raise UnsupportedOp("CUDA has no kernels for attention to later tokens (encoders)")
     for size in (op.head_size, op.v_head_size):
         if size > _LARGEST_HEAD:
             raise UnsupportedOp(f"CUDA has no kernels for heads of {size}: at most {_LARGEST_HEAD}")

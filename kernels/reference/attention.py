@@ -41,10 +41,14 @@ def rotated(x: Array, weight: Array | None, epsilon: float, rotation: tuple[Arra
     return wide if rotation is None else rotate(wide, *rotation)
 
 
-def attend(op: Attention, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None) -> Float64:
+def attend(
+    op: Attention, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None, bias: Array | None = None
+) -> Float64:
     """Attend with rows q [T, heads, head_size] of a sequence to the visible keys and values [keys, kv_heads, size]."""
     distance, window = positions[:, None] - np.arange(len(k)), op.window
-    visible = (distance >= 0) & ((distance < window) | (window < 0))
+    visible = (distance >= 0) | (not op.causal)
+    if window > 0:
+        visible &= (distance < window) & (distance > -window)
     if op.chunk:
         visible &= np.arange(len(k)) >= positions[:, None] // op.chunk * op.chunk
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
@@ -54,6 +58,8 @@ def attend(op: Attention, q: Array, k: Array, v: Array, positions: Array, sinks:
         scores = q[:, head] @ k[:, kv_head].T * (op.scale or 1 / math.sqrt(op.head_size))
         if op.softcap > 0:
             scores = op.softcap * np.tanh(scores / op.softcap)
+        if bias is not None:
+            scores = scores + bias[head, bias.shape[1] // 2 - distance]
         scores = np.where(visible, scores, -np.inf)
         if sinks is not None or op.smooth_softmax:
             sink = 0.0 if sinks is None else float(sinks[head])
@@ -76,7 +82,7 @@ def attention(
     slots = step.page_tables[layer.group].slot_mapping
     within(slots, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
     write_pages(layer, slots, k, v)
-    out = attend_pages(op, q, layer, step, constant(op.sinks))
+    out = attend_pages(op, q, layer, step, constant(op.sinks), constant(op.bias))
     return out.reshape(len(out), op.heads * op.v_head_size)
 
 
@@ -94,17 +100,23 @@ def rotations(rope: Rope | None, step: StepContext, constant: Callable[[str], An
     return cosine, sine, rope.interleaved
 
 
-def attend_pages(op: Attention, q: Array, layer: PagedLayer, step: StepContext, sinks: Array | None) -> Float64:
+def attend_pages(
+    op: Attention, q: Array, layer: PagedLayer, step: StepContext, sinks: Array | None, bias: Array | None = None
+) -> Float64:
     """Attend with rows [T, heads, head_size] to the pages of their sequences."""
+    if not op.causal:
+        step.check_whole_sequences()
     out, tables = np.zeros((*q.shape[:2], layer.v_head_size)), step.page_tables[layer.group].block_tables
     for sequence, length in enumerate(step.context_lens):
         rows = slice(step.cu_seqlens_q[sequence], step.cu_seqlens_q[sequence + 1])
         table, pages = tables[sequence], -(-length // PAGE_TOKENS)
         within(step.positions[rows], length, "position outside its sequence")
         within(pages - 1, len(table), "context longer than its block table")
+        if bias is not None:
+            within(length - 1, bias.shape[1] // 2 + 1, "position outside the attention bias")
         within(table[:pages], layer.num_blocks, "block table entry outside the cache")
         keys, values = read_pages(layer, table[:pages])
-        out[rows] = attend(op, q[rows], keys[:length], values[:length], step.positions[rows], sinks)
+        out[rows] = attend(op, q[rows], keys[:length], values[:length], step.positions[rows], sinks, bias)
     return out
 
 

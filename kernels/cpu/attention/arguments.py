@@ -27,7 +27,9 @@ class AttentionArguments(Arguments):
         key_page, value_page: bytes between the pages of consecutive heads.
         hadamard: 1 if heads are stored after `hadamard_transform`.
         query_factor, score_cap, sinks: scaled so that scores are exponents of 2, because softmax computes 2 ** score.
-        window: as in `ir.Attention`, or -1 - chunk for chunked attention.
+        causal, window, chunk: as in `ir.Attention`.
+        bias: as in `ir.Attention`, scaled like the scores; 0 = none.
+        bias_tokens: maximum number of tokens of a sequence with a bias.
         cos, sin: rotary tables of `half` columns for `positions` positions; no rotation if `half` is 0.
         long_cos, long_sin: rotary tables of `long_positions` positions for long sequences.
         q_norm, k_norm: weights of the norms per head; 0 = none.
@@ -59,7 +61,11 @@ class AttentionArguments(Arguments):
     hadamard: int
     query_factor: float
     score_cap: float
+    causal: int = 1
     window: int
+    chunk: int = 0
+    bias: Address = None
+    bias_tokens: int = 0
     sinks: Address
     cos: Address = None
     sin: Address = None
@@ -110,10 +116,19 @@ def context_length(context: int, sequence: int) -> Any:
 @inline
 def first_visible(arguments: AttentionArguments, position: int) -> Any:
     """Return the first key that a row at this position sees."""
-    window = arguments.window
-    if window < -1:  # a chunk is encoded as -1 - tokens, because there is no room for another argument
-        return position // (-1 - window) * (-1 - window)
+    window, chunk = arguments.window, arguments.chunk
+    if chunk > 0:
+        return position // chunk * chunk
     return max(np.int64(0), position - window + 1) if window > 0 else np.int64(0)
+
+
+@inline
+def end_visible(arguments: AttentionArguments, position: int, length: int) -> Any:
+    """Return the key after the last key that a row at this position of a sequence of `length` tokens sees."""
+    if arguments.causal != 0:
+        return position + 1
+    window = arguments.window
+    return min(length, position + window) if window > 0 else length
 
 
 @inline

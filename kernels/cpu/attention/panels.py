@@ -48,6 +48,8 @@ class Panel(IntEnum):
     POSITION = 15  # position of the block's first row
     BEGIN = 16  # position of the chunk's first token
     LEFT_OUT = 17  # not 0 if some tokens that the block sees are not USABLE
+    LENGTH = 18  # number of tokens of the block's sequence
+    HEAD = 19  # first query head of the block
 
 
 # Entries before CONFIG are addresses in the scratch. Entries before ROWS are the same for all blocks.

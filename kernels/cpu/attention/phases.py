@@ -192,7 +192,10 @@ def attention_phases(
         "weight_groups": layer.packed.value_groups if layer.packed else 0,
         "query_factor": scale / op.softcap if op.softcap else scale * _LOG2_E,
         "score_cap": op.softcap * _LOG2_E,
-        "window": -1 - op.chunk if op.chunk else op.window,
+        "causal": op.causal,
+        "window": op.window,
+        "chunk": op.chunk,
+        **_bias_arguments(op, constant(op.bias)),
         "sinks": None if sinks is None else np.ascontiguousarray(sinks * np.float32(_LOG2_E)),
         "q_norm": q_norm,
         "k_norm": k_norm,
@@ -201,6 +204,16 @@ def attention_phases(
         **({} if op.rope is None else _rope_arguments(op.rope, layer.head_size, constant)),
     }
     return _phases(shared, layer, group)
+
+
+def _bias_arguments(op: Attention, bias: Float32 | None) -> dict[str, Any]:
+    """Return the fields of AttentionArguments that describe a bias per distance."""
+    if bias is None:
+        return {}
+    check("bias", bias, (op.heads, None))
+    if op.causal or bias.shape[1] % 2 == 0:
+        raise ValueError(f"bias has {bias.shape[1]} columns, expected an odd number, and attention to later tokens")
+    return {"bias": np.ascontiguousarray(bias * np.float32(_LOG2_E)), "bias_tokens": bias.shape[1] // 2 + 1}
 
 
 def _rope_arguments(rope: Rope, head_size: int, constant: Callable[[str], Float32 | None]) -> dict[str, Any]:
@@ -261,16 +274,14 @@ def _phases(shared: Mapping[str, Any], layer: PagedLayer, group: int) -> Phases:
         scratch = -(-scratch // _LINE) * _LINE
         return Call(op, AttentionArguments(**shared, **own), Items(counted, layer.kv_heads), scratch)
 
-    decode = decode_operators(group, layer.head_size, layer.v_head_size, kind)
+    store = call(store_op(kind), {}, StepField.TOKENS, store_scratch(layer.head_size, layer.v_head_size))
     prefill = prefill_operators(panels, layer.head_size, kind)
-    return [
-        [call(store_op(kind), {}, StepField.TOKENS, store_scratch(layer.head_size, layer.v_head_size))],
-        [
-            call(attend_splits, decode, StepField.KV_SPLITS, decode_scratch(group, layer)),
-            call(prefill_op(kind), prefill, StepField.PREFILL_BLOCKS, panels.bytes),
-        ],
-        [call(merge_splits, {}, StepField.KV_SPLITS, 0)],
-    ]
+    attend_prefill = call(prefill_op(kind), prefill, StepField.PREFILL_BLOCKS, panels.bytes)
+    if not shared["causal"]:  # its steps have no decode rows
+        return [[store], [attend_prefill]]
+    decode = decode_operators(group, layer.head_size, layer.v_head_size, kind)
+    attend_decode = call(attend_splits, decode, StepField.KV_SPLITS, decode_scratch(group, layer))
+    return [[store], [attend_decode, attend_prefill], [call(merge_splits, {}, StepField.KV_SPLITS, 0)]]
 
 
 def decode_operators(group: int, head_size: int, v_head_size: int, kind: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from ..program.calls import row_at
 from ..program.driver import call_operator
 from ..program.step_table import ErrorCode, StepField
 from . import amx_products, vector_products
-from .arguments import NO_MAXIMUM, AttentionArguments, context_length, first_visible, list_pages, position_of
+from .arguments import NO_MAXIMUM, AttentionArguments, context_length, end_visible, first_visible, list_pages, position_of
 from .hadamard import hadamard_transform
 from .pages import value_vector_of
 from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_page
@@ -75,12 +75,17 @@ def _start_row(arguments: AttentionArguments, scratch: int, r: int, q_head: int)
 
 
 @inline
-def _cap_and_mask(scores: int, pages: int, cap: float, low: int, high: int) -> None:
-    """Cap a row's scores if the model caps them, and set scores outside [low, high) to -inf."""
+def _cap_and_mask(scores: int, pages: int, cap: float, bias: int, low: int, high: int) -> None:
+    """Cap a row's scores if the model caps them, add the bias (0 = none), and set scores outside [low, high) to -inf.
+
+    `bias` is the address of the number for the chunk's first token.
+    """
     for i in range(0, pages * PAGE_TOKENS, LANES):
         score = memory.load_float32(scores + 4 * i)
         if cap > 0:
             score = tanh(score) * cap
+        if bias != 0:
+            score = score + memory.load_first(bias + 4 * i, max(np.int64(0), min(high - i, np.int64(LANES))))
         memory.store_float32(scores + 4 * i, between(score, i, low, high))
 
 
@@ -99,9 +104,10 @@ def _pages_seen(arguments: AttentionArguments, scratch: int, first: int) -> Any:
     position, begin = panel(scratch, Panel.POSITION), panel(scratch, Panel.BEGIN)
     last = min(first + arguments.rows_at_once, rows)
     lowest, highest = position + first // group, position + (last - 1) // group
-    if first >= rows or begin > highest or begin + CHUNK_TOKENS <= first_visible(arguments, lowest):
+    end = end_visible(arguments, highest, panel(scratch, Panel.LENGTH))
+    if first >= rows or begin >= end or begin + CHUNK_TOKENS <= first_visible(arguments, lowest):
         return np.int64(0)
-    return min((highest - begin) // PAGE_TOKENS + 1, np.int64(CHUNK_PAGES))
+    return min((end - 1 - begin) // PAGE_TOKENS + 1, np.int64(CHUNK_PAGES))
 
 
 @inline
@@ -203,13 +209,18 @@ def weigh_rows_op(kind: str) -> NativeOp:
         group, cap, begin = arguments.group, arguments.score_cap, panel(scratch, Panel.BEGIN)
         position, left_out = panel(scratch, Panel.POSITION), panel(scratch, Panel.LEFT_OUT) != 0
         lowest, highest = position + row // group, position + (end - 1) // group
-        is_cut = begin + pages * PAGE_TOKENS > lowest + 1 or begin < first_visible(arguments, highest)
-        scores = scores_of(arguments, scratch, row)
+        length, tokens = panel(scratch, Panel.LENGTH), arguments.bias_tokens
+        is_cut = begin + pages * PAGE_TOKENS > end_visible(arguments, lowest, length)
+        is_cut = is_cut or begin < first_visible(arguments, highest)
+        scores, head = scores_of(arguments, scratch, row), panel(scratch, Panel.HEAD)
         for r in range(row, end):
             at = position + r // group
-            low, high = first_visible(arguments, at) - begin, at + 1 - begin
-            if is_cut or cap > 0:
-                _cap_and_mask(scores, pages, cap, low, high)
+            low, high = first_visible(arguments, at) - begin, end_visible(arguments, at, length) - begin
+            if is_cut or cap > 0 or tokens > 0:
+                bias = np.int64(0)
+                if tokens > 0:
+                    bias = arguments.bias + 4 * ((head + r % group) * (2 * tokens - 1) + begin - at + tokens - 1)
+                _cap_and_mask(scores, pages, cap, bias, low, high)
             weigh(scratch, scores, r, pages)
             if left_out:
                 add_left_out(arguments, scratch, scores, r, low, high)
@@ -227,7 +238,12 @@ def _kind(kind: str) -> str:
 def _attend_chunk(arguments: AttentionArguments, scratch: int) -> None:
     """Process a block with a chunk, one group of rows at a time. A group's scores stay in the first-level cache."""
     at_once, rows = arguments.rows_at_once, panel(scratch, Panel.ROWS)
-    before_chunk = max(np.int64(0), panel(scratch, Panel.BEGIN) - panel(scratch, Panel.POSITION)) * arguments.group
+    before_chunk = np.int64(0)
+    if arguments.causal != 0:
+        before_chunk = max(before_chunk, panel(scratch, Panel.BEGIN) - panel(scratch, Panel.POSITION)) * arguments.group
+    elif arguments.window > 0:
+        seen = panel(scratch, Panel.BEGIN) - arguments.window + 1 - panel(scratch, Panel.POSITION)
+        before_chunk = max(before_chunk, seen) * arguments.group
     first = before_chunk // at_once * at_once
     pages = _pages_seen(arguments, scratch, first)
     while pages > 0:
@@ -267,8 +283,13 @@ def _attend_blocks(tiles: bool) -> NativeOp:
         clear_queries(arguments, scratch, count * group)
         position = position_of(context, row)
         set_panel(scratch, Panel.ROWS, count * group)
+        length = context_length(context, sequence)
+        if arguments.bias != 0 and length > arguments.bias_tokens:
+            return ErrorCode.BIAS_POSITION.value
         set_panel(scratch, Panel.POSITION, position)
-        seen, end = first_visible(arguments, position), position + count
+        set_panel(scratch, Panel.LENGTH, length)
+        set_panel(scratch, Panel.HEAD, head * group)
+        seen, end = first_visible(arguments, position), end_visible(arguments, position + count - 1, length)
         for begin in range(seen // CHUNK_TOKENS * CHUNK_TOKENS, end, CHUNK_TOKENS):
             low, high = max(seen - begin, np.int64(0)), min(end - begin, np.int64(CHUNK_TOKENS))
             page, last = low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1

@@ -50,7 +50,7 @@ class Operator:
 
 
 # The maximum number of entries that the arguments of a call may occupy.
-MAX_ARGUMENTS = 56
+MAX_ARGUMENTS = 64
 # An address: a number, an array (its first element), an operator to call, or a binding; None is 0.
 Address = Annotated[Any, "address"]
 # The owner of memory that an address points to. The owner is kept alive and occupies no entry.

@@ -70,6 +70,7 @@ class ErrorCode(IntEnum):
     POSITION = 3  # a position outside its sequence, or rows of a sequence whose positions are not consecutive
     PAGE = 4  # a block table too short for its sequence, or an entry outside the cache
     ROTARY_POSITION = 5  # a position outside the rotary tables
+    BIAS_POSITION = 6  # a position outside the attention bias
 
 
 class ContextTable:

@@ -39,6 +39,7 @@ class AttentionStep:
     context_lengths: np.ndarray
     block_tables: np.ndarray
     rope_table: np.ndarray
+    min_prefill: int = MIN_PREFILL_TOKENS
     slot_mapping: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class AttentionStep:
 
     @property
     def decode_rows(self) -> int:
-        return int(self.counts[self.counts < MIN_PREFILL_TOKENS].sum())
+        return int(self.counts[self.counts < self.min_prefill].sum())
 
     def context(self) -> ContextTable:
         table = ContextTable()
@@ -68,7 +69,7 @@ class AttentionStep:
         """The op that these options make, and its constants; "rope": tables by their names, and `interleaved`."""
         tables = dict(options.get("rope") or {})
         interleaved = tables.pop("interleaved", False)
-        constants = tables | {name: options[name] for name in ("sinks", "q_norm", "k_norm") if name in options}
+        constants = tables | {name: options[name] for name in ("sinks", "q_norm", "k_norm", "bias") if name in options}
         names = {name: name for name in constants}
         four = [names.pop(name, "") for name in ("cos", "sin", "long_cos", "long_sin")]
         rope = Rope(*four, interleaved=interleaved) if tables else None
@@ -106,7 +107,7 @@ class AttentionStep:
             cu_seqlens_q=self.cu_seqlens_q,
             context_lens=self.context_lengths,
             groups=(PageTables(self.block_tables, self.slot_mapping),),
-            num_decode_sequences=int((self.counts < MIN_PREFILL_TOKENS).sum()),
+            num_decode_sequences=int((self.counts < self.min_prefill).sum()),
             logits_indices=np.empty(0, np.int64),
             rope_table=self.rope_table,
         )
@@ -119,7 +120,8 @@ class AttentionStep:
     def expected(self, **options: Any) -> np.ndarray:
         """Attention by the reference, in float64, over the current pages."""
         query = self.rotated(self.query, options.get("q_norm"), options)
-        return attend_pages(self.op(options)[0], query, self.layer, self.step, options.get("sinks"))
+        sinks, bias = options.get("sinks"), options.get("bias")
+        return attend_pages(self.op(options)[0], query, self.layer, self.step, sinks, bias)
 
     def part(self, sequence: int, first: int, last: int) -> AttentionStep:
         """A separate step of a sequence's new tokens [first, last), over the same pages."""
@@ -135,6 +137,7 @@ class AttentionStep:
             (self.positions[rows][-1:] + 1).astype(np.int32),
             self.block_tables[sequence : sequence + 1],
             self.rope_table[sequence : sequence + 1],
+            self.min_prefill,
         )
 
     def alone(self, sequence: int) -> AttentionStep:
@@ -185,6 +188,7 @@ def make_step(rng: np.random.Generator) -> MakeStep:
         kv_heads: int = 2,
         head_size: int = 32,
         v_head_size: int | None = None,
+        min_prefill: int = MIN_PREFILL_TOKENS,
     ) -> AttentionStep:
         v_size = v_head_size or head_size
         blocks = [-(-length // PAGE_TOKENS) for _, length in sequences]
@@ -217,6 +221,7 @@ def make_step(rng: np.random.Generator) -> MakeStep:
             np.array([length for _, length in sequences], np.int32),
             tables,
             np.arange(len(sequences), dtype=np.int32) % 2,
+            min_prefill,
         )
 
     return make

@@ -23,6 +23,7 @@ REASONS = {
     ErrorCode.POSITION: "position outside its sequence",
     ErrorCode.PAGE: "context longer than its block table, or block table entry outside the cache",
     ErrorCode.ROTARY_POSITION: "position outside the rotary tables",
+    ErrorCode.BIAS_POSITION: "position outside the attention bias",
 }
 
 
