@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache_layout import CacheLayer, PagedLayer
-from .ir import Constants, Op, OpProgram, Weight
+from .ir import Constants, Ids, Op, OpProgram, Weight
 from .sampling import SamplingBatch
 
 
@@ -102,6 +102,7 @@ class StepContext:
         choice: choice in progress whose tokens replace `tokens`; only for programs with `takes_choices`.
         chosen: int64 [T], row of `choice` that holds each token.
         adapter_rows: adapters that the rows use.
+        token_types: int64 [T], token types of encoders, such as 0 for a query and 1 for a document; None = zeros.
     """
 
     tokens: NDArray[np.int64]
@@ -115,6 +116,17 @@ class StepContext:
     choice: TokenChoice | None = None
     chosen: NDArray[np.int64] | None = None
     adapter_rows: AdapterRows = NO_ADAPTERS
+    token_types: NDArray[np.int64] | None = None
+
+    def integers(self, ids: Ids) -> NDArray[np.int64]:
+        """Return the integers of one kind, [T]."""
+        match ids:
+            case Ids.TOKENS:
+                return self.tokens
+            case Ids.POSITIONS:
+                return self.positions
+            case Ids.TYPES:
+                return np.zeros_like(self.tokens) if self.token_types is None else self.token_types
 
     def check_whole_sequences(self) -> None:
         """Raise StepError unless the step contains whole sequences, all of them with prefill numerics."""

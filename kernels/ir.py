@@ -38,6 +38,7 @@ class Ids(Enum):
 
     TOKENS = "token ids"
     POSITIONS = "positions in the sequence"
+    TYPES = "token types"
 
 
 @dataclass(frozen=True)

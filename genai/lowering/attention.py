@@ -59,11 +59,22 @@ def rotary_embedding_rows(at: NodeRows) -> States:
     return [x]
 
 
+@row_rule("PagedAttention", domain=OURS)
+def paged_attention_rows(at: NodeRows) -> States:
+    """Return the state of attention over whole sequences (see `encoder`)."""
+    for state in at.states[:3]:
+        if state is None or state.kind is not Kind.ROWS or state.axis != 1 or state.rank != 3:
+            raise NotFlattenable("query, key and value must be [batch, tokens, features]")
+    width = int(at.node.attribute("num_heads", 0)) * int(at.node.attribute("v_head_size", 0))
+    return [at.first().resized(2, RowDim(width))]
+
+
 @lowering_rule("PagedAttention", domain=OURS)
 def paged_attention(spec: LoweringSpec) -> Lowered | None:
     """Lower attention over cache pages.
 
-    Inputs: query (or packed QKV), key, value, cos, sin, long cos, long sin, head sink, q norm, k norm.
+    Inputs: query (or packed QKV), key, value, cos, sin, long cos, long sin, head sink, q norm, k norm, bias by
+    distance.
     """
     attributes, out = spec.attributes, spec.outputs[0]
     heads, kv_heads = int(attributes["num_heads"]), int(attributes["kv_num_heads"])
@@ -81,7 +92,8 @@ def paged_attention(spec: LoweringSpec) -> Lowered | None:
     op = Attention(
         spec.inputs[0], key, value, out, layer=int(attributes["layer"]), heads=heads, kv_heads=kv_heads,
         head_size=head_size, v_head_size=v_head_size, scale=float(attributes.get("scale", 0.0)),
-        softcap=float(attributes.get("softcap", 0.0)), window=int(attributes.get("window", -1)),
+        softcap=float(attributes.get("softcap", 0.0)), causal=bool(attributes.get("causal", 1)),
+        window=int(attributes.get("window", -1)), bias=spec.constant_name(10),
         sinks=spec.constant_name(7), smooth_softmax=bool(attributes.get("smooth_softmax", 0)), rope=_rope(spec),
         q_norm=spec.constant_name(8), k_norm=spec.constant_name(9),
         epsilon=float(attributes.get("qk_norm_epsilon", 1e-6)), op_type=spec.op_type,

@@ -170,6 +170,7 @@ def lower_swiglu(spec: LoweringSpec) -> Lowered | None:
 
 
 row_rule("Gelu")(elementwise_rows)
+row_rule("Gelu", domain=MS)(elementwise_rows)
 
 
 @lowering_rule("Cast")

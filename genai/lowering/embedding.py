@@ -11,6 +11,7 @@ from ..onnx.node import MS
 from ..onnx.types import DataType, TensorType
 from ..ops.registry import NodeSpec
 from ..ops.weights import check_stored, uniform_weight
+from .movement import item_of_row
 from .rows import BATCH, Kind, NotFlattenable, RowDim, State
 from .rules import Lowered, LoweringSpec, NodeRows, Packed, States, lowering_rule, row_rule, stored_weights
 
@@ -35,7 +36,7 @@ def gather_rows(at: NodeRows) -> States:
         return [State(Kind.ROWS, tuple(shape), axis + indices.axis)]
     if data.kind is Kind.ROWS and indices.kind is Kind.UNIFORM:
         if axis == data.axis:
-            return [_last_row(at, data)]
+            return [_row_of_sequence(at, data)]
         shape = [*data.known_shape[:axis], *indices.known_shape, *data.known_shape[axis + 1 :]]
         return [State(Kind.ROWS, tuple(shape), data.axis + (indices.rank - 1) * (axis < data.axis))]
     raise NotFlattenable("a lookup in per-token values depends on other tokens")
@@ -48,12 +49,13 @@ def _unpacked_width(graph: Graph, node: Node, data: State) -> RowDim:
     return RowDim(data.known_shape[-1].factor * (8 // int(node.attribute("bits", 4)) if packed else 1))
 
 
-def _last_row(at: NodeRows, data: State) -> State:
-    """Convert a Gather of the last row of each sequence (index -1 on the token axis) to the step's logits rows."""
+def _row_of_sequence(at: NodeRows, data: State) -> State:
+    """Convert a Gather of the first or last row of each sequence (index 0 or -1) to the step's logits rows."""
     index = at.graph.constant(at.node.inputs[1])
-    if index is None or index.ndim != 0 or int(index) != -1 or data.axis != 1 or data.known_shape[0] != BATCH:
+    if index is None or index.ndim != 0 or int(index) not in (0, -1) or data.axis != 1 or data.known_shape[0] != BATCH:
         raise NotFlattenable("tokens are selected by their position in the sequence")
-    at.analysis.last_row_gathers.append(at.node)
+    found = at.analysis.first_row_gathers if int(index) == 0 else at.analysis.last_row_gathers
+    found.append(at.node)
     shape = (RowDim(1, tokens=True), *data.known_shape[2:])
     return State(Kind.ROWS, shape, 0)
 
@@ -73,6 +75,8 @@ def lower_gather(spec: LoweringSpec) -> Lowered | None:
 
 def _columns_of(spec: LoweringSpec, x: RowsType) -> Lowered | None:
     order = spec.constants[1]
+    if order is not None and order.ndim == 0:
+        return item_of_row(spec, x, int(order), int(spec.attributes.get("axis", 0)))
     if order is None or order.ndim != 1 or not order.size or x.last != x.width:
         return None
     if int(spec.attributes.get("axis", 0)) not in (-1, len(x.shape) - 1) or order.dtype != np.int64:

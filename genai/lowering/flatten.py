@@ -8,6 +8,7 @@ head, and the mask subgraph, which is no longer used, is removed.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..onnx.decoder_names import GraphNames
@@ -58,6 +59,8 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     analysis = analyse_rows(graph, _input_states(graph, names))
     if not analysis.attention:
         raise NotFlattenable("no attention operator with a cache was found")
+    if analysis.first_row_gathers:
+        raise NotFlattenable("the first token of each sequence is selected")
     thresholds = {_threshold(graph, node, names) for node in analysis.table_choices}
     if len(thresholds) > 1:
         raise NotFlattenable("RoPE tables change at several lengths")
@@ -214,9 +217,7 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
 
 def _gather_logits_rows(graph: Graph, analysis: RowAnalysis, head: Node | None) -> None:
     """Compute the head only for `logits_indices`: from the graph's last-row Gather onwards, or in its last matmul."""
-    for node in analysis.last_row_gathers:
-        node.domain, node.op_type, node.inputs = OURS, "LogitsRows", node.inputs[:1]
-        node.attributes = {"squeeze": Attribute.of("squeeze", 1)}
+    select_logits_rows(analysis.last_row_gathers)
     if head is None:
         return
     source = head.inputs[0]
@@ -224,6 +225,13 @@ def _gather_logits_rows(graph: Graph, analysis: RowAnalysis, head: Node | None) 
     graph.insert_before(head, Node("LogitsRows", [source], [gathered], OURS, gathered))
     head.inputs[0] = gathered
     graph.update(head)
+
+
+def select_logits_rows(gathers: Sequence[Node]) -> None:
+    """Replace the selection of one row per sequence with the selection of the step's logits rows."""
+    for node in gathers:
+        node.domain, node.op_type, node.inputs = OURS, "LogitsRows", node.inputs[:1]
+        node.attributes = {"squeeze": Attribute.of("squeeze", 1)}
 
 
 def _is_of_rows(name: str, analysis: RowAnalysis) -> bool:

@@ -29,7 +29,7 @@ OPERATORS: dict[str, dict[str, str]] = {
     "linear": {
         "": "Gemm MatMul MatMulBnb4 MatMulNBits QuantizedGather QuantizedMatMul",
         "com.microsoft": "MatMulBnb4 MatMulNBits",
-        "genai": "QuantizedGather QuantizedMatMul",
+        "genai": "Linear QuantizedGather QuantizedMatMul",
     },
     "moe": {
         "": "QMoE",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genai.kernels.ir import BlockWeight, DenseWeight, Embedding, Ids, Linear, Projection, RowsType
+from genai.kernels.ir import BlockWeight, DenseWeight, Embedding, Ids, Linear, Op, Projection, RowsType, Unary
 
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
@@ -78,6 +78,40 @@ def lower_matmul(spec: LoweringSpec) -> Lowered | None:
     k, n = weight.shape
     projection, out = Projection(DenseWeight(spec.inputs[1], n, k)), spec.outputs[0]
     return Lowered([Linear(spec.inputs[0], projection, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
+
+
+@row_rule("Linear", domain=OURS)
+def linear_rows(at: NodeRows) -> States:
+    """Return the state of function(x @ weight + bias + addend)."""
+    x, weight, *others = at.states
+    if x is None or x.kind is not Kind.ROWS or weight is None or weight.kind is not Kind.UNIFORM or weight.rank != 2:
+        raise NotFlattenable("a matmul whose right side is not a constant matrix mixes tokens")
+    at.keep_off(x, -1, "the contraction")
+    result = x.resized(x.rank - 1, weight.known_shape[1])
+    if len(others) > 1 and others[1] is not None and others[1] != result:
+        raise NotFlattenable("the addend does not have the rows of the result")
+    return [result]
+
+
+@lowering_rule("Linear", domain=OURS)
+def lower_linear(spec: LoweringSpec) -> Lowered | None:
+    """Lower function(x @ weight + bias + addend), where the function is a separate op."""
+    x, weight, out = spec.rows(0), spec.constants[1], spec.outputs[0]
+    if x is None or weight is None or weight.ndim != 2 or weight.shape[0] != x.width or x.last != x.width:
+        return None
+    k, n = weight.shape
+    if spec.has(3) and spec.rows(3) != x.with_width(n):
+        return None
+    function = str(spec.attributes.get("function", "copy"))
+    parameters = tuple(float(item) for item in spec.attributes.get("parameters", ()))
+    projection = Projection(
+        DenseWeight(spec.inputs[1], n, k), spec.constant_name(2), spec.inputs[3] if spec.has(3) else ""
+    )
+    product = out if function == "copy" else f"{out}/product"
+    ops: list[Op] = [Linear(spec.inputs[0], projection, product, True, op_type=spec.op_type)]
+    if product != out:
+        ops.append(Unary(function, product, out, parameters, op_type=spec.op_type))
+    return Lowered(ops, {product: x.with_width(n), out: x.with_width(n)})
 
 
 stored_weights(BLOCK_PRODUCT, {1: Packed("bits", scales=2, points=3, sizes=("N", "K"))})

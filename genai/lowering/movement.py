@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -81,7 +82,7 @@ row_rule("Dropout")(elementwise_rows)
 @row_rule("Shape")
 def shape_of_rows(at: NodeRows) -> States:
     state = at.first()
-    if state.kind in (Kind.ROWS, Kind.UNIFORM) and state.shape is not None:
+    if state.kind in (Kind.ROWS, Kind.UNIFORM, Kind.CONTEXT) and state.shape is not None:
         start, end = int(at.node.attribute("start", 0)), at.node.attribute("end", None)
         return [State(Kind.LENGTHS, entries=state.known_shape[start : None if end is None else int(end)])]
     return [State(Kind.CONTEXT)]
@@ -170,9 +171,12 @@ def squeeze_rows(at: NodeRows) -> States:
 def lower_reshape(spec: LoweringSpec) -> Lowered | None:
     """Lower Reshape if the size of the last axis divides a row."""
     x, target = spec.rows(0), spec.constants[1]
-    if x is None or target is None or int(spec.attributes.get("allowzero", 0)):
+    if x is None or target is None or (int(spec.attributes.get("allowzero", 0)) and 0 in target):
         return None
     dims = [int(d) if d != 0 else x.shape[i] for i, d in enumerate(target.reshape(-1)) if d != 0 or i < len(x.shape)]
+    if dims[:2] == [1, -1] and dims.count(-1) == 2 and list(target.reshape(-1)[:2]) == [0, 0]:
+        inner = math.prod(d for d in dims[2:] if d > 0)
+        dims = [1, -1, *(x.width // inner if d == -1 else d for d in dims[2:])]
     fixed = [d for d in dims if d > 0]
     if len(dims) != target.size or dims.count(-1) != 1 or dims[-1] <= 0 or x.width % dims[-1]:
         return None
@@ -237,35 +241,52 @@ def _known_ints(at: NodeRows, index: int) -> list[int] | None:
 
 @lowering_rule("Slice")
 def lower_slice(spec: LoweringSpec) -> Lowered | None:
-    """Lower a slice of the last axis."""
+    """Lower a slice of the last axis, or of the first axis of a row."""
     x = spec.rows(0)
     computed = any(spec.constants[i] is None for i in range(1, len(spec.inputs)) if spec.has(i))
-    if x is None or x.last != x.width or computed or len(spec.inputs) < 3:
+    if x is None or computed or len(spec.inputs) < 3:
         return None
     starts, ends = spec.constant(1).reshape(-1), spec.constant(2).reshape(-1)
     axes = spec.constant(3).reshape(-1) if spec.has(3) else np.arange(len(starts))
     steps = spec.constant(4).reshape(-1) if spec.has(4) else np.ones(len(starts), np.int64)
-    if len(starts) != 1 or int(axes[0]) not in (-1, len(x.shape) - 1) or int(steps[0]) != 1:
+    if len(starts) != 1 or int(steps[0]) != 1 or (axis := _contiguous_axis(x, int(axes[0]))) is None:
         return None
-    first, last, _ = slice(int(starts[0]), int(ends[0])).indices(x.width)
-    return slice_columns(spec, x.with_width(last - first), first) if last > first else None
+    first, last, _ = slice(int(starts[0]), int(ends[0])).indices(x.shape[axis])
+    return slice_columns(spec, *_part(x, axis, first, last - first)) if last > first else None
+
+
+def _contiguous_axis(x: RowsType, axis: int) -> int | None:
+    """Return an axis from the front if its parts are columns of a row: all axes between the token axis and it are 1."""
+    axis += len(x.shape) if axis < 0 else 0
+    if axis == len(x.shape) - 1 and x.last == x.width:
+        return axis
+    is_inner = x.shape[:2] == (1, -1) and 2 <= axis < len(x.shape) and math.prod(x.shape[2:]) == x.width
+    return axis if is_inner and math.prod(x.shape[2:axis]) == 1 else None
+
+
+def _part(x: RowsType, axis: int, first: int, size: int) -> tuple[RowsType, int]:
+    """Return the type of a part of a contiguous axis, and its first column."""
+    inner = x.width // x.shape[axis]
+    return RowsType((*x.shape[:axis], size, *x.shape[axis + 1 :]), inner * size, x.per), inner * first
 
 
 @lowering_rule("Split")
 def lower_split(spec: LoweringSpec) -> Lowered | None:
-    """Lower Split to consecutive slices of the last axis."""
-    x, axis = spec.rows(0), int(spec.attributes.get("axis", 0))
-    if x is None or x.last != x.width or axis not in (-1, len(x.shape) - 1) or not all(spec.outputs):
+    """Lower Split to consecutive slices of the last axis, or of the first axis of a row."""
+    x = spec.rows(0)
+    axis = None if x is None else _contiguous_axis(x, int(spec.attributes.get("axis", 0)))
+    if x is None or axis is None or not all(spec.outputs):
         return None
     if spec.has(1):
         sizes = None if spec.constants[1] is None else [int(size) for size in spec.constant(1).reshape(-1)]
     else:
         split = spec.attributes.get("split")
-        sizes = list(split) if split else _even_sizes(x.width, len(spec.outputs))
-    if sizes is None or len(sizes) != len(spec.outputs) or min(sizes) < 1 or sum(sizes) != x.width:
+        sizes = list(split) if split else _even_sizes(x.shape[axis], len(spec.outputs))
+    if sizes is None or len(sizes) != len(spec.outputs) or min(sizes) < 1 or sum(sizes) != x.shape[axis]:
         return None
     starts = np.cumsum([0, *sizes]).tolist()
-    parts = [slice_columns(spec, x.with_width(size), starts[i], i) for i, size in enumerate(sizes)]
+    ranges = [_part(x, axis, first, size) for first, size in zip(starts, sizes, strict=False)]
+    parts = [slice_columns(spec, part, first, index) for index, (part, first) in enumerate(ranges)]
     return Lowered(
         [op for part in parts for op in part.ops],
         {name: type_ for part in parts for name, type_ in part.types.items()},
@@ -280,3 +301,41 @@ def logits_rows(spec: LoweringSpec) -> Lowered | None:
         return None
     shape = (-1, x.width) if spec.attributes.get("squeeze", 0) else (1, -1, x.width)
     return Lowered([LogitsRows(spec.inputs[0], out, op_type=spec.op_type)], {out: RowsType(shape, x.width, Per.LOGITS)})
+
+
+@lowering_rule("Squeeze", "Unsqueeze")
+def lower_axes(spec: LoweringSpec) -> Lowered | None:
+    """Lower added and removed axes of size 1 behind the token axis, which change no number."""
+    x, axes = spec.rows(0), _constant_axes(spec)
+    if x is None or axes is None or x.shape[:2] != (1, -1):
+        return None
+    rank = len(x.shape) + (len(axes) if spec.op_type == "Unsqueeze" else 0)
+    axes = sorted(axis % rank for axis in axes)
+    if axes[:1] < [2]:
+        return None
+    shape = list(x.shape)
+    if spec.op_type == "Unsqueeze":
+        for axis in axes:
+            shape.insert(axis, 1)
+    elif any(shape[axis] != 1 for axis in axes):
+        return None
+    else:
+        shape = [size for axis, size in enumerate(shape) if axis not in axes]
+    return slice_columns(spec, replace(x, shape=tuple(shape)))
+
+
+def _constant_axes(spec: LoweringSpec) -> list[int] | None:
+    if spec.has(1):
+        axes = spec.constants[1]
+        return None if axes is None else [int(axis) for axis in axes.reshape(-1)]
+    axes = spec.attributes.get("axes")
+    return None if axes is None else [int(axis) for axis in axes]
+
+
+def item_of_row(spec: LoweringSpec, x: RowsType, index: int, axis: int) -> Lowered | None:
+    """Lower x[..., index, ...] along the first axis of a row, such as the queries of [B, T, 3, heads, size]."""
+    found = _contiguous_axis(x, axis)
+    if found is None or found < 2 or found == len(x.shape) - 1 or not -x.shape[found] <= index < x.shape[found]:
+        return None
+    part, first = _part(x, found, index % x.shape[found], 1)
+    return slice_columns(spec, replace(part, shape=(*part.shape[:found], *part.shape[found + 1 :])), first)

@@ -119,4 +119,5 @@ class RowAnalysis:
     states: dict[str, State]
     attention: list[Node] = field(default_factory=list)
     last_row_gathers: list[Node] = field(default_factory=list)
+    first_row_gathers: list[Node] = field(default_factory=list)
     table_choices: list[Node] = field(default_factory=list)

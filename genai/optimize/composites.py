@@ -145,13 +145,13 @@ def fuse_layer_norm(graph: Graph, end: Node) -> bool:
     tensors = [graph.constant_tensor(match[name]) for name in ("scale", "bias")]
     if epsilon is None or any(tensor is None or len(tensor.shape) != 1 for tensor in tensors):
         return False
-    if not all(_is_along_last_axis(graph, match[name]) for name in ("mean", "variance")):
+    if not all(is_along_last_axis(graph, match[name]) for name in ("mean", "variance")):
         return False
     inputs = [match[name] for name in ("x", "scale", "bias")]
     return base.replaced(graph, end, "LayerNormalization", inputs, axis=-1, epsilon=epsilon)
 
 
-def _is_along_last_axis(graph: Graph, name: str) -> bool:
+def is_along_last_axis(graph: Graph, name: str) -> bool:
     """Return True if a mean reduces only its last axis, with keepdims."""
     mean = graph.producer(name)
     if mean is None or not int(mean.attribute("keepdims", 1)):

@@ -14,7 +14,7 @@ import numpy as np
 from ..onnx.ir import DataType, Graph, Node, OnnxModel, OnnxTensor
 from ..onnx.node import MS, OURS
 from ..onnx.types import ShapeValue, TensorType, Type, broadcast_dims
-from .base import Level, graph_rule
+from .base import Level, graph_rule, made_by, node_rule, pass_through
 from .shape_values import MAX_ELEMENTS, computed_value, constant_value, is_shape_computation
 
 Extents = tuple[int | str, ...]
@@ -203,7 +203,9 @@ def _fold(graph: Graph, node: Node, targets: Mapping[str, ShapeValue | None], kn
     target, source = targets.get(node.input(1)), known.of(node.input(0))
     if target is None or target.is_scalar or source is None:
         return False
-    if node.attribute("allowzero", 0) or any(item.ref_attr_name for item in node.attributes.values()):
+    if any(item.ref_attr_name for item in node.attributes.values()):
+        return False
+    if node.attribute("allowzero", 0) and 0 in target.dims:  # a dimension of 0, which the folded shape cannot express
         return False
     extents: list[int] = []
     for index, extent in enumerate(target.dims):
@@ -214,5 +216,40 @@ def _fold(graph: Graph, node: Node, targets: Mapping[str, ShapeValue | None], kn
         else:
             return False
     node.inputs[1] = graph.add_constant(f"{node.input(1)}/known", np.asarray(extents, np.int64))
+    node.attributes.pop("allowzero", None)
     graph.update(node)
     return True
+
+
+@node_rule(Level.BASIC, ("", "Reshape"))
+def merge_reshapes(graph: Graph, node: Node) -> bool:
+    """Reshape(Reshape(x, a), b) -> Reshape(x, b), if dimensions that b copies are copied from x by a."""
+    inner = made_by(graph, node.input(0), "Reshape")
+    first, second = None if inner is None else _target(graph, inner), _target(graph, node)
+    if inner is None or first is None or second is None:
+        return False
+    if any(extent == _COPY and first[axis : axis + 1] != [_COPY] for axis, extent in enumerate(second)):
+        return False
+    node.inputs[0] = inner.inputs[0]
+    graph.update(node)
+    return True
+
+
+@node_rule(Level.BASIC, ("", "Reshape"))
+def remove_idle_reshapes(graph: Graph, node: Node) -> bool:
+    """Reshape(x, shape of x) -> x. One dimension of the shape may be -1."""
+    known, target = graph.type_of(node.input(0)), _target(graph, node)
+    shape = known.shape if isinstance(known, TensorType) else None
+    if shape is None or target is None or len(shape) != len(target) or target.count(-1) > 1:
+        return False
+    same = (extent in (_COPY, -1) or extent == size for extent, size in zip(target, shape, strict=True))
+    return all(same) and pass_through(graph, node)
+
+
+def _target(graph: Graph, node: Node) -> list[int] | None:
+    """Return the constant target of a Reshape, or None."""
+    tensor = graph.constant_tensor(node.input(1)) if len(node.inputs) == 2 else None
+    if tensor is None or tensor.num_elements > MAX_ELEMENTS or any(a.ref_attr_name for a in node.attributes.values()):
+        return None
+    target = [int(item) for item in tensor.array().reshape(-1)]
+    return None if 0 in target and node.attribute("allowzero", 0) else target

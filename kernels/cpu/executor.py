@@ -17,6 +17,7 @@ from ..ir import (
     Attention,
     Constants,
     DenseWeight,
+    Embedding,
     GatedLinear,
     HostNode,
     Ids,
@@ -134,6 +135,7 @@ class CpuStep(TimedByHost):
             (partial_floats(r.heads, r.v_head_size) for r in program.ops if isinstance(r, Attention)), default=0
         )
         self._needs_whole_sequences = any(isinstance(op, Attention) and not op.causal for op in program.ops)
+        self._reads_types = any(isinstance(op, Embedding) and op.ids is Ids.TYPES for op in program.ops)
         self._num_targets = 1 + max((r.target for r in program.ops if isinstance(r, LoraShrink)), default=-1)
 
     def run(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> dict[str, Array]:
@@ -141,8 +143,10 @@ class CpuStep(TimedByHost):
             step.check_whole_sequences()
         values: dict[str, DeviceArray] = dict(given or {})
         for name, (ids, dtype) in self._program.ids.items():
-            values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)
+            values[name] = step.integers(ids)[None].astype(dtype, copy=False)
         fill_table(self._table, step, self._floats_per_split)
+        if self._reads_types:
+            self._table.array(StepField.TOKEN_TYPES, step.integers(Ids.TYPES))
         if self._num_targets:
             fill_adapters(self._table, step, self._num_targets)
         counts = {StepField.TOKENS: len(step.positions), StepField.LOGITS_ROWS: len(step.logits_indices)}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..device import StepContext
-from ..ir import HostNode, Ids, Op, OpProgram, RowsType
+from ..ir import HostNode, Op, OpProgram, RowsType
 from .driver import Driver
 from .launches import COUNTED, Counts, Functions
 from .memory import DeviceRows, Values, as_float32
@@ -82,5 +82,4 @@ def parts_of(program: OpProgram) -> Iterator[Op | HostPart]:
 
 def known_of(program: OpProgram, step: StepContext, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are known to host nodes before a step."""
-    integers = {Ids.TOKENS: step.tokens, Ids.POSITIONS: step.positions}
-    return {**given, **{name: integers[ids][None].astype(dtype) for name, (ids, dtype) in program.ids.items()}}
+    return {**given, **{name: step.integers(ids)[None].astype(dtype) for name, (ids, dtype) in program.ids.items()}}

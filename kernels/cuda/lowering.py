@@ -98,6 +98,8 @@ def _logits_rows(op: ir.LogitsRows, at: CudaLowering) -> None:
 
 @lower.register
 def _embedding(op: ir.Embedding, at: CudaLowering) -> None:
+    if op.ids not in _IDS:
+        raise UnsupportedOp(f"CUDA has no kernels for look-ups by {op.ids.value}")
     matrix, out, ids = at.weights.matrix(op.table, at.constants), at.values.make(op.out), _IDS[op.ids]
     if not matrix.reader:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.fields["chunks"] * CHUNK, ids, out)

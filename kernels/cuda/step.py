@@ -90,7 +90,7 @@ class Limits:
     def _is_fine(self, step: StepContext) -> bool:
         """Return True if a few quick checks show that all numbers are in range; False if some may be out of range."""
         for ids, rows in self.rows_of_tables:
-            if not _all_within(step.tokens if ids is Ids.TOKENS else step.positions, rows):
+            if not _all_within(step.integers(ids), rows):
                 return False
         if not _all_within(step.logits_indices, len(step.tokens)):
             return False
@@ -120,7 +120,7 @@ class Limits:
     def _refuse(self, step: StepContext) -> None:
         """Check number by number and raise StepError. Only the entries of block tables that are used are checked."""
         for ids, rows in self.rows_of_tables:
-            _within(step.tokens if ids is Ids.TOKENS else step.positions, rows, "index outside its table")
+            _within(step.integers(ids), rows, "index outside its table")
         _within(step.logits_indices, len(step.tokens), "row of logits outside the step")
         if self.positions:
             _within(step.positions, self.positions, "position outside the rotary tables")

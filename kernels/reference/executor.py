@@ -11,7 +11,7 @@ from .. import ir
 from ..cache_layout import CacheLayer, PagedLayer, StateLayer
 from ..device import DeviceArray, Factors, StepCancelled, StepContext, UnsupportedOp
 from ..host_memory import HostMemory, TimedByHost
-from ..ir import Constants, HostNode, Ids, Op, OpProgram, Projection, Weight, constant_names
+from ..ir import Constants, HostNode, Op, OpProgram, Projection, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
 from .lora import ReferenceAdapter, lora_shrink
@@ -85,9 +85,9 @@ class ReferenceStep(TimedByHost):
         self._cancelled = False
 
     def run(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> dict[str, Array]:
-        self._values, integers = dict(given or {}), {Ids.TOKENS: step.tokens, Ids.POSITIONS: step.positions}
+        self._values = dict(given or {})
         for name, (ids, dtype) in self._program.ids.items():
-            self._values[name] = integers[ids][None].astype(dtype)
+            self._values[name] = step.integers(ids)[None].astype(dtype)
         with np.errstate(all="ignore"):
             for part in self._program.parts:
                 if self._cancelled:
@@ -130,7 +130,7 @@ class ReferenceStep(TimedByHost):
         types = self._program.types
         match op:
             case ir.Embedding(table, ids, out):
-                wanted = step.tokens if ids is Ids.TOKENS else step.positions
+                wanted = step.integers(ids)
                 within(wanted, table.rows, "index outside its table")
                 self[out] = self._weights.rows(table, wanted)
             case ir.SliceColumns(x, first, out):

@@ -39,7 +39,15 @@ from ..program.calls import row_at
 from ..program.driver import call_operator
 from ..program.step_table import ErrorCode, StepField
 from . import amx_products, vector_products
-from .arguments import NO_MAXIMUM, AttentionArguments, context_length, end_visible, first_visible, list_pages, position_of
+from .arguments import (
+    NO_MAXIMUM,
+    AttentionArguments,
+    context_length,
+    end_visible,
+    first_visible,
+    list_pages,
+    position_of,
+)
 from .hadamard import hadamard_transform
 from .pages import value_vector_of
 from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_page

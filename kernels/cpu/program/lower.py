@@ -31,7 +31,11 @@ from .packed_weights import PackedWeights, table, vector
 from .step_table import StepField
 from .value_memory import Lowering
 
-_IDS = {ir.Ids.TOKENS: StepField.TOKEN_IDS, ir.Ids.POSITIONS: StepField.POSITIONS}
+_IDS = {
+    ir.Ids.TOKENS: StepField.TOKEN_IDS,
+    ir.Ids.POSITIONS: StepField.POSITIONS,
+    ir.Ids.TYPES: StepField.TOKEN_TYPES,
+}
 
 
 @singledispatch

@@ -35,6 +35,7 @@ class StepField(IntEnum):
     LORA_BLOCKS = 11  # blocks of ranks of all adapters of the step; 0 = no row has an adapter
     TOKEN_IDS = 16  # int64 [T]
     POSITIONS = 17  # int64 [T]
+    TOKEN_TYPES = 18  # int64 [T]; only if the program reads it
     CONTEXT_LENGTHS = 19  # int32 [S]
     BLOCK_TABLES = 20  # int32 [cache groups, S, TABLE_WIDTH]
     TABLE_WIDTH = 21

@@ -52,7 +52,7 @@ def embedding(table: NDArray[Any], out: Rows, indices: StepField = StepField.TOK
         table: float32, float16 or bfloat16 [V, F], which may be transposed. It may be a memory-mapped file, and only
             the requested rows are read.
         out: rows [TOKENS, F].
-        indices: TOKEN_IDS or POSITIONS.
+        indices: TOKEN_IDS, POSITIONS or TOKEN_TYPES.
     """
     name = table.dtype.name
     if name not in ELEMENTS or not table.dtype.isnative or table.ndim != 2:
