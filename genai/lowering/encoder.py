@@ -2,8 +2,8 @@
 
 An exported encoder computes padded batches: masks, positions and rotary tables are nodes of its graph, and attention
 consists of plain operators. In a flat batch, there is no padding, so everything that the graph computes from lengths
-and from the attention mask depends only on the position of a token. Instead of matching every exporter's arithmetic, this
-module evaluates these values for a few lengths:
+and from the attention mask depends only on the position of a token. Exporters differ in the arithmetic, so this module
+does not match it, but evaluates these values for a few lengths:
 
 - A value that is equal for all lengths is a constant.
 - A value with one row per token, whose rows do not depend on the length, is a table of positions.
@@ -171,7 +171,7 @@ def _sources(graph: Graph, inputs: EncoderInputs) -> _Sources:
 
 
 def _read_lengths_from_ids(graph: Graph, inputs: EncoderInputs) -> None:
-    """Replace Shape(attention_mask) and the like with Shape(input_ids), because all these inputs are [batch, tokens]."""
+    """Replace Shape(attention_mask) and the like with Shape(input_ids); all these inputs are [batch, tokens]."""
     for node in graph.nodes:
         if node.op_type == "Shape" and node.inputs[0] in (inputs.attention_mask, *inputs.per_token):
             node.inputs[0] = inputs.input_ids
@@ -190,7 +190,7 @@ def _compared_ids(graph: Graph, node: Node, ids: set[str]) -> set[int] | None:
 
 def _context_inputs(graph: Graph, sources: _Sources) -> set[str]:
     """Return the values computed from lengths or the mask that are combined with values computed from tokens."""
-    found = set()
+    found: set[str] = set()
     for node in graph.nodes:
         if not sources.content & set(node.inputs) or node.op_type in ("Shape", "Size", "Equal"):
             continue
@@ -282,7 +282,7 @@ class _Visible:
 
 def _biases(masks: list[str], evaluate: Evaluate, max_tokens: int) -> tuple[Mapping[str, _Visible], int]:
     """Return what each mask means, and the number of tokens up to which this is known."""
-    found = {}
+    found: dict[str, _Visible] = {}
     if not masks:
         return found, max_tokens
     lengths = [length for length in _TRIALS if length <= max_tokens]
@@ -307,7 +307,7 @@ def _checked(name: str, array: Array, length: int) -> Array:
     array = array.reshape(*([1] * (4 - array.ndim)), *array.shape)
     if array.shape[0] != 1 or array.shape[2] not in (1, length):
         raise NotFlattenable(f"the attention bias {name!r} has the shape {list(array.shape)} for {length} tokens")
-    return array[0]
+    return np.asarray(array[0])
 
 
 def _is_bias(mask: Array) -> bool:
@@ -345,9 +345,9 @@ def _bias(name: str, mask: Array) -> _Visible:
 
 def _replace_attention(graph: Graph, node: Node, visible: _Visible) -> tuple[int, int, int]:
     """Replace an attention node; return its key/value heads, head size and value head size."""
-    query, keys, values = (getattr(graph.type_of(name), "shape", None) for name in node.inputs[:3])
-    known = query and keys and values and (query[1], query[3], values[1], values[3])
-    if not known or not all(isinstance(size, int) for size in known):
+    query, values = (_shape(graph, node.inputs[index]) for index in (0, 2))
+    known = [*query[1::2], *values[1::2]]
+    if len(known) != 4 or not all(isinstance(size, int) for size in known):
         raise NotFlattenable(f"the shapes of attention {node.name!r} are unknown")
     heads, head_size, kv_heads, v_head_size = (int(size) for size in known)
     swapped = flat_swap(graph, node.inputs[1])
@@ -374,6 +374,11 @@ def _replace_attention(graph: Graph, node: Node, visible: _Visible) -> tuple[int
     graph.values[split] = Value(split, TensorType(DataType.FLOAT, (query[0], query[2], heads, v_head_size)))
     graph.replace_node(node, *nodes)
     return kv_heads, head_size, v_head_size
+
+
+def _shape(graph: Graph, name: str) -> tuple[Any, ...]:
+    known = graph.type_of(name)
+    return tuple(known.shape or ()) if isinstance(known, TensorType) else ()
 
 
 def _of_heads(bias: Array, heads: int) -> Array:
