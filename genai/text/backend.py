@@ -218,6 +218,11 @@ class Encoder:
         )
         return [encoding.ids for encoding in encodings]
 
+    def encodings(self, texts: Sequence[Any], *, add_special_tokens: bool) -> list[Any]:
+        """Return the library's encodings of texts, or of pairs of texts. Raises the same errors as `encode`."""
+        size = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+        return self._run(lambda: self._backend.encode_batch(texts, add_special_tokens=add_special_tokens), size)
+
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """Return the text of ids. Raises the same errors as `encode`."""
         if self._decodes_at_once:

@@ -1,0 +1,325 @@
+"""Embeddings: texts to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..common.paths import expanded
+from ..common.single import Single
+from ..devices import open_executor
+from ..errors import ConfigError, InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError, kind_of
+from ..models.encoder import Encoder, EncoderInfo, TokenSequence
+from ..models.folders import folder_errors
+from ..models.identity import LoadedFiles
+from ..models.model_options import check_model_options
+from .batches import SharedSteps
+from .folder import EncoderFolder, checked_poolings, find_graph, known_prompt, read_encoder_folder
+from .pooling import Floats, normalized, pooled
+from .tokens import TextEncoder
+
+Text = str | Sequence[int] | NDArray[np.integer[Any]]
+"""A text, or the token ids of a text."""
+
+# Outputs of exported encoders with one row per token, in order of preference.
+_OUTPUTS = ("last_hidden_state", "token_embeddings")
+# Number of texts that `map` encodes and computes at a time.
+_MAPPED = 1024
+
+
+class Embedder(Single, AbstractContextManager["Embedder"]):
+    """A model that computes a vector for each text. Safe to use from several threads, which share its steps.
+
+    A vector does not depend on the other texts of a call, or of other calls: it is bit-identical for any of them.
+
+    Args:
+        model: a folder with an ONNX graph (onnx/model.onnx or model.onnx), a tokenizer, and the files of
+            sentence-transformers: modules.json, the settings of its modules, and prompts.
+        file: the graph in the folder, such as "onnx/model_quantized.onnx" [default: onnx/model.onnx or model.onnx].
+        pooling: how rows of tokens become a vector: "mean", "cls", "lasttoken", "max", "weightedmean" or
+            "mean_sqrt_len_tokens", or several of them, whose vectors are concatenated [default: as modules.json says].
+        normalize: True for vectors of length 1, False for vectors as the modules compute them [default: as
+            modules.json says].
+        max_length: maximum number of tokens of a text [default: the model's limit].
+        threads: CPU threads [default: the physical cores that this process may use].
+        accuracy: see genai.Model.
+        device: "cpu", or "reference": the computation in plain NumPy, for comparisons.
+
+    Raises:
+        ModelFolderError, ConfigError: a file is missing or malformed.
+        OptionError: an argument is out of range.
+        UnsupportedModelError: the model cannot run here, or is not a model for embeddings.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        file: str | None = None,
+        pooling: str | Sequence[str] | None = None,
+        normalize: bool | None = None,
+        max_length: int | None = None,
+        threads: int | None = None,
+        accuracy: str = "auto",
+        device: str = "cpu",
+    ) -> None:
+        check_model_options(threads=threads, accuracy=accuracy, device=device, max_length=max_length)
+        folder = expanded(model)
+        with folder_errors(folder):
+            self._description = read_encoder_folder(folder)
+            self._poolings = self._description.poolings if pooling is None else checked_poolings(pooling)
+            if not self._poolings:
+                raise _no_pooling(self._description)
+            self._text, self._encoder = load_parts(
+                self._description, _OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
+                device=device,
+            )  # fmt: skip
+            if self._encoder.info.rows != "tokens":
+                raise UnsupportedModelError(
+                    f"{folder}: the graph's output {self._encoder.info.output!r} has one row per text",
+                    "a pooling needs one row per token",
+                    "to score texts with a classification head, use genai.Reranker",
+                )
+            self._normalize = self._description.normalizes if normalize is None else normalize
+            self.dimensions = self._check_modules()
+        self._steps = SharedSteps(self._encoder)
+        self._is_closed = False
+
+    dimensions: int
+    """The number of dimensions of a vector."""
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder."""
+        return self._description.folder
+
+    @property
+    def info(self) -> EncoderInfo:
+        """Facts about the graph."""
+        return self._encoder.info
+
+    @property
+    def pooling(self) -> tuple[str, ...]:
+        """The poolings, in the order in which their vectors are concatenated."""
+        return self._poolings
+
+    @property
+    def max_length(self) -> int:
+        """The maximum number of tokens of a text, special tokens included. Longer texts are truncated."""
+        return self._text.max_length
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The texts that the model's files define for use before a text, by name."""
+        return dict(self._description.prompts)
+
+    @property
+    def similarity(self) -> str:
+        """The similarity function that the model was trained for: "cosine", "dot", "euclidean" or "manhattan"."""
+        return self._description.similarity
+
+    def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = True,
+    ) -> Floats:
+        """Return the vectors of texts.
+
+        Args:
+            texts: a text, or a list of texts. A text is a str, or its token ids with special tokens.
+            prompt_name: name of one of the model's prompts, such as "query", which precedes every text.
+            prompt: a text that precedes every text, instead of a named prompt.
+            dimensions: number of dimensions to keep, from the first (Matryoshka embeddings); vectors of length 1 are
+                normalised again.
+            normalize: True for vectors of length 1 [default: as the embedder was created].
+            truncate: True to truncate texts that are too long, False to raise an error.
+
+        Returns:
+            float32 [texts, dimensions], or float32 [dimensions] for a single text.
+
+        Raises:
+            InputError: a text cannot be embedded; the message has its index.
+            OptionError: `dimensions` is out of range.
+        """
+        single = isinstance(texts, str) or _is_ids(texts)
+        items = [cast(Text, texts)] if single else list(cast("Sequence[Text]", texts))
+        vectors = self._embedded(
+            items, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate
+        )
+        return vectors[0] if single else vectors
+
+    async def aembed(self, texts: Text | Sequence[Text], **options: Any) -> Floats:
+        """Return the vectors of texts without blocking the event loop; see `embed`."""
+        return await asyncio.to_thread(partial(self.embed, texts, **options))
+
+    def map(self, texts: Iterable[Text], **options: Any) -> Iterator[Floats]:
+        """Yield the vector of each text, in order. Texts are read as needed, so any number of texts is possible.
+
+        Args:
+            texts: texts, or token ids of texts.
+            options: options of `embed`.
+
+        Yields:
+            float32 [dimensions].
+        """
+        iterator = iter(texts)
+        while part := list(islice(iterator, _MAPPED)):
+            yield from self._embedded(part, **options)
+
+    def count_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text, special tokens included, after truncation."""
+        return self._text.count(text)
+
+    def _embedded(
+        self, items: Sequence[Text], *, prompt_name: str | None = None, prompt: str | None = None,
+        dimensions: int | None = None, normalize: bool | None = None, truncate: bool = True,
+    ) -> Floats:  # fmt: skip
+        if self._is_closed:
+            raise StateError("the embedder is closed", "close() freed its memory", "create a new Embedder")
+        before = self._prompt(prompt_name, prompt)
+        width = self._checked_dimensions(dimensions)
+        normalize = self._normalize if normalize is None else normalize
+        sequences = self._sequences(items, before, truncate)
+        excluded = 0 if self._description.include_prompt or not before else self._prompt_tokens(before)
+
+        def finish(rows: Floats, index: int) -> Floats:
+            vector = pooled(rows, self._poolings, excluded)[None]
+            for module in self._description.modules:
+                vector = module(vector)
+            vector = vector[:, :width]
+            if normalize:
+                vector = normalized(vector)
+            if not np.isfinite(vector).all():
+                raise UnsupportedModelError(
+                    f"the vector of text {index} contains NaN or infinite numbers",
+                    "the model's weights contain such numbers, or its results overflow",
+                    "check the checkpoint, or copy it again",
+                )
+            return cast(Floats, vector[0])
+
+        vectors = self._steps.run(sequences, finish)
+        return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
+
+    def _sequences(self, items: Sequence[Text], prompt: str, truncate: bool) -> list[TokenSequence]:
+        places = [index for index, item in enumerate(items) if isinstance(item, str)]
+        texts = [prompt + cast(str, items[index]) for index in places]
+        encoded = dict(zip(places, self._text.encode(texts, truncate=truncate), strict=True))
+        return [
+            encoded[index] if index in encoded else self._text.sequence_of(item, index, truncate=truncate)
+            for index, item in enumerate(items)
+        ]
+
+    def _prompt(self, name: str | None, prompt: str | None) -> str:
+        if prompt is not None and name is not None:
+            raise OptionError("prompt and prompt_name contradict each other", "both are given", "leave one of them out")
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt is {kind_of(prompt)}", "a text is expected", "pass a str")
+            return prompt
+        if name is None:
+            name = self._description.default_prompt
+            return self._description.prompts.get(name, "")
+        return known_prompt(self._description, name)
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt, without a special token at the end."""
+        (sequence,) = self._text.encode([prompt])
+        return len(sequence) - int(int(sequence.ids[-1]) in self._text.special_ids)
+
+    def _checked_dimensions(self, dimensions: int | None) -> int:
+        if dimensions is None:
+            return self.dimensions
+        if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= self.dimensions:
+            raise OptionError(
+                f"dimensions = {dimensions!r:.80}",
+                f"a whole number from 1 to {self.dimensions} is expected",
+                "leave dimensions out for whole vectors",
+            )
+        return dimensions
+
+    def _check_modules(self) -> int:
+        """Return the number of dimensions of a vector, from a trial; raise an error if the modules do not fit."""
+        (rows,) = self._encoder.run([TokenSequence(np.zeros(1, np.int64))])
+        width = int(rows.shape[1]) * len(self._poolings)
+        try:
+            for module in self._description.modules:
+                width = module.check(width)
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.folder}: the modules do not fit the graph", str(error), "copy the model again"
+            ) from error
+        return width
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._encoder.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Embedder({str(self.folder)!r}, {self.dimensions} dimensions)"
+
+
+def load_parts(
+    description: EncoderFolder, outputs: Sequence[str], *, file: str | None, max_length: int | None,
+    threads: int | None, accuracy: str, device: str,
+) -> tuple[TextEncoder, Encoder]:  # fmt: skip
+    """Load the tokenizer and the graph of an encoder's folder."""
+    folder = description.folder
+    limit = description.max_length if max_length is None else max_length
+    if limit > description.longest:
+        raise OptionError(
+            f"max_length = {limit}",
+            f"the model has positions for {description.longest} tokens",
+            f"pass at most {description.longest}",
+        )
+    graph = find_graph(folder, file)
+    if device not in ("cpu", "reference"):
+        raise OptionError(
+            f"device = {device!r}",
+            "encoders run on the CPU only, because GPUs have no kernels for attention to later tokens yet",
+            'use device="cpu"',
+        )
+    text = TextEncoder(folder, limit, lower_case=description.lower_case)
+    encoder = Encoder(
+        graph, open_executor(device, threads), outputs, limit, accuracy=accuracy, files=LoadedFiles(folder, {})
+    )
+    return text, encoder
+
+
+def _is_ids(value: object) -> bool:
+    """Return True for token ids of a single text: an array or list of whole numbers."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iu"
+    return isinstance(value, Sequence) and bool(value) and isinstance(value[0], int | np.integer)
+
+
+def _no_pooling(description: EncoderFolder) -> ModelFolderError:
+    if description.is_classifier:
+        return ModelFolderError(
+            f"{description.folder}: the model classifies texts, and has no pooling",
+            f"its architecture is {', '.join(map(str, description.config['architectures']))}",
+            "to score documents for a query, use genai.Reranker or `genai rerank`",
+        )
+    return ModelFolderError(
+        f"{description.folder}: the pooling is unknown",
+        "modules.json, which names it, is missing or names none",
+        'choose one: pooling="mean" (most models), "cls" (BGE and others) or "lasttoken" (decoders); on the command '
+        "line --pooling",
+    )

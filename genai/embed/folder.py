@@ -1,0 +1,344 @@
+"""Folders of encoders: the graph, the length limit, and the modules after the graph.
+
+The files are those of sentence-transformers: `modules.json` (the modules in order, with a folder of settings each),
+`sentence_bert_config.json` (the length limit), and `config_sentence_transformers.json` (prompts and the similarity
+function). A folder without `modules.json` has no pooling, so the caller must choose one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..common.reading import file_text, json_object
+from ..errors import ConfigError, InputError, ModelFolderError, UnsupportedModelError, did_you_mean
+from ..weight_files.safetensors import read_safetensors
+from .pooling import ACTIVATIONS, POOLINGS, DenseModule, LayerNormModule, NormalizeModule, VectorModule
+
+_LEGACY_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+# Graphs in the order in which they are tried, relative to the folder.
+GRAPHS = ("onnx/model.onnx", "model.onnx")
+# A limit that tokenizers use for "no limit".
+_NO_LIMIT = 10**9
+# The longest sequence of a model whose files name no limit.
+_DEFAULT_LENGTH = 512
+# Model types whose first position is after the padding id.
+_PADDED_POSITIONS = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "xlm-roberta-xl",
+    "data2vec-text",
+    "roberta-prelayernorm",
+)
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class EncoderFolder:
+    """The description of an encoder in a folder.
+
+    Attributes:
+        folder: the folder.
+        config: config.json; empty if there is none.
+        max_length: maximum number of tokens of a text, special tokens included.
+        longest: maximum number of tokens that the graph supports.
+        lower_case: True if texts are converted to lower case first.
+        poolings: names of POOLINGS, in the order in which their results are concatenated; empty if the folder has none.
+        include_prompt: False if the tokens of a prompt are left out of the pooling.
+        modules: the modules after the pooling, in order.
+        prompts: texts by name that precede a text.
+        default_prompt: name of the prompt that is used if the caller names none; "" = none.
+        similarity: one of SIMILARITIES.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    max_length: int
+    longest: int
+    lower_case: bool = False
+    poolings: tuple[str, ...] = ()
+    include_prompt: bool = True
+    modules: tuple[VectorModule, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    similarity: str = "cosine"
+
+    @property
+    def is_classifier(self) -> bool:
+        """True if the folder's model scores or classifies texts, instead of embedding them."""
+        architectures = self.config.get("architectures") or []
+        return any(str(name).endswith("ForSequenceClassification") for name in architectures)
+
+    @property
+    def normalizes(self) -> bool:
+        """True if the last module makes vectors of length 1."""
+        return bool(self.modules) and isinstance(self.modules[-1], NormalizeModule)
+
+
+def read_encoder_folder(folder: Path) -> EncoderFolder:
+    """Read the description of an encoder.
+
+    Raises:
+        ModelFolderError: the folder does not exist or a file is missing.
+        ConfigError: a file is malformed, or contradicts another file.
+        UnsupportedModelError: the folder has a module that cannot run here.
+    """
+    if not folder.is_dir():
+        raise ModelFolderError(
+            f"{folder}: the path is not a folder",
+            "an encoder is a folder with config.json, a tokenizer and a graph",
+            "check the path",
+        )
+    config = read_json(folder / "config.json")
+    sizes = read_json(folder / "sentence_bert_config.json")
+    tokenizer = read_json(folder / "tokenizer_config.json")
+    settings = read_json(folder / "config_sentence_transformers.json")
+    longest = _longest(folder, config)
+    limits = [
+        _whole(folder / "sentence_bert_config.json", sizes, "max_seq_length"),
+        None if "max_seq_length" in sizes else _whole(folder / "tokenizer_config.json", tokenizer, "model_max_length"),
+    ]
+    max_length = min([longest, *(limit for limit in limits if limit and limit < _NO_LIMIT)])
+    poolings, include_prompt, modules = _modules(folder)
+    prompts = _value(folder / "config_sentence_transformers.json", settings, "prompts", dict, {})
+    if bad := [name for name, text in prompts.items() if not isinstance(text, str)]:
+        raise _malformed(folder / "config_sentence_transformers.json", f"prompts.{bad[0]}", prompts[bad[0]], "a text")
+    default = settings.get("default_prompt_name") or ""
+    if default and default not in prompts:
+        raise ConfigError(
+            f"{folder / 'config_sentence_transformers.json'}: default_prompt_name is {default!r:.80}",
+            f"the prompts are {', '.join(prompts) or 'none'}",
+            "correct the name, or remove it",
+        )
+    similarity = settings.get("similarity_fn_name") or "cosine"
+    if similarity not in SIMILARITIES:
+        raise _malformed(
+            folder / "config_sentence_transformers.json", "similarity_fn_name", similarity, ", ".join(SIMILARITIES)
+        )
+    return EncoderFolder(
+        folder, config, max_length, longest, bool(sizes.get("do_lower_case", False)), poolings, include_prompt,
+        modules, prompts, default, similarity,
+    )  # fmt: skip
+
+
+def find_graph(folder: Path, file: str | None = None) -> Path:
+    """Return the ONNX file of a folder.
+
+    Args:
+        file: path of the file in the folder; None = onnx/model.onnx or model.onnx.
+
+    Raises:
+        ModelFolderError: there is no such file.
+    """
+    names = [file] if file else list(GRAPHS)
+    for name in names:
+        path = folder / name
+        if file and (Path(name).is_absolute() or ".." in Path(name).parts):
+            raise ModelFolderError(f"{name}: the file is outside the folder", str(folder), "name a file in the folder")
+        if path.is_file():
+            return path
+    present = sorted(path.relative_to(folder).as_posix() for path in folder.glob("**/*.onnx"))[:20]
+    if present:
+        raise ModelFolderError(
+            f"{folder}: there is no {' or '.join(names)}",
+            f"its graphs are {', '.join(present)}",
+            f"choose one, for example file={present[0]!r} in Python or `--file {present[0]}`",
+        )
+    raise ModelFolderError(
+        f"{folder}: there is no ONNX graph",
+        f"an encoder needs {' or '.join(names)}",
+        f"build one from the checkpoint: `genai build {folder} -o FOLDER`",
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or {} if there is no such file."""
+    text = file_text(path, ModelFolderError, ConfigError)
+    return {} if text is None else json_object(text, path, ConfigError)
+
+
+def _longest(folder: Path, config: Mapping[str, Any]) -> int:
+    """Return the maximum number of tokens that the model has positions for."""
+    path = folder / "config.json"
+    found = [_whole(path, config, name) for name in ("max_position_embeddings", "n_positions", "max_trained_positions")]
+    longest = next((value for value in found if value), _DEFAULT_LENGTH)
+    if config.get("model_type") in _PADDED_POSITIONS:  # positions begin after the padding id
+        longest -= (_whole(path, config, "pad_token_id") or 0) + 1
+    if longest < 1:
+        raise _malformed(path, "max_position_embeddings", longest, "a positive number of tokens")
+    return longest
+
+
+def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, ...]]:
+    """Return the poolings, whether they include prompts, and the modules after them."""
+    path = folder / "modules.json"
+    text = file_text(path, ModelFolderError, ConfigError)
+    if text is None:
+        return (), True, ()
+    entries = json_object('{"modules": ' + text + "}", path, ConfigError)["modules"]
+    if not isinstance(entries, list):
+        raise _malformed(path, "the file", entries, "a list of modules")
+    poolings: tuple[str, ...] = ()
+    include_prompt = True
+    modules: list[VectorModule] = []
+    for entry in entries:
+        kind = str(entry.get("type", "") if isinstance(entry, dict) else "").rpartition(".")[2]
+        place = entry.get("path", "") if isinstance(entry, dict) else ""
+        if not isinstance(place, str) or Path(place).is_absolute() or ".." in Path(place).parts:
+            raise _malformed(path, "path", place, "a folder inside the model's folder")
+        match kind:
+            case "Transformer":
+                if place:
+                    raise UnsupportedModelError(
+                        f"{path}: the transformer is in the folder {place!r}",
+                        "it must be in the model's folder",
+                        "save the model again with a current version of sentence-transformers",
+                    )
+            case "Pooling":
+                poolings, include_prompt = _pooling(folder / place / "config.json")
+            case "Dense":
+                modules.append(_dense(folder / place))
+            case "LayerNorm":
+                modules.append(_layer_norm(folder / place))
+            case "Normalize":
+                modules.append(NormalizeModule())
+            case "Dropout":
+                pass
+            case _:
+                raise UnsupportedModelError(
+                    f"{path}: the module {kind or entry!r:.80}",
+                    "this toolkit runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout",
+                    "use a model of these modules",
+                )
+    return poolings, include_prompt, tuple(modules)
+
+
+def _pooling(path: Path) -> tuple[tuple[str, ...], bool]:
+    config = read_json(path)
+    if not config:
+        raise ModelFolderError(
+            f"{path}: the file is missing",
+            "modules.json names a pooling, whose settings are in this file",
+            'copy the file, or choose a pooling, for example pooling="mean" in Python or `--pooling mean`',
+        )
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in _LEGACY_POOLINGS.items() if config.get(key)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or not modes or any(mode not in POOLINGS for mode in modes):
+        raise _malformed(path, "pooling_mode", modes, f"one or more of {', '.join(POOLINGS)}")
+    return tuple(modes), bool(config.get("include_prompt", True))
+
+
+def _dense(folder: Path) -> DenseModule:
+    path = folder / "config.json"
+    config = read_json(path)
+    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+        raise UnsupportedModelError(
+            f"{path}: module_input_name is {config['module_input_name']!r:.80}",
+            "only a layer after the pooling can run here",
+            "use a model whose Dense modules read sentence_embedding",
+        )
+    tensors = _weights(folder)
+    weight = _tensor(folder, tensors, "linear.weight", 2)
+    bias = _tensor(folder, tensors, "linear.bias", 1) if config.get("bias", True) else None
+    if bias is not None and len(bias) != len(weight):
+        raise ConfigError(
+            f"{folder}: linear.bias has {len(bias)} numbers, and linear.weight {len(weight)} rows",
+            "the two must be equal",
+            "copy the model again",
+        )
+    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{path}: the activation function {name!r:.80}",
+            f"this toolkit knows {', '.join(ACTIVATIONS)}",
+            "use a model with one of these functions",
+        )
+    return DenseModule(weight, bias, name)
+
+
+def _layer_norm(folder: Path) -> LayerNormModule:
+    tensors = _weights(folder)
+    weight, bias = (_tensor(folder, tensors, f"norm.{name}", 1) for name in ("weight", "bias"))
+    if weight.shape != bias.shape:
+        raise ConfigError(f"{folder}: the norm's weight and bias differ in size", "", "copy the model again")
+    return LayerNormModule(weight, bias)
+
+
+def _weights(folder: Path) -> dict[str, NDArray[Any]]:
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ModelFolderError(
+            f"{path}: the file is missing",
+            "modules.json names a module with weights; pickles (pytorch_model.bin) are never read",
+            "copy the file, or save the model again as safetensors",
+        )
+    return read_safetensors(path)
+
+
+def _tensor(folder: Path, tensors: Mapping[str, NDArray[Any]], name: str, axes: int) -> NDArray[np.float32]:
+    if name not in tensors or tensors[name].ndim != axes:
+        found = f"{list(tensors[name].shape)}" if name in tensors else "missing"
+        raise InputError(
+            f"{folder / 'model.safetensors'}: {name} is {found}", f"{axes} axes are expected", "copy the model again"
+        )
+    return np.array(tensors[name], np.float32)
+
+
+def _whole(path: Path, values: Mapping[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value < 0:
+        raise _malformed(path, name, value, "a positive whole number")
+    return int(min(value, 2 * _NO_LIMIT))
+
+
+def _value(path: Path, values: Mapping[str, Any], name: str, kind: type[Value], default: Value) -> Value:
+    value = values.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise _malformed(path, name, value, f"a JSON {'object' if kind is dict else 'value'}")
+    return value
+
+
+def _malformed(path: Path, name: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"{path}: {name} is {value!r:.80}", f"{expected} is expected", "correct the file")
+
+
+def known_prompt(folder: EncoderFolder, name: str) -> str:
+    """Return the text of a prompt. Raises InputError if the folder has no such prompt."""
+    if name not in folder.prompts:
+        raise InputError(
+            f"prompt_name = {name!r:.80}",
+            f"the model's prompts are {', '.join(folder.prompts) or 'none'}",
+            did_you_mean(name, folder.prompts, "choose one of them, or pass the text itself as prompt"),
+        )
+    return folder.prompts[name]
+
+
+def checked_poolings(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return pooling names as a tuple. Raises InputError for unknown names."""
+    names = (value,) if isinstance(value, str) else tuple(value)
+    aliases = {"last": "lasttoken", "cls_token": "cls"}
+    names = tuple(aliases.get(name, name) for name in names)
+    if not names or any(name not in POOLINGS for name in names):
+        raise InputError(f"pooling = {value!r:.80}", f"choose from {', '.join(POOLINGS)}", "correct the name")
+    return names

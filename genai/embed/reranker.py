@@ -1,0 +1,201 @@
+"""Rerankers: scores of documents for a query, by a model that reads both together (a cross-encoder)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..common.paths import expanded
+from ..common.single import Single
+from ..errors import InputError, OptionError, StateError, UnsupportedModelError
+from ..models.encoder import EncoderInfo, TokenSequence
+from ..models.folders import folder_errors
+from ..models.model_options import check_model_options
+from .batches import SharedSteps
+from .embedder import load_parts
+from .folder import read_encoder_folder
+from .pooling import ACTIVATIONS, Floats
+
+_OUTPUTS = ("logits", "scores")
+
+
+@dataclass(frozen=True)
+class RankedDocument:
+    """A document and its score.
+
+    Attributes:
+        index: the document's index in the call.
+        score: its relevance: higher is better; between 0 and 1 if the model's scores pass through a sigmoid.
+        document: the text.
+    """
+
+    index: int
+    score: float
+    document: str
+
+
+class Reranker(Single, AbstractContextManager["Reranker"]):
+    """A cross-encoder with a classification head. Safe to use from several threads, which share its steps.
+
+    A score does not depend on the other documents of a call.
+
+    Args:
+        model: a folder with an ONNX graph (onnx/model.onnx or model.onnx) that computes logits, and a tokenizer.
+        file: the graph in the folder [default: onnx/model.onnx or model.onnx].
+        activation: function of the logits: "Sigmoid", "Identity" and others [default: as config.json says, else
+            Sigmoid for a model with one logit and Identity for others].
+        label: index of the logit that is the score, for models with several logits [default: the last].
+        max_length, threads, accuracy, device: see Embedder.
+
+    Raises:
+        ModelFolderError, ConfigError: a file is missing or malformed.
+        OptionError: an argument is out of range.
+        UnsupportedModelError: the model cannot run here, or does not classify texts.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        file: str | None = None,
+        activation: str | None = None,
+        label: int | None = None,
+        max_length: int | None = None,
+        threads: int | None = None,
+        accuracy: str = "auto",
+        device: str = "cpu",
+    ) -> None:
+        check_model_options(threads=threads, accuracy=accuracy, device=device, max_length=max_length)
+        folder = expanded(model)
+        with folder_errors(folder):
+            self._description = read_encoder_folder(folder)
+            self._text, self._encoder = load_parts(
+                self._description, _OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
+                device=device,
+            )  # fmt: skip
+            (logits,) = self._encoder.run([TokenSequence(np.zeros(4, np.int64))])
+            if len(logits) != 1 or self._encoder.info.output not in _OUTPUTS:
+                raise UnsupportedModelError(
+                    f"{folder}: the graph's output {self._encoder.info.output!r} is no score of a text",
+                    "a reranker computes logits for a pair of texts",
+                    "for a model that computes embeddings, use genai.Embedder or `genai embed`",
+                )
+            self.num_labels = logits.shape[1]
+            self._label = self._checked_label(label)
+            self.activation = self._activation(activation)
+        self._steps = SharedSteps(self._encoder)
+        self._is_closed = False
+
+    num_labels: int
+    """The number of logits of a pair."""
+    activation: str
+    """The function of the logits, a key of `pooling.ACTIVATIONS`."""
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder."""
+        return self._description.folder
+
+    @property
+    def info(self) -> EncoderInfo:
+        """Facts about the graph."""
+        return self._encoder.info
+
+    @property
+    def max_length(self) -> int:
+        """The maximum number of tokens of a query and a document together."""
+        return self._text.max_length
+
+    def score(self, query: str, documents: Sequence[str], *, truncate: bool = True) -> Floats:
+        """Return the score of each document for a query, float32 [documents].
+
+        Args:
+            query: the query.
+            documents: the documents.
+            truncate: True to truncate pairs that are too long, False to raise an error.
+
+        Raises:
+            InputError: a text cannot be scored; the message has the document's index.
+        """
+        if self._is_closed:
+            raise StateError("the reranker is closed", "close() freed its memory", "create a new Reranker")
+        if isinstance(documents, str):
+            raise InputError("documents is a text", "a list of texts is expected", "pass [document]")
+        pairs = self._text.encode_pairs(query, list(documents), truncate=truncate)
+
+        def finish(rows: Floats, index: int) -> Floats:
+            scores: Floats = ACTIVATIONS[self.activation](rows[0])
+            if not np.isfinite(scores).all():
+                raise UnsupportedModelError(
+                    f"the score of document {index} is NaN or infinite",
+                    "the model's weights contain such numbers, or its results overflow",
+                    "check the checkpoint, or copy it again",
+                )
+            return scores
+
+        found = self._steps.run(pairs, finish)
+        return np.array([scores[self._label] for scores in found], np.float32)
+
+    def rank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = True
+    ) -> list[RankedDocument]:
+        """Return the documents in descending order of their scores; equal scores keep the documents' order.
+
+        Args:
+            query, documents, truncate: see `score`.
+            top_n: number of documents to return; None = all.
+
+        Raises:
+            InputError: see `score`.
+            OptionError: `top_n` is not a positive whole number.
+        """
+        if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
+            raise OptionError(f"top_n = {top_n!r:.80}", "a whole number of at least 1 is expected", "leave top_n out")
+        scores = self.score(query, documents, truncate=truncate)
+        order = np.argsort(-scores, kind="stable")[:top_n]
+        return [RankedDocument(int(index), float(scores[index]), documents[index]) for index in order]
+
+    async def arank(self, query: str, documents: Sequence[str], **options: Any) -> list[RankedDocument]:
+        """Return the ranked documents without blocking the event loop; see `rank`."""
+        return await asyncio.to_thread(partial(self.rank, query, documents, **options))
+
+    def _checked_label(self, label: int | None) -> int:
+        if label is None:
+            return self.num_labels - 1
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.num_labels:
+            raise OptionError(
+                f"label = {label!r:.80}", f"the model has the labels 0 to {self.num_labels - 1}", "leave label out"
+            )
+        return label
+
+    def _activation(self, name: str | None) -> str:
+        if name is None:
+            config = self._description.config
+            ours = config.get("sentence_transformers")
+            path = ours.get("activation_fn") if isinstance(ours, dict) else None
+            path = path or config.get("sbert_ce_default_activation_function")
+            name = str(path).rpartition(".")[2] if path else "Sigmoid" if self.num_labels == 1 else "Identity"
+        if name not in ACTIVATIONS:
+            raise OptionError(
+                f"activation = {name!r:.80}", f"choose from {', '.join(ACTIVATIONS)}", "pass one of these names"
+            )
+        return name
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._encoder.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Reranker({str(self.folder)!r})"

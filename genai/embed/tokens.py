@@ -1,0 +1,160 @@
+"""Texts, pairs of texts and token ids to the token sequences of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, kind_of
+from ..models.encoder import TokenSequence
+from ..models.folders import folder_errors
+from ..text.backend import Encoder as BackendEncoder, library_errors, load_tokenizer
+
+# A longer text is cut before it is encoded, so that encoding takes a bounded time. The first prefix has this number of
+# characters per token of the limit; it grows until it has this number of times as many tokens as the limit.
+_CHARACTERS, _GROWTH, _MARGIN = 32, 4, 2
+
+
+class TextEncoder:
+    """Encodes texts with the special tokens of the tokenizer, and truncates them.
+
+    Args:
+        folder: folder of the tokenizer.
+        max_length: maximum number of tokens, special tokens included.
+        lower_case: True to convert texts to lower case first.
+
+    Raises:
+        TokenizerError: the tokenizer is missing or cannot be used.
+    """
+
+    def __init__(self, folder: Path, max_length: int, *, lower_case: bool = False) -> None:
+        self.max_length, self._lower_case = max_length, lower_case
+        with folder_errors(folder):
+            self._backend = load_tokenizer(folder).backend
+            self._encoder = BackendEncoder(self._backend)
+            self.special_ids = {id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special}
+            self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, texts: Sequence[str], *, truncate: bool = True) -> list[TokenSequence]:
+        """Return the tokens of each text.
+
+        Raises:
+            InputError: a text is not valid Unicode or has no tokens, or is too long and `truncate` is False.
+            TokenizerError: the tokenizer takes too long.
+        """
+        kept = [self._bounded(text, index) for index, text in enumerate(texts)]
+        return self._encoded(kept, [str(index) for index in range(len(texts))], truncate)
+
+    def encode_pairs(self, query: str, documents: Sequence[str], *, truncate: bool = True) -> list[TokenSequence]:
+        """Return the tokens of a query followed by each document. If a pair is too long, its longer text is cut.
+
+        Raises:
+            InputError, TokenizerError: see `encode`.
+        """
+        first = self._bounded(query, "query")
+        kept = [(first, self._bounded(text, index)) for index, text in enumerate(documents)]
+        return self._encoded(kept, [str(index) for index in range(len(documents))], truncate)
+
+    def sequence_of(self, ids: Any, index: int, *, truncate: bool = True) -> TokenSequence:
+        """Return token ids that the caller gives, unchanged.
+
+        Raises:
+            InputError: an id is outside the vocabulary, or there are no ids or too many.
+        """
+        array = np.asarray(ids)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise InputError(
+                f"text {index} is {kind_of(ids)}",
+                "a text or a list of token ids (whole numbers) is expected",
+                "pass texts, or ids of this model's tokenizer",
+            )
+        bad = array[(array < 0) | (array >= self.vocab_size)]
+        if len(bad):
+            raise InputError(
+                f"text {index} has the token id {bad[0]}",
+                f"ids are 0 to {self.vocab_size - 1}",
+                "pass ids of this model's tokenizer",
+            )
+        self._check_length(len(array), index, truncate)
+        if not len(array):
+            raise InputError(f"text {index} has no tokens", "at least one is needed", "leave the text out")
+        return TokenSequence(array[: self.max_length].astype(np.int64))
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text, special tokens included, after truncation."""
+        (sequence,) = self.encode([text])
+        return len(sequence)
+
+    def _encoded(self, texts: Sequence[Any], names: Sequence[str], truncate: bool) -> list[TokenSequence]:
+        pairs = bool(texts) and isinstance(texts[0], tuple)
+        with library_errors("the texts cannot be encoded"):
+            encodings = self._encoder.encodings(texts, add_special_tokens=True)
+        found = []
+        for name, encoding in zip(names, encodings, strict=True):
+            self._check_length(len(encoding), name, truncate)
+            ids, types = encoding.ids, encoding.type_ids
+            if len(ids) > self.max_length:
+                ids, types = self._truncated(encoding, pairs)
+            if not ids:
+                raise InputError(f"text {name} has no tokens", "the tokenizer adds none", "leave the text out")
+            has_types = any(types)
+            found.append(TokenSequence(np.array(ids, np.int64), np.array(types, np.int64) if has_types else None))
+        return found
+
+    def _truncated(self, encoding: Any, pairs: bool) -> tuple[list[int], list[int]]:
+        """Return the ids and types of a text that is too long, with its special tokens."""
+        ids, types, parts = encoding.ids, encoding.type_ids, encoding.sequence_ids
+        lengths = [parts.count(number) for number in (0, 1)]
+        keep = max(self.max_length - parts.count(None), 0)
+        limits = _longest_first(lengths, keep) if pairs else [keep, 0]
+        seen, kept = [0, 0], []
+        for index, part in enumerate(parts):
+            if part is None:  # a special token of the tokenizer
+                kept.append(index)
+            elif seen[part] < limits[part]:
+                seen[part] += 1
+                kept.append(index)
+        kept = kept[: self.max_length]
+        return [ids[index] for index in kept], [types[index] for index in kept]
+
+    def _check_length(self, length: int, name: object, truncate: bool) -> None:
+        if length > self.max_length and not truncate:
+            raise InputError(
+                f"text {name} has {length} tokens or more",
+                f"the limit is {self.max_length}",
+                "shorten the text, or let it be truncated (truncate=True)",
+            )
+
+    def _bounded(self, text: Any, name: object) -> str:
+        """Return a text that is cut so far that it is encoded quickly, and still has more tokens than the limit."""
+        if not isinstance(text, str):
+            raise InputError(f"text {name} is {kind_of(text)}", "a text is expected", "pass a str")
+        given: str = text.lower() if self._lower_case else text
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"text {name} is not valid Unicode: character {error.start} is a lone surrogate",
+                "a lone surrogate is half of a character",
+                'remove it, for example with text.encode("utf-8", "replace").decode()',
+            ) from error
+        size = _CHARACTERS * self.max_length
+        while len(given) > size:
+            with library_errors("the texts cannot be encoded"):
+                (encoding,) = self._encoder.encodings([given[:size]], add_special_tokens=False)
+            if len(encoding) > _MARGIN * self.max_length:
+                return given[:size]
+            size *= _GROWTH
+        return given
+
+
+def _longest_first(lengths: list[int], keep: int) -> list[int]:
+    """Return the numbers of tokens of two texts that remain if tokens are removed from the longer text first."""
+    first, second = lengths
+    if first + second <= keep:
+        return lengths
+    shorter = min(first, second, keep // 2)
+    return [shorter, keep - shorter] if first <= second else [keep - shorter, shorter]
