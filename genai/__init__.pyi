@@ -82,6 +82,8 @@ from .compat.onnxruntime_genai.tensor import NamedTensors as NamedTensors, Tenso
 from .compat.onnxruntime_genai.tokenizer import Tokenizer as Tokenizer
 from .compat.onnxruntime_genai.turn_options import RequestOptions as RequestOptions, TurnOptions as TurnOptions
 from .convert.resolve import pull as pull
+from .embed.embedder import Embedder as Embedder
+from .embed.reranker import RankedDocument as RankedDocument, Reranker as Reranker
 from .engine.sampling.params import SamplingOptions as SamplingOptions, SamplingParams as SamplingParams
 from .engine.sampling.search_options import SearchOptions as SearchOptions
 from .errors import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -78,9 +79,10 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             self._poolings = self._description.poolings if pooling is None else checked_poolings(pooling)
             if not self._poolings:
                 raise _no_pooling(self._description)
+            self._files = LoadedFiles(folder, {})
             self._text, self._encoder = load_parts(
                 self._description, _OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
-                device=device,
+                device=device, files=self._files,
             )  # fmt: skip
             if self._encoder.info.rows != "tokens":
                 raise UnsupportedModelError(
@@ -178,6 +180,20 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         iterator = iter(texts)
         while part := list(islice(iterator, _MAPPED)):
             yield from self._embedded(part, **options)
+
+    def identity(self) -> str:
+        """Return a hash of all that determines a vector: the graph, the tokenizer, the modules and the arguments."""
+        parts = [
+            self._files.identity(), self._text.content(), repr((self._poolings, self._normalize, self.max_length)),
+            self._encoder.numerics, *(repr(module) for module in self._description.modules),
+        ]  # fmt: skip
+        arrays = [
+            array.tobytes()
+            for module in self._description.modules
+            for array in vars(module).values()
+            if isinstance(array, np.ndarray)
+        ]
+        return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *arrays])).hexdigest()
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens of a text, special tokens included, after truncation."""
@@ -278,7 +294,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
 
 def load_parts(
     description: EncoderFolder, outputs: Sequence[str], *, file: str | None, max_length: int | None,
-    threads: int | None, accuracy: str, device: str,
+    threads: int | None, accuracy: str, device: str, files: LoadedFiles | None = None,
 ) -> tuple[TextEncoder, Encoder]:  # fmt: skip
     """Load the tokenizer and the graph of an encoder's folder."""
     folder = description.folder
@@ -297,9 +313,7 @@ def load_parts(
             'use device="cpu"',
         )
     text = TextEncoder(folder, limit, lower_case=description.lower_case)
-    encoder = Encoder(
-        graph, open_executor(device, threads), outputs, limit, accuracy=accuracy, files=LoadedFiles(folder, {})
-    )
+    encoder = Encoder(graph, open_executor(device, threads), outputs, limit, accuracy=accuracy, files=files)
     return text, encoder
 
 

@@ -65,6 +65,8 @@ class TextEncoder:
             InputError: an id is outside the vocabulary, or there are no ids or too many.
         """
         array = np.asarray(ids)
+        if array.ndim == 1 and not array.size:
+            raise InputError(f"text {index} has no tokens", "at least one is needed", "leave the text out")
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise InputError(
                 f"text {index} is {kind_of(ids)}",
@@ -79,9 +81,12 @@ class TextEncoder:
                 "pass ids of this model's tokenizer",
             )
         self._check_length(len(array), index, truncate)
-        if not len(array):
-            raise InputError(f"text {index} has no tokens", "at least one is needed", "leave the text out")
         return TokenSequence(array[: self.max_length].astype(np.int64))
+
+    def content(self) -> str:
+        """Return the tokenizer as JSON, for its identification."""
+        text: str = self._backend.to_str()
+        return text
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text, special tokens included, after truncation."""

@@ -80,6 +80,27 @@ def lower_matmul(spec: LoweringSpec) -> Lowered | None:
     return Lowered([Linear(spec.inputs[0], projection, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
 
 
+@lowering_rule("Gemm")
+def lower_gemm(spec: LoweringSpec) -> Lowered | None:
+    """Lower a matmul of rows [rows, K] and a constant matrix, with a bias [N]."""
+    x, weight, attributes = spec.rows(0), spec.constants[1], spec.attributes
+    if x is None or weight is None or weight.dtype.name not in ("float32", "float16", "bfloat16"):
+        return None
+    transposed = bool(attributes.get("transB", 0))
+    n, k = weight.shape if transposed else weight.shape[::-1]
+    plain = float(attributes.get("alpha", 1.0)) == 1.0 and not int(attributes.get("transA", 0))
+    if not plain or x.last != x.width or x.width != k:
+        return None
+    bias = ""
+    if spec.has(2):
+        constant = spec.constants[2]
+        if constant is None or constant.size != n or float(attributes.get("beta", 1.0)) != 1.0:
+            return None
+        bias = spec.constant_name(2)
+    out, projection = spec.outputs[0], Projection(DenseWeight(spec.inputs[1], n, k, transposed), bias)
+    return Lowered([Linear(spec.inputs[0], projection, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
+
+
 @row_rule("Linear", domain=OURS)
 def linear_rows(at: NodeRows) -> States:
     """Return the state of function(x @ weight + bias + addend)."""

@@ -20,6 +20,7 @@ from genai.kernels.cache_layout import PAGE_TOKENS, PagedLayer
 from genai.kernels.device import Executor, PageTables, StepContext
 from genai.kernels.ir import Ids
 
+from ..devices import instructions
 from ..errors import InputError, UnsupportedModelError
 from ..lowering.encoder import EncoderInputs, FlatEncoder
 from ..lowering.program import build_program
@@ -130,6 +131,11 @@ class Encoder:
     def executor(self) -> Executor:
         """The device."""
         return self._executor
+
+    @property
+    def numerics(self) -> str:
+        """The device and the rounding that determine the bits of a result."""
+        return f"{instructions(self._executor)}, activations {self._accuracy}"
 
     def steps(self, sequences: Sequence[TokenSequence]) -> Iterator[range]:
         """Divide sequences into steps of an efficient size; yield the indices of each step, in order."""

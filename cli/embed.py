@@ -1,0 +1,193 @@
+"""`genai embed` and `genai rerank`: vectors of texts, and scores of documents for a query."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from genai.common.progress_line import ProgressLine
+from genai.errors import OptionError
+
+from . import options as opt
+from .terminal import SHOWN_AFTER, Voice
+
+if TYPE_CHECKING:
+    from genai.embed.files import EmbedProgress
+
+ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with an ONNX graph and a tokenizer.")]
+GraphFile = Annotated[
+    str | None,
+    typer.Option("--file", help="Graph in MODEL, such as onnx/model_quantized.onnx [default: onnx/model.onnx]."),
+]
+Input = Annotated[
+    Path | None,
+    typer.Argument(metavar="INPUT", help="JSONL, CSV, TSV, Parquet or text file (one text per line), or - for stdin."),
+]
+Column = Annotated[str, typer.Option("--column", help="Field of a line that contains the text.")]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="Input format: jsonl, text, csv, tsv or parquet [default: INPUT's extension]."),
+]
+MaxLength = Annotated[
+    int | None, typer.Option("--max-length", help="Maximum number of tokens of a text [default: the model's].", min=1)
+]
+Truncate = Annotated[bool, typer.Option("--truncate/--no-truncate", help="Truncate texts that are too long.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only results and errors.")]
+
+
+def embed(
+    model: ModelFolder,
+    input: Input = None,
+    *,
+    text: Annotated[list[str] | None, typer.Option("-p", "--prompt", help="Text to embed (repeatable).")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write: .npy, .jsonl or .parquet.")
+    ] = None,
+    file: GraphFile = None,
+    column: Column = "text",
+    format: Format = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option("--pooling", help="mean, cls, lasttoken, max or weightedmean [default: as modules.json says]."),
+    ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option("--prompt-name", help="Prompt of the model to put before each text, such as query.")
+    ] = None,
+    dimensions: Annotated[
+        int | None, typer.Option("--dimensions", help="Keep only this number of dimensions.", min=1)
+    ] = None,
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", help="Make vectors of length 1 [default: the model's].")
+    ] = None,
+    truncate: Truncate = True,
+    max_length: MaxLength = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing OUTPUT.")] = False,
+    threads: opt.ThreadsOption = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compute a vector for each line of a file, or for each text given with -p.
+
+    Vectors go to the file of --output in the order of INPUT, or to stdout, one JSON list per line. If a run with
+    --output is interrupted, continue it with --resume.
+    """
+    from genai.embed.embedder import Embedder
+    from genai.embed.files import embed_file, output_format
+    from genai.llm.batch.lines import open_lines
+
+    _check_sources(input, text, output)
+    if resume and force:
+        raise OptionError(
+            "--force cannot be used with --resume", "one overwrites OUTPUT, the other continues it", "remove one"
+        )
+    if output is not None:
+        output_format(output)  # before the model is loaded
+        opt.check_apart([("INPUT", input), ("--output", output)])
+    lines = open_lines(input, format) if input is not None else None
+    options: dict[str, Any] = {"prompt_name": prompt_name, "dimensions": dimensions, "truncate": truncate}
+    with Embedder(
+        model, file=file, pooling=pooling, normalize=normalize, max_length=max_length, threads=threads
+    ) as embedder:
+        voice = Voice(quiet)
+        voice.say(f"{embedder.dimensions} dimensions, {'+'.join(embedder.pooling)} pooling")
+        if lines is None or output is None:
+            texts = text if lines is None else (lines.fields(line).get(column, "") for line in lines)
+            for vector in embedder.map(texts or [], **options):
+                typer.echo(json.dumps([float(str(number)) for number in vector]))
+            return
+        settings = {"model": embedder.identity(), "file": file, **options}
+        begin = "force" if force else "resume" if resume else "new"
+        with _Line(quiet=quiet) as line:
+            try:
+                report = embed_file(
+                    lines, output, lambda texts: embedder.embed(texts, **options), dimensions or embedder.dimensions,
+                    column=column, begin=begin, settings=settings, progress=line.show,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                line.close()
+                voice.say(f"the vectors so far are kept; to continue, run the command again with --resume ({output})")
+                raise
+        new = report.texts - report.kept
+        kept = f" · {report.kept:,} already done" if report.kept else ""
+        rate = new / max(report.seconds, 1e-9)
+        voice.say(f"{output}: {report.texts:,} texts{kept} · {report.seconds:,.1f} s · {rate:,.0f} texts/s")
+
+
+def rerank(
+    model: ModelFolder,
+    input: Input = None,
+    *,
+    query: Annotated[str, typer.Option("-q", "--query", help="Query to score the documents for.")],
+    document: Annotated[list[str] | None, typer.Option("-p", "--prompt", help="Document (repeatable).")] = None,
+    top_n: Annotated[
+        int | None, typer.Option("-n", "--top-n", help="Number of documents to print [default: all].", min=1)
+    ] = None,
+    file: GraphFile = None,
+    column: Column = "text",
+    format: Format = None,
+    truncate: Truncate = True,
+    max_length: MaxLength = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per document.")] = False,
+    threads: opt.ThreadsOption = None,
+) -> None:
+    """Print the documents of a file, or those given with -p, in descending order of their scores for a query.
+
+    A line has the score, the document's number (from 0) and the document, separated by tabs.
+    """
+    from genai.embed.reranker import Reranker
+    from genai.llm.batch.lines import open_lines
+
+    _check_sources(input, document, None)
+    documents = document or []
+    if input is not None:
+        lines = open_lines(input, format)
+        documents = [str(lines.fields(line).get(column, "")) for line in lines]
+    with Reranker(model, file=file, max_length=max_length, threads=threads) as reranker:
+        for found in reranker.rank(query, documents, top_n=top_n, truncate=truncate):
+            if as_json:
+                typer.echo(json.dumps({"index": found.index, "score": found.score, "document": found.document}))
+            else:
+                shown = " ".join(found.document.split())
+                typer.echo(f"{found.score:.4f}\t{found.index}\t{shown}")
+
+
+def _check_sources(input: Path | None, texts: list[str] | None, output: Path | None) -> None:
+    if (input is None) == (not texts):
+        raise OptionError(
+            "give INPUT or -p, but not both" if input is not None else "there is no text",
+            "texts come from a file or from -p",
+            "pass INPUT, or -p TEXT",
+        )
+    if texts and output is not None:
+        raise OptionError(
+            "--output cannot be used with -p", "vectors of -p go to stdout", "remove --output, or pass INPUT"
+        )
+
+
+class _Line:
+    """The live progress bar."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._line, self._quiet = ProgressLine("Embedding", after=SHOWN_AFTER), quiet
+
+    def show(self, progress: EmbedProgress) -> None:
+        """Update the bar."""
+        counted = f"{progress.texts:,} texts"
+        if self._quiet:
+            return
+        if progress.total is None:
+            self._line.show_count(counted)
+        else:
+            self._line.show(progress.done, progress.total, counted)
+
+    def close(self) -> None:
+        self._line.close()
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
