@@ -1,0 +1,370 @@
+"""Options of embedders and rerankers, threads, and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import genai
+from genai import Embedder, Reranker
+from genai.embed.tokens import TextEncoder
+from tests.embed.conftest import MODELS
+
+Copied = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Embedder]:
+    with Embedder(MODELS / "bert", threads=1) as made:
+        yield made
+
+
+def test_shapes_and_kinds_of_texts(embedder: Embedder) -> None:
+    assert embedder.dimensions == 24 and embedder.max_length == 16 and embedder.pooling == ("mean",)
+    one = embedder.embed("the cat")
+    assert one.shape == (24,) and one.dtype == np.float32
+    assert embedder.embed(["the cat"]).shape == (1, 24) and embedder.embed([]).shape == (0, 24)
+    ids = [2, *embedder._text._backend.encode("the cat", add_special_tokens=False).ids, 3]
+    np.testing.assert_array_equal(embedder.embed(ids), one)
+    np.testing.assert_array_equal(embedder.embed(np.array(ids)), one)
+    np.testing.assert_array_equal(embedder.embed([ids, "the cat"]), [one, one])
+    assert embedder.count_tokens("the cat") == len(ids) and embedder.count_tokens("the " * 99) == 16
+
+
+def test_lazily_over_any_number(embedder: Embedder) -> None:
+    read: list[int] = []
+
+    def texts() -> Iterator[str]:
+        for index in range(5000):
+            read.append(index)
+            yield f"cat {index % 7}"
+
+    found = embedder.map(texts())
+    first = next(found)
+    assert len(read) < 5000
+    np.testing.assert_array_equal(first, embedder.embed("cat 0"))
+    assert sum(1 for _ in found) == 4999 and len(read) == 5000
+
+
+def test_dimensions_are_cut_and_normalised_again(embedder: Embedder) -> None:
+    whole, part = embedder.embed("red dog"), embedder.embed("red dog", dimensions=7)
+    np.testing.assert_allclose(part, whole[:7] / np.linalg.norm(whole[:7]), rtol=1e-6)
+    plain = embedder.embed("red dog", dimensions=7, normalize=False)
+    np.testing.assert_array_equal(plain, whole[:7])
+    for wrong in (0, 25, -1, True, 2.0, "7"):
+        with pytest.raises(genai.OptionError, match="from 1 to 24"):
+            embedder.embed("x", dimensions=wrong)  # type: ignore[arg-type]
+
+
+def test_normalising_can_be_chosen() -> None:
+    with Embedder(MODELS / "mpnet", threads=1) as plain, Embedder(MODELS / "mpnet", threads=1, normalize=True) as unit:
+        vector = plain.embed("red dog")
+        assert abs(np.linalg.norm(vector) - 1) > 0.01
+        np.testing.assert_allclose(unit.embed("red dog"), vector / np.linalg.norm(vector), rtol=1e-6)
+
+
+def test_prompts() -> None:
+    with Embedder(MODELS / "xlm_roberta", threads=1) as made:
+        assert made.prompts == {"query": "the query ", "document": ""}
+        by_name = made.embed("cat", prompt_name="query")
+        np.testing.assert_array_equal(by_name, made.embed("the query cat"))
+        np.testing.assert_array_equal(by_name, made.embed("cat", prompt="the query "))
+        with pytest.raises(genai.InputError, match="prompts are document, query") as caught:
+            made.embed("cat", prompt_name="qery")
+        assert "did you mean 'query'" in caught.value.fix
+        with pytest.raises(genai.OptionError, match="contradict"):
+            made.embed("cat", prompt_name="query", prompt="a ")
+        with pytest.raises(genai.InputError, match="prompt is"):
+            made.embed("cat", prompt=3)  # type: ignore[arg-type]
+
+
+def test_a_default_prompt(copied: Copied) -> None:
+    folder = copied("xlm_roberta")
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "default_prompt_name": "query"}))
+    with Embedder(folder, threads=1) as made:
+        np.testing.assert_array_equal(made.embed("cat"), made.embed("cat", prompt_name="query"))
+
+
+def test_from_several_threads_and_coroutines(embedder: Embedder) -> None:
+    texts = ["dog " * (index % 13) for index in range(200)]
+    expected, found = embedder.embed(texts), {}
+
+    def work(number: int) -> None:
+        found[number] = embedder.embed(texts[number::6])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for number in range(6):
+        np.testing.assert_array_equal(found[number], expected[number::6])
+
+    async def all_at_once() -> Any:
+        return await asyncio.gather(*(embedder.aembed(text) for text in texts[:20]))
+
+    np.testing.assert_array_equal(asyncio.run(all_at_once()), expected[:20])
+
+
+def test_an_error_reaches_only_its_own_caller(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are shared, so a text that fails must not fail the texts beside it."""
+    run = embedder._encoder.run
+
+    def failing(sequences: Any) -> Any:
+        if any(len(sequence) == 9 for sequence in sequences):
+            raise genai.InputError("nine tokens", "a trial", "none")
+        return run(sequences)
+
+    monkeypatch.setattr(embedder._encoder, "run", failing)
+    bad, errors, good = "dog " * 7, [], []
+
+    def work(text: str) -> None:
+        try:
+            good.append(embedder.embed([text, "cat"]))
+        except genai.InputError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in (bad, "dog", "red", bad, "park")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 2 and len(good) == 3
+
+
+def test_an_interrupted_step_is_computed_again(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, interrupts = embedder._encoder.run, [KeyboardInterrupt()]
+
+    def interrupted(sequences: Any) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        return run(sequences)
+
+    expected = embedder.embed("cat")
+    monkeypatch.setattr(embedder._encoder, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        embedder.embed("cat")
+    np.testing.assert_array_equal(embedder.embed("cat"), expected)
+    assert not embedder._steps._calls and not embedder._steps._is_busy
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a \ud800", "not valid Unicode: character 2"),
+        ([2, 96], "token id 96"),
+        ([-1], "token id -1"),
+        ([[1.5]], "a list"),
+        ([None], "expected"),
+        ([[]], "no tokens"),
+    ],
+)
+def test_texts_that_cannot_be_embedded(embedder: Embedder, text: Any, message: str) -> None:
+    with pytest.raises(genai.InputError, match=message):
+        embedder.embed(text)
+
+
+def test_long_texts(embedder: Embedder) -> None:
+    """A text of ten megabytes is cut before it is encoded; its first tokens are those of the whole text."""
+    words = "the cat and the dog " * 500_000
+    np.testing.assert_array_equal(embedder.embed(words), embedder.embed(words[:2000]))
+    spaced = " " * 5_000_000 + words[:2000]
+    np.testing.assert_array_equal(embedder.embed(spaced), embedder.embed(words[:2000]))
+    with pytest.raises(genai.InputError, match=r"text 1 has \d+ tokens or more") as caught:
+        embedder.embed(["cat", words], truncate=False)
+    assert "truncate=True" in caught.value.fix
+    np.testing.assert_array_equal(embedder.embed("cat", truncate=False), embedder.embed("cat"))
+
+
+def test_a_length_limit() -> None:
+    with Embedder(MODELS / "bert", threads=1, max_length=5) as made:
+        assert made.count_tokens("one two three four five") == 5
+        np.testing.assert_array_equal(made.embed("the cat sits on a mat"), made.embed("the cat sits"))
+    with pytest.raises(genai.OptionError, match="positions for 60 tokens"):
+        Embedder(MODELS / "bert", max_length=61)
+    with pytest.raises(genai.OptionError, match="max_length"):
+        Embedder(MODELS / "bert", max_length=0)
+
+
+@pytest.mark.parametrize(("first", "second", "limit"), [(3, 50, 20), (50, 3, 20), (50, 50, 21), (4, 4, 7), (9, 30, 19)])
+def test_pairs_are_truncated_as_the_library_does(first: int, second: int, limit: int) -> None:
+    """Against the truncation of the tokenizers library."""
+    from tokenizers import Tokenizer
+
+    library = Tokenizer.from_file(str(MODELS / "bert" / "tokenizer.json"))
+    library.enable_truncation(limit, strategy="longest_first")
+    one, two = "cat " * first, "dog " * second
+    expected = library.encode(one, two)
+    (found,) = TextEncoder(MODELS / "bert", limit).encode_pairs(one, [two])
+    assert found.ids.tolist() == expected.ids
+    assert found.types is not None and found.types.tolist() == expected.type_ids
+
+
+def test_after_close() -> None:
+    made = Embedder(MODELS / "bert", threads=1)
+    made.close()
+    made.close()
+    with pytest.raises(genai.StateError, match="closed"):
+        made.embed("cat")
+
+
+def test_weights_that_are_not_finite(copied: Copied) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    folder = copied("bert")
+    model = onnx.load(folder / "onnx" / "model.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("word_embeddings.weight"):
+            array = numpy_helper.to_array(tensor).copy()
+            array[60] = np.nan
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, folder / "onnx" / "model.onnx")
+    with Embedder(folder, threads=1) as made:
+        assert np.isfinite(made.embed([2, 61, 3])).all()
+        with pytest.raises(genai.UnsupportedModelError, match="text 1 contains NaN"):
+            made.embed([[2, 61, 3], [2, 60, 3]])
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_a_classifier_is_no_embedder_and_the_reverse(name: str, copied: Copied) -> None:
+    with pytest.raises(genai.ModelFolderError, match="classifies texts") as caught:
+        Embedder(MODELS / f"{name}_reranker")
+    assert "genai rerank" in caught.value.fix
+    with pytest.raises(genai.UnsupportedModelError, match="is no score") as other:
+        Reranker(MODELS / name)
+    assert "genai embed" in other.value.fix
+
+
+def test_a_folder_without_a_pooling(copied: Copied) -> None:
+    folder = copied("bert")
+    (folder / "modules.json").unlink()
+    with pytest.raises(genai.ModelFolderError, match="pooling is unknown") as caught:
+        Embedder(folder)
+    assert 'pooling="mean"' in caught.value.fix and "--pooling" in caught.value.fix
+    with Embedder(folder, pooling="mean", normalize=True, max_length=16, threads=1) as made:
+        with Embedder(MODELS / "bert", threads=1) as whole:
+            np.testing.assert_array_equal(made.embed("red dog"), whole.embed("red dog"))
+    with Embedder(folder, pooling=["cls", "last"], threads=1) as made:
+        assert made.dimensions == 48 and made.pooling == ("cls", "lasttoken")
+    with pytest.raises(genai.InputError, match="choose from cls, max, mean"):
+        Embedder(folder, pooling="average")
+
+
+def _edited(folder: Path, file: str, **changes: Any) -> None:
+    path = folder / file
+    values = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**values, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "error", "message"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode": "average"}, genai.ConfigError, "pooling_mode is"),
+        ("1_Pooling/config.json", {"pooling_mode": 7}, genai.ConfigError, "pooling_mode is"),
+        ("config_sentence_transformers.json", {"similarity_fn_name": "near"}, genai.ConfigError, "cosine, dot"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "q"}, genai.ConfigError, "prompts are"),
+        ("config_sentence_transformers.json", {"prompts": {"a": 3}}, genai.ConfigError, "prompts.a is 3"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, genai.ConfigError, "prompts is"),
+        ("sentence_bert_config.json", {"max_seq_length": "many"}, genai.ConfigError, "max_seq_length is 'many'"),
+        ("sentence_bert_config.json", {"max_seq_length": -3}, genai.ConfigError, "max_seq_length is -3"),
+        ("config.json", {"max_position_embeddings": 0}, genai.ConfigError, "max_position_embeddings"),
+    ],
+)
+def test_malformed_files(copied: Copied, file: str, changes: Any, error: Any, message: str) -> None:
+    folder = copied("bert")
+    if file == "config.json":
+        changes = {**changes, "n_positions": None}
+    _edited(folder, file, **changes)
+    if file == "config.json":
+        return  # 0 counts as "not named"
+    with pytest.raises(error, match=message):
+        Embedder(folder)
+
+
+@pytest.mark.parametrize(
+    ("modules", "error", "message"),
+    [
+        ([{"path": "", "type": "a.Transformer"}, {"path": "x", "type": "a.WordWeights"}], genai.UnsupportedModelError,
+         "the module .WordWeights."),
+        ([{"path": "../x", "type": "a.Pooling"}], genai.ConfigError, "path is"),
+        ([{"path": "/etc", "type": "a.Dense"}], genai.ConfigError, "path is"),
+        ([{"path": "0_Transformer", "type": "a.Transformer"}], genai.UnsupportedModelError, "in the folder"),
+        ([{"path": "", "type": "a.Transformer"}, {"path": "9_Pooling", "type": "a.Pooling"}], genai.ModelFolderError,
+         "9_Pooling/config.json: the file is missing"),
+        ([{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.Pooling"},
+          {"path": "2_Dense", "type": "a.Dense"}], genai.ModelFolderError, "model.safetensors: the file is missing"),
+        ({"a": 1}, genai.ConfigError, "a list of modules"),
+    ],
+)  # fmt: skip
+def test_malformed_modules(copied: Copied, modules: Any, error: Any, message: str) -> None:
+    folder = copied("bert")
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(error, match=message):
+        Embedder(folder)
+
+
+def test_modules_that_do_not_fit(copied: Copied) -> None:
+    folder = copied("mpnet")
+    (dense,) = folder.glob("*_Dense")
+    weights = {"linear.weight": np.zeros((10, 23), np.float32), "linear.bias": np.zeros(10, np.float32)}
+    save_file(weights, dense / "model.safetensors")
+    with pytest.raises(genai.ConfigError, match="a Dense module has 23 inputs, but vectors have 24 numbers"):
+        Embedder(folder)
+    save_file({**weights, "linear.bias": np.zeros(9, np.float32)}, dense / "model.safetensors")
+    with pytest.raises(genai.ConfigError, match=r"linear\.bias has 9 numbers"):
+        Embedder(folder)
+    _edited(dense, "config.json", activation_function="evil.module.Run")
+    save_file({"linear.weight": np.zeros((10, 24), np.float32), "linear.bias": weights["linear.bias"]},
+              dense / "model.safetensors")  # fmt: skip
+    with pytest.raises(genai.UnsupportedModelError, match="activation function 'Run'"):
+        Embedder(folder)
+
+
+def test_graphs(copied: Copied) -> None:
+    folder = copied("bert")
+    (folder / "onnx" / "model.onnx").rename(folder / "onnx" / "model_fp32.onnx")
+    with pytest.raises(genai.ModelFolderError, match=r"its graphs are onnx/model_fp32\.onnx") as caught:
+        Embedder(folder)
+    assert "--file onnx/model_fp32.onnx" in caught.value.fix
+    with Embedder(folder, file="onnx/model_fp32.onnx", threads=1) as made:
+        assert made.dimensions == 24
+    with pytest.raises(genai.ModelFolderError, match="outside the folder"):
+        Embedder(folder, file="../bert/onnx/model_fp32.onnx")
+    (folder / "onnx" / "model_fp32.onnx").unlink()
+    with pytest.raises(genai.ModelFolderError, match="no ONNX graph") as caught:
+        Embedder(folder)
+    assert "genai build" in caught.value.fix
+    with pytest.raises(genai.ModelFolderError, match="not a folder"):
+        Embedder(folder / "nothing")
+    with pytest.raises(genai.OptionError, match="CPU only"):
+        Embedder(MODELS / "bert", device="cuda")
+
+
+def test_reranker_options() -> None:
+    with Reranker(MODELS / "deberta_v2_reranker", threads=1, label=0, activation="Sigmoid") as made:
+        assert made.num_labels == 3
+        assert 0 < made.score("cat", ["dog"])[0] < 1
+        assert made.rank("cat", []) == []
+        for top_n in (0, -1, True, 1.5):
+            with pytest.raises(genai.OptionError, match="top_n"):
+                made.rank("cat", ["dog"], top_n=top_n)  # type: ignore[arg-type]
+        with pytest.raises(genai.InputError, match="a list of texts is expected"):
+            made.score("cat", "dog")
+        with pytest.raises(genai.InputError, match="text 1 is not valid Unicode"):
+            made.score("cat", ["dog", "\udcff"])
+    with pytest.raises(genai.OptionError, match="labels 0 to 2"):
+        Reranker(MODELS / "deberta_v2_reranker", label=3)
+    with pytest.raises(genai.OptionError, match="choose from Identity"):
+        Reranker(MODELS / "bert_reranker", activation="tanhh")
+    with pytest.raises(genai.StateError, match="closed"):
+        made.score("cat", ["dog"])
