@@ -116,7 +116,7 @@ CROSS_ROW: dict[str, tuple[list[Any], dict[str, Any], str]] = {
         "token axis",
     ),
     "running sum": ([N("CumSum", ["x", "a"], ["y"])], {"a": I64(1)}, "not known to treat tokens independently"),
-    "first row": ([N("Gather", ["x", "i"], ["y"], axis=1)], {"i": I64(0)}, "tokens are selected by their position"),
+    "second row": ([N("Gather", ["x", "i"], ["y"], axis=1)], {"i": I64(1)}, "tokens are selected by their position"),
     "slice tokens": (
         [N("Slice", ["x", "f", "t", "a"], ["y"])],
         {"f": np.array([0], I64), "t": np.array([2], I64), "a": np.array([1], I64)},
