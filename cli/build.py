@@ -18,6 +18,7 @@ from .terminal import agreed, emit, say, termination_raises
 
 if TYPE_CHECKING:
     from genai.convert.build import BuildPlan
+    from genai.convert.options import ExportOptions
 
 
 def build(
@@ -42,19 +43,25 @@ def build(
 ) -> None:
     """Build a model folder from a Hugging Face checkpoint or a GGUF file, and print its path."""
     from genai.convert.build import default_precision, execute, plan_build
+    from genai.convert.encoders.build import is_encoder_checkpoint
     from genai.convert.options import ExportOptions
 
     values: dict[str, Any] = {"head_precision": head_precision, "embedding_precision": embedding_precision}
     checkpoint = checkpoint_of(checkpoint)
+    is_encoder = is_encoder_checkpoint(expanded(checkpoint))
+    chosen = precision or ("fp32" if is_encoder else default_precision(expanded(checkpoint)))
     options = ExportOptions(
-        precision=precision or default_precision(expanded(checkpoint)),  # type: ignore[arg-type]  # ExportOptions checks it
+        precision=chosen,  # type: ignore[arg-type]  # ExportOptions checks it
         block_size=block_size,
         symmetric=not asymmetric,
         accuracy_level=accuracy_level,
         **values,
     )
-    report: list[Any] = []
     start = time.monotonic()
+    if is_encoder:
+        _build_encoder(expanded(checkpoint), output, options)
+        return
+    report: list[Any] = []
     plan = plan_build(checkpoint, options, force=force, progress=lambda count: report[0](count))
     report.append(watch(plan))
     with interruptible():
@@ -65,6 +72,18 @@ def build(
         say(f"genai: {remark}")
     written = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{plan.checkpoint.config.model_type}: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
+    emit(str(folder), "\n")
+
+
+def _build_encoder(checkpoint: Path, output: Path, options: ExportOptions) -> None:
+    from genai.common.progress import task
+    from genai.convert.encoders.build import build_encoder
+
+    start, size = time.monotonic(), sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    with interruptible(), task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
+        folder = build_encoder(checkpoint, output, options, progress=building.add)
+    written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    say(f"an encoder, for genai embed or genai rerank: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
     emit(str(folder), "\n")
 
 

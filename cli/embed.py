@@ -17,7 +17,9 @@ from .terminal import SHOWN_AFTER, Voice
 if TYPE_CHECKING:
     from genai.embed.files import EmbedProgress
 
-ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with an ONNX graph and a tokenizer.")]
+ModelFolder = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Folder with an ONNX graph or a checkpoint, and a tokenizer.")
+]
 GraphFile = Annotated[
     str | None,
     typer.Option("--file", help="Graph in MODEL, such as onnx/model_quantized.onnx [default: onnx/model.onnx]."),
@@ -35,6 +37,9 @@ MaxLength = Annotated[
     int | None, typer.Option("--max-length", help="Maximum number of tokens of a text [default: the model's].", min=1)
 ]
 Truncate = Annotated[bool, typer.Option("--truncate/--no-truncate", help="Truncate texts that are too long.")]
+Precision = Annotated[
+    str, typer.Option("--precision", help="Weight precision if MODEL is a checkpoint: fp32, fp16, int8 or int4.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only results and errors.")]
 
 
@@ -66,6 +71,7 @@ def embed(
     max_length: MaxLength = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing OUTPUT.")] = False,
+    precision: Precision = "fp32",
     threads: opt.ThreadsOption = None,
     quiet: Quiet = False,
 ) -> None:
@@ -89,7 +95,13 @@ def embed(
     lines = open_lines(input, format) if input is not None else None
     options: dict[str, Any] = {"prompt_name": prompt_name, "dimensions": dimensions, "truncate": truncate}
     with Embedder(
-        model, file=file, pooling=pooling, normalize=normalize, max_length=max_length, threads=threads
+        model,
+        file=file,
+        pooling=pooling,
+        normalize=normalize,
+        max_length=max_length,
+        threads=threads,
+        precision=precision,
     ) as embedder:
         voice = Voice(quiet)
         voice.say(f"{embedder.dimensions} dimensions, {'+'.join(embedder.pooling)} pooling")
@@ -131,6 +143,7 @@ def rerank(
     truncate: Truncate = True,
     max_length: MaxLength = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per document.")] = False,
+    precision: Precision = "fp32",
     threads: opt.ThreadsOption = None,
 ) -> None:
     """Print the documents of a file, or those given with -p, in descending order of their scores for a query.
@@ -145,7 +158,7 @@ def rerank(
     if input is not None:
         lines = open_lines(input, format)
         documents = [str(lines.fields(line).get(column, "")) for line in lines]
-    with Reranker(model, file=file, max_length=max_length, threads=threads) as reranker:
+    with Reranker(model, file=file, max_length=max_length, threads=threads, precision=precision) as reranker:
         for found in reranker.rank(query, documents, top_n=top_n, truncate=truncate):
             if as_json:
                 typer.echo(json.dumps({"index": found.index, "score": found.score, "document": found.document}))

@@ -243,7 +243,7 @@ def resolve_model_folder(
     is_file = is_gguf(source)
     options = options or ExportOptions(precision=default_precision(source))
     name = source.resolve().name.removesuffix(SUFFIX) if is_file else source.resolve().name
-    identity = _identity(source, options)
+    identity = identity_of(source, options)
     if into is not None:
         target = into / f"{name}-{options.precision}-{identity}"
     else:
@@ -295,7 +295,7 @@ def _alone(folder: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
         yield
 
 
-def _identity(source: Path, options: ExportOptions) -> str:
+def identity_of(source: Path, options: ExportOptions) -> str:
     """Return a hash of the files' names, sizes and modification times, the options, and the builder's version."""
     paths = gguf_parts(source) if is_gguf(source) else (path for pattern in _READ for path in source.glob(pattern))
     files = sorted(paths)

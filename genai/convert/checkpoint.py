@@ -61,7 +61,7 @@ class Checkpoint(TensorFiles[SafetensorsFile]):
         self.source = self.folder = Path(folder)
         self.remarks: list[str] = []
         self.config = read_config(self.folder)
-        self._files = [SafetensorsFile(path) for path in _tensor_files(self.folder)]
+        self._files = [SafetensorsFile(path) for path in tensor_files(self.folder)]
         for file in self._files:
             self._add(file, "download the checkpoint again")
 
@@ -147,7 +147,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _tensor_files(folder: Path) -> list[Path]:
+def tensor_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint. Raises ModelFolderError if there are none."""
     if (folder / SINGLE).is_file():  # if a folder has both, transformers also prefers the single file
         return [folder / SINGLE]
     if (folder / INDEX).is_file():

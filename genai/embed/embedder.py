@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..common.paths import expanded
 from ..common.single import Single
+from ..convert.encoders.build import built_encoder, is_encoder_checkpoint
 from ..devices import open_executor
 from ..errors import ConfigError, InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError, kind_of
 from ..models.encoder import Encoder, EncoderInfo, TokenSequence
@@ -23,7 +24,7 @@ from ..models.folders import folder_errors
 from ..models.identity import LoadedFiles
 from ..models.model_options import check_model_options
 from .batches import SharedSteps
-from .folder import EncoderFolder, checked_poolings, find_graph, known_prompt, read_encoder_folder
+from .folder import EncoderFolder, checked_poolings, find_graph, has_graph, known_prompt, read_encoder_folder
 from .pooling import Floats, normalized, pooled
 from .tokens import TextEncoder
 
@@ -42,8 +43,9 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
     A vector does not depend on the other texts of a call, or of other calls: it is bit-identical for any of them.
 
     Args:
-        model: a folder with an ONNX graph (onnx/model.onnx or model.onnx), a tokenizer, and the files of
-            sentence-transformers: modules.json, the settings of its modules, and prompts.
+        model: a folder with an ONNX graph (onnx/model.onnx or model.onnx) or a checkpoint (*.safetensors), a tokenizer,
+            and the files of sentence-transformers: modules.json, the settings of its modules, and prompts. The graph of
+            a checkpoint is built once and kept in the cache.
         file: the graph in the folder, such as "onnx/model_quantized.onnx" [default: onnx/model.onnx or model.onnx].
         pooling: how rows of tokens become a vector: "mean", "cls", "lasttoken", "max", "weightedmean" or
             "mean_sqrt_len_tokens", or several of them, whose vectors are concatenated [default: as modules.json says].
@@ -53,6 +55,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         threads: CPU threads [default: the physical cores that this process may use].
         accuracy: see genai.Model.
         device: "cpu", or "reference": the computation in plain NumPy, for comparisons.
+        precision: storage format of a checkpoint's weights: "fp32", "fp16", "int8" or "int4".
 
     Raises:
         ModelFolderError, ConfigError: a file is missing or malformed.
@@ -71,6 +74,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         threads: int | None = None,
         accuracy: str = "auto",
         device: str = "cpu",
+        precision: str = "fp32",
     ) -> None:
         check_model_options(threads=threads, accuracy=accuracy, device=device, max_length=max_length)
         folder = expanded(model)
@@ -82,7 +86,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             self._files = LoadedFiles(folder, {})
             self._text, self._encoder = load_parts(
                 self._description, _OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
-                device=device, files=self._files,
+                device=device, precision=precision, files=self._files,
             )  # fmt: skip
             if self._encoder.info.rows != "tokens":
                 raise UnsupportedModelError(
@@ -294,7 +298,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
 
 def load_parts(
     description: EncoderFolder, outputs: Sequence[str], *, file: str | None, max_length: int | None,
-    threads: int | None, accuracy: str, device: str, files: LoadedFiles | None = None,
+    threads: int | None, accuracy: str, device: str, precision: str, files: LoadedFiles | None = None,
 ) -> tuple[TextEncoder, Encoder]:  # fmt: skip
     """Load the tokenizer and the graph of an encoder's folder."""
     folder = description.folder
@@ -305,13 +309,22 @@ def load_parts(
             f"the model has positions for {description.longest} tokens",
             f"pass at most {description.longest}",
         )
-    graph = find_graph(folder, file)
     if device not in ("cpu", "reference"):
         raise OptionError(
             f"device = {device!r}",
             "encoders run on the CPU only, because GPUs have no kernels for attention to later tokens yet",
             'use device="cpu"',
         )
+    if file is None and not has_graph(folder) and is_encoder_checkpoint(folder):
+        graph = find_graph(built_encoder(folder, precision))
+    elif precision != "fp32":
+        raise OptionError(
+            f"precision = {precision!r:.80}",
+            f"{folder} has a graph, whose weights are not converted",
+            "leave precision out, or pass a checkpoint without a graph",
+        )
+    else:
+        graph = find_graph(folder, file)
     text = TextEncoder(folder, limit, lower_case=description.lower_case)
     encoder = Encoder(graph, open_executor(device, threads), outputs, limit, accuracy=accuracy, files=files)
     return text, encoder

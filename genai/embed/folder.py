@@ -136,6 +136,11 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
     )  # fmt: skip
 
 
+def has_graph(folder: Path) -> bool:
+    """Return True if a folder has a graph under one of the usual names."""
+    return any((folder / name).is_file() for name in GRAPHS)
+
+
 def find_graph(folder: Path, file: str | None = None) -> Path:
     """Return the ONNX file of a folder.
 

@@ -47,12 +47,13 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
     A score does not depend on the other documents of a call.
 
     Args:
-        model: a folder with an ONNX graph (onnx/model.onnx or model.onnx) that computes logits, and a tokenizer.
+        model: a folder with an ONNX graph (onnx/model.onnx or model.onnx) or a checkpoint (*.safetensors) that computes
+            logits, and a tokenizer.
         file: the graph in the folder [default: onnx/model.onnx or model.onnx].
         activation: function of the logits: "Sigmoid", "Identity" and others [default: as config.json says, else
             Sigmoid for a model with one logit and Identity for others].
         label: index of the logit that is the score, for models with several logits [default: the last].
-        max_length, threads, accuracy, device: see Embedder.
+        max_length, threads, accuracy, device, precision: see Embedder.
 
     Raises:
         ModelFolderError, ConfigError: a file is missing or malformed.
@@ -71,6 +72,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
         threads: int | None = None,
         accuracy: str = "auto",
         device: str = "cpu",
+        precision: str = "fp32",
     ) -> None:
         check_model_options(threads=threads, accuracy=accuracy, device=device, max_length=max_length)
         folder = expanded(model)
@@ -78,7 +80,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             self._description = read_encoder_folder(folder)
             self._text, self._encoder = load_parts(
                 self._description, _OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
-                device=device,
+                device=device, precision=precision,
             )  # fmt: skip
             (logits,) = self._encoder.run([TokenSequence(np.zeros(4, np.int64))])
             if len(logits) != 1 or self._encoder.info.output not in _OUTPUTS:

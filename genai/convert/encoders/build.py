@@ -1,0 +1,127 @@
+"""Builds the folder of an encoder: onnx/model.onnx with its data, and the files that describe the model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from genai.common.log import logger
+from genai.common.progress import task
+from genai.kernels.cpu.jit.kernel_cache import cache_root
+
+from ...errors import ModelFolderError
+from ...weight_files.safetensors import SafetensorsFile
+from ...weight_files.tensor_files import TensorFiles
+from ..build import identity_of
+from ..checkpoint import CONFIG, read_json, tensor_files
+from ..folder import copy_tokenizer, locked, require_absent, require_tokenizer, unfinished_folder
+from ..graph_writer import DataFile, Export, GraphWriter
+from ..options import ExportOptions
+from ..weights import Weights
+from .families import describe, is_encoder
+from .graph import EncoderWeights, EncoderWriter
+
+_log = logger(__name__)
+_COPIED = (
+    "config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "special_tokens_map.json", "tokenizer_config.json",
+)  # fmt: skip
+
+
+class _Tensors(TensorFiles[SafetensorsFile]):
+    def __init__(self, folder: Path, progress: Callable[[int], None]) -> None:
+        super().__init__()
+        self._progress = progress
+        self._files = [SafetensorsFile(path) for path in tensor_files(folder)]
+        for file in self._files:
+            self._add(file, "download the checkpoint again")
+
+    def __getitem__(self, name: str) -> Any:
+        array = super().__getitem__(name)
+        self._progress(array.nbytes)
+        return array
+
+
+def build_encoder(
+    checkpoint: Path, output: Path, options: ExportOptions, *, progress: Callable[[int], None] = lambda count: None
+) -> Path:
+    """Write an encoder's folder from a Hugging Face checkpoint and return it. The folder appears when it is complete.
+
+    Args:
+        checkpoint: folder with config.json, *.safetensors and a tokenizer.
+        output: the folder to create.
+        options: the precision of the weights, and their blocks.
+        progress: called with the size in bytes of every tensor that is read.
+
+    Raises:
+        ModelFolderError: a file is missing, or the folder exists or cannot be written.
+        UnsupportedModelError, ConfigError: the model is not a known encoder, or its configuration is malformed.
+        InputError: a tensor is missing, has the wrong shape, or contains NaN or infinity.
+    """
+    spec = describe(read_json(checkpoint, CONFIG))
+    require_tokenizer(checkpoint)
+    require_absent(output)
+    tensors = _Tensors(checkpoint, progress)
+    weights = EncoderWeights(tensors, spec.prefixes)
+    try:
+        with unfinished_folder(output) as unfinished:
+            folder = unfinished / "onnx"
+            folder.mkdir()
+            with DataFile(folder / "model.onnx.data") as data:
+                graph = GraphWriter(data)
+                export = Export(graph, cast(Any, spec), options, Weights(weights))
+                EncoderWriter(export, spec, weights).write()
+            (folder / "model.onnx").write_bytes(graph.model().SerializeToString(deterministic=True))
+            copy_tokenizer(checkpoint, unfinished)
+            _copy_description(checkpoint, unfinished)
+            require_absent(output)
+            unfinished.rename(output)
+    except OSError as error:
+        raise ModelFolderError(
+            f"cannot write the model folder {output}",
+            str(error),
+            "check that the parent folder exists, is writable and has enough free space",
+        ) from error
+    return output
+
+
+def _copy_description(source: Path, target: Path) -> None:
+    """Copy the files of sentence-transformers, and the folders of its modules."""
+    for name in _COPIED:
+        if (source / name).is_file() and not (target / name).exists():
+            shutil.copyfile(source / name, target / name)
+    for folder in sorted(source.glob("[0-9]*_*")):
+        if folder.is_dir() and not folder.is_symlink():
+            (target / folder.name).mkdir()
+            for name in ("config.json", "model.safetensors"):
+                if (folder / name).is_file():
+                    shutil.copyfile(folder / name, target / folder.name / name)
+
+
+def is_encoder_checkpoint(folder: Path) -> bool:
+    """Return True if a folder is the checkpoint of an encoder, so that `build_encoder` can build it."""
+    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+        return False
+    return is_encoder(read_json(folder, CONFIG), has_modules=(folder / "modules.json").is_file())
+
+
+def built_encoder(checkpoint: Path, precision: str = "fp32") -> Path:
+    """Return the folder of an encoder in the cache, which is built first if it does not exist.
+
+    Raises:
+        GenaiError: see `build_encoder`.
+    """
+    options = ExportOptions(precision=precision)  # type: ignore[arg-type]  # checked there
+    target = cache_root() / "models" / f"{checkpoint.resolve().name}-{identity_of(checkpoint, options)}"
+    if (target / "onnx" / "model.onnx").is_file():
+        return target
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    with locked(target.parent):
+        if not (target / "onnx" / "model.onnx").is_file():
+            with task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
+                build_encoder(checkpoint, target, options, progress=building.add)
+            _log.info("built %s in %s", checkpoint, target)
+    return target
