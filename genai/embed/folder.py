@@ -104,6 +104,12 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
             "an encoder is a folder with config.json, a tokenizer and a graph",
             "check the path",
         )
+    if (folder / "genai_config.json").is_file():
+        raise UnsupportedModelError(
+            f"{folder}: this is a model that generates text",
+            "embeddings and scores are computed by encoders",
+            f"to chat with it, run `genai chat {folder}`; for embeddings, use the folder of an encoder",
+        )
     config = read_json(folder / "config.json")
     sizes = read_json(folder / "sentence_bert_config.json")
     tokenizer = read_json(folder / "tokenizer_config.json")

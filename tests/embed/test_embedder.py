@@ -332,6 +332,7 @@ def test_modules_that_do_not_fit(copied: Copied) -> None:
 
 def test_graphs(copied: Copied) -> None:
     folder = copied("bert")
+    (folder / "model.safetensors").unlink()
     (folder / "onnx" / "model.onnx").rename(folder / "onnx" / "model_fp32.onnx")
     with pytest.raises(genai.ModelFolderError, match=r"its graphs are onnx/model_fp32\.onnx") as caught:
         Embedder(folder)

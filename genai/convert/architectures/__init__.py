@@ -7,6 +7,7 @@ no tensors, so a new architecture needs code elsewhere only if it has a part tha
 from __future__ import annotations
 
 from ...errors import UnsupportedModelError
+from ..encoders.families import encoder_types
 from . import gpt, llama  # noqa: F401 (imported to fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
 
@@ -15,6 +16,12 @@ MODEL_TYPES = sorted(ARCHITECTURES)
 
 def find(model_type: str) -> Architecture:
     """Return the architecture of a model_type. Raise UnsupportedModelError if it is not supported."""
+    if model_type not in ARCHITECTURES and model_type in encoder_types():
+        raise UnsupportedModelError(
+            f"model_type {model_type!r} is an encoder, which does not generate text",
+            "encoders compute embeddings or scores",
+            "use `genai embed` or `genai rerank`, or genai.Embedder or genai.Reranker in Python",
+        )
     if model_type not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"model_type {model_type!r} is not supported",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import ConfigError, UnsupportedModelError
-from .spec import EncoderSpec, Head, LayerNames, RelativeBias
+from .spec import Disentangled, EncoderSpec, Head, LayerNames, RelativeBias
 
 _FAMILIES: dict[str, Callable[[EncoderConfig], EncoderSpec]] = {}
 _ACTIVATIONS = {
@@ -279,6 +279,47 @@ def mpnet(config: EncoderConfig) -> EncoderSpec:
         **_sizes(config, **padding), **{**_embeddings(config, has_types=False), "types": "", "num_types": 0},
         names=names, prefixes=("mpnet.",), head=head,
         relative=RelativeBias("encoder.relative_attention_bias", buckets, 128),
+    )  # fmt: skip
+
+
+@family("deberta-v2")
+def deberta_v2(config: EncoderConfig) -> EncoderSpec:
+    def names(layer: int) -> LayerNames:
+        at = f"encoder.layer.{layer}"
+        return LayerNames(
+            **{
+                **vars(_bert_names(layer)), "query": f"{at}.attention.self.query_proj",
+                "key": f"{at}.attention.self.key_proj", "value": f"{at}.attention.self.value_proj",
+            }
+        )  # fmt: skip
+
+    config.require("conv_kernel_size", 0)
+    config.require("relative_attention", True)
+    kinds = config.values.get("pos_att_type") or []
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    longest, hidden = config.whole("max_position_embeddings"), config.whole("hidden_size")
+    buckets, most = config.values.get("position_buckets", -1), config.values.get("max_relative_positions", -1)
+    most = most if isinstance(most, int) and most > 0 else longest
+    has_buckets = isinstance(buckets, int) and buckets > 0
+    width = config.whole("embedding_size", default=hidden)
+    found = {**_embeddings(config, has_types=True), "positions": ""}
+    if config.values.get("position_biased_input", True):
+        found["positions"] = "embeddings.position_embeddings"
+    activation = config.activation("pooler_hidden_act", default="gelu")
+    head = Head((("pooler.dense", activation), ("classifier", ""))) if config.is_classifier else None
+    norms = str(config.values.get("norm_rel_ebd") or "none").split("|")
+    sizes = _sizes(config)
+    count = 1 + ("c2p" in kinds) + ("p2c" in kinds)
+    return EncoderSpec(
+        **{**sizes, "epsilon": config.number("layer_norm_eps", default=1e-7)}, **found, names=names,
+        prefixes=("deberta.",), embedding_width=width,
+        embedding_projection="embeddings.embed_proj" if width != hidden else "",
+        scale=(sizes["head_size"] * count) ** -0.5, head=head,
+        disentangled=Disentangled(
+            "encoder.rel_embeddings", "encoder.LayerNorm" if "layer_norm" in norms else "",
+            buckets if has_buckets else most, most if has_buckets else 0, "c2p" in kinds, "p2c" in kinds,
+            not config.values.get("share_att_key", False),
+        ),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from ..graph_writer import FLOAT, INT64, Dims, Export, hidden_dims
 from ..layers import write_linear
 from ..projection import Projection
 from ..weights import Weights, row_chunks
-from .spec import EncoderSpec, LayerNames, RelativeBias
+from .spec import Disentangled, EncoderSpec, LayerNames, RelativeBias
 
 BOOL = 9
 _HIDDEN = -1e9  # added to scores of hidden tokens; finite, so that rows of padding are finite, too
@@ -66,6 +66,8 @@ class EncoderWriter:
         self._dims = hidden_dims(spec.hidden_size)
         self._biases: dict[int | None, str] = {}
         self._tables: dict[float, list[str]] = {}
+        self._indices: dict[bool, str] = {}
+        self._distance_name = ""
 
     def write(self) -> None:
         """Write the whole graph."""
@@ -144,7 +146,7 @@ class EncoderWriter:
         return bias
 
     def _distance_once(self) -> str:
-        if not hasattr(self, "_distance_name"):
+        if not self._distance_name:
             self._distance_name = self._distance()
         return self._distance_name
 
@@ -262,6 +264,10 @@ class EncoderWriter:
         scale = 1 / math.sqrt(spec.head_size) if spec.scale is None else spec.scale
         if scale != 1:
             scores = graph.node("Mul", [scores, graph.float32(float(np.float32(scale)))], f"{path}/scale", square)
+        if spec.disentangled is not None:
+            added = self._to_positions(spec.disentangled, layer, names, heads[0], heads[1], scale)
+            for index, one in enumerate(added):
+                scores = graph.node("Add", [scores, one], f"{path}/position_{index}", square)
         scores = graph.node("Add", [scores, self._bias(layer)], f"{path}/bias", square)
         shares = graph.node("Softmax", [scores], f"{path}/Softmax", square, axis=-1)
         mixed = graph.node("MatMul", [shares, heads[2]], f"{path}/mixed", by_head)
@@ -272,6 +278,72 @@ class EncoderWriter:
         width = spec.heads * spec.head_size
         joined = graph.node("Reshape", [tokens, graph.int64([0, 0, width])], f"{path}/joined", hidden_dims(width))
         return self._linear(joined, f"{path}/output", [names.output], [spec.hidden_size], width)
+
+    def _to_positions(
+        self, spec: Disentangled, layer: int, names: LayerNames, queries: str, keys: str, scale: float
+    ) -> list[str]:
+        """Return the scores of content and relative positions, [batch, heads, tokens, tokens] each."""
+        graph, heads, size = self._graph, self._spec.heads, self._spec.head_size
+        path, square = f"/layers.{layer}/attention/positions", self._square_of_heads()
+        found = []
+        for is_query, wanted in ((False, spec.to_positions), (True, spec.from_positions)):
+            if not wanted:
+                continue
+            role = "query" if is_query else "key"
+            rows = self._position_rows(spec, names, is_query=is_query)
+            by_head = np.ascontiguousarray(rows.reshape(2 * spec.span, heads, size).transpose(1, 2, 0)[None])
+            table = graph.array(f"{path[1:].replace('/', '.')}.{role}", by_head * np.float32(scale))
+            dims: Dims = ["batch_size", heads, "sequence_length", 2 * spec.span]
+            products = graph.node("MatMul", [keys if is_query else queries, table], f"{path}/{role}/MatMul", dims)
+            index = self._position_index(spec, square, is_query=is_query)
+            part = graph.node("GatherElements", [products, index], f"{path}/{role}/Gather", square, axis=3)
+            if is_query:
+                part = graph.node("Transpose", [part], f"{path}/{role}/Transpose", square, perm=[0, 1, 3, 2])
+            found.append(part)
+        return found
+
+    def _square_of_heads(self) -> Dims:
+        return ["batch_size", self._spec.heads, "sequence_length", "sequence_length"]
+
+    def _position_rows(self, spec: Disentangled, names: LayerNames, *, is_query: bool) -> NDArray[np.float32]:
+        """Return the keys or queries of relative positions, [2 * span, heads * head_size]."""
+        hidden, count = self._spec.hidden_size, 2 * spec.span
+        stored = len(self._names[f"{spec.table}.weight"])
+        table = self._weights.tensor(f"{spec.table}.weight", (stored, hidden)).astype(np.float64)[:count]
+        if spec.norm:
+            centred = table - table.mean(axis=1, keepdims=True)
+            table = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + self._spec.epsilon)
+            table = table * self._weights.vector(f"{spec.norm}.weight", hidden)
+            table = table + self._weights.vector(f"{spec.norm}.bias", hidden)
+        name = names.query if is_query else names.key
+        if spec.own_projections:
+            name = name.rpartition(".")[0] + (".pos_query_proj" if is_query else ".pos_key_proj")
+        weight = self._weights.tensor(f"{name}.weight", (hidden, hidden)).astype(np.float64)
+        rows = table @ weight.T
+        if f"{name}.bias" in self._names:
+            rows = rows + self._weights.vector(f"{name}.bias", hidden)
+        found: NDArray[np.float32] = rows.astype(np.float32)
+        return found
+
+    def _position_index(self, spec: Disentangled, square: Dims, *, is_query: bool) -> str:
+        """Return the row of relative positions for each pair of tokens, [batch, heads, tokens, tokens]."""
+        if is_query not in self._indices:
+            graph, most = self._graph, self._spec.max_tokens - 1
+            path = f"/position_index/{'query' if is_query else 'key'}"
+            distance = np.arange(most, -most - 1, -1)  # i - j for j - i = -most to most
+            bucket = position_buckets(distance, spec.span, spec.max_distance)
+            rows = np.clip((-bucket if is_query else bucket) + spec.span, 0, 2 * spec.span - 1)
+            table = graph.array(f"{path[1:].replace('/', '.')}.rows", rows.astype(np.int64))
+            flat: Dims = ["sequence_length", "sequence_length"]
+            place = graph.node("Add", [self._distance_once(), graph.int64(most)], f"{path}/Add", flat, element=INT64)
+            index = graph.node("Gather", [table, place], f"{path}/Gather", flat, element=INT64)
+            shape = graph.node("Shape", ["input_ids"], f"{path}/Shape", [2], element=INT64)
+            batch = graph.node("Gather", [shape, graph.int64([0])], f"{path}/batch", [1], element=INT64)
+            length = graph.node("Gather", [shape, graph.int64([1])], f"{path}/length", [1], element=INT64)
+            parts = [batch, graph.int64([self._spec.heads]), length, length]
+            dims = graph.node("Concat", parts, f"{path}/Concat", [4], element=INT64, axis=0)
+            self._indices[is_query] = graph.node("Expand", [index, dims], f"{path}/Expand", square, element=INT64)
+        return self._indices[is_query]
 
     def _heads(self, source: str, path: str, heads: int, norm: str, layer: int | None, *, is_key: bool = False) -> str:
         """Return [batch, heads, tokens, size], normalised and rotated as the model requires."""
@@ -438,3 +510,15 @@ def relative_buckets(distance: NDArray[np.int64], buckets: int, max_distance: in
     )
     large = np.minimum(exact + (growth * np.float32(half - exact)).astype(np.int64), half - 1)
     return (distance > 0) * half + np.where(away < exact, away, large)
+
+
+def position_buckets(distance: NDArray[np.int64], span: int, max_distance: int) -> NDArray[np.int64]:
+    """Return the buckets of distances i - j (He et al. 2021); max_distance 0 = every distance is its own bucket."""
+    if not max_distance:
+        return distance
+    middle = span // 2
+    near = (distance < middle) & (distance > -middle)
+    away = np.where(near, middle - 1, np.abs(distance)).astype(np.float32)
+    growth = np.log(away / np.float32(middle)) / np.float32(math.log((max_distance - 1) / middle))
+    far = np.ceil(growth * np.float32(middle - 1)) + middle
+    return np.where(away <= middle, distance, far * np.sign(distance)).astype(np.int64)

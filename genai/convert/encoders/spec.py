@@ -53,6 +53,29 @@ class RelativeBias:
 
 
 @dataclass(frozen=True)
+class Disentangled:
+    """Attention to relative positions with projections of their own vectors (DeBERTa: He et al. 2021).
+
+    Attributes:
+        table: name of the tensor [2 * span, hidden_size] of relative positions.
+        norm: name of the norm of that tensor; "" = none.
+        span: number of buckets of distances in one direction.
+        max_distance: distance from which all distances share a bucket; 0 = every distance has its own.
+        to_positions: True to add the products of queries with keys of positions.
+        from_positions: True to add the products of keys with queries of positions.
+        own_projections: True if positions have projections of their own (pos_key_proj, pos_query_proj) in each layer.
+    """
+
+    table: str
+    norm: str
+    span: int
+    max_distance: int
+    to_positions: bool
+    from_positions: bool
+    own_projections: bool
+
+
+@dataclass(frozen=True)
 class Head:
     """A classification head on the first token: dense layers with activations, the last of which computes logits.
 
@@ -115,6 +138,7 @@ class EncoderSpec:
     windows: tuple[int | None, ...] = ()
     causal: bool = False
     relative: RelativeBias | None = None
+    disentangled: Disentangled | None = None
     scale: float | None = None
     head: Head | None = None
     num_labels: int = 0

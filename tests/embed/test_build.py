@@ -1,0 +1,229 @@
+"""Encoders built from checkpoints equal sentence-transformers, run in onnxruntime, and can be quantised."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import genai
+from genai import Embedder, Reranker
+from genai.convert.encoders.build import build_encoder, built_encoder, is_encoder_checkpoint
+from genai.convert.encoders.graph import position_buckets, relative_buckets
+from genai.convert.options import ExportOptions
+from tests.cli.processes import run
+from tests.embed.conftest import MODELS
+from tests.embed.test_goldens import AS_EXPORTED, EMBEDDERS, GOLDENS, RERANKERS
+
+Checkpoint = Callable[[str], Path]
+FP32 = ExportOptions(precision="fp32")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """Return a copy of a checkpoint without its graph."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(MODELS / name, tmp_path / name, ignore=shutil.ignore_patterns("onnx")))
+
+    return copy
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_vectors(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = build_encoder(checkpoint(name), tmp_path / "out", FP32)
+    golden = GOLDENS[name]
+    with Embedder(folder, threads=1) as embedder:
+        assert embedder.info.flattened == (name not in AS_EXPORTED), embedder.info.reason
+        for prompt, vectors in golden["vectors"].items():
+            found = embedder.embed(golden["texts"], prompt_name=prompt or None)
+            np.testing.assert_allclose(found, vectors, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", RERANKERS)
+def test_scores(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    golden = GOLDENS[name]
+    expected = np.array(golden["scores"])
+    with Reranker(build_encoder(checkpoint(name), tmp_path / "out", FP32), threads=1) as reranker:
+        found = reranker.score(golden["query"], golden["documents"])
+    np.testing.assert_allclose(found, expected if expected.ndim == 1 else expected[:, -1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", [*EMBEDDERS, *RERANKERS])
+def test_onnxruntime_runs_the_graph_on_padded_batches(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    built = build_encoder(checkpoint(name), tmp_path / "out", FP32) / "onnx" / "model.onnx"
+    ids = np.random.default_rng(0).integers(5, 90, (2, 9))
+    mask = np.ones_like(ids)
+    mask[1, 6:] = 0
+    found = []
+    for path in (built, MODELS / name / "onnx" / "model.onnx"):
+        session = runtime.InferenceSession(str(path))
+        feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        (out,) = session.run(None, {one.name: feeds[one.name] for one in session.get_inputs()})
+        found.append(out if out.ndim == 2 else np.concatenate([out[0], out[1, :6]]))
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("precision", "least"), [("fp16", 0.99999), ("int8", 0.999), ("int4", 0.9)])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "gemma3"])
+def test_precisions(name: str, precision: Any, least: float, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    options = ExportOptions(precision=precision, block_size=16)
+    golden = GOLDENS[name]
+    with Embedder(build_encoder(checkpoint(name), tmp_path / "out", options), threads=1) as embedder:
+        found, expected = embedder.embed(golden["texts"], normalize=True), np.array(golden["vectors"][""])
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        assert (found * expected).sum(axis=1).min() > least
+        together = embedder.embed(golden["texts"] * 2, normalize=True)
+        np.testing.assert_array_equal(together[len(found) :], found)
+
+
+def test_a_checkpoint_is_built_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
+    folder, golden = checkpoint("bert"), GOLDENS["bert"]
+    with Embedder(folder, threads=1) as embedder:
+        np.testing.assert_allclose(embedder.embed(golden["texts"]), golden["vectors"][""], rtol=0, atol=1e-5)
+        first = embedder.identity()
+    (built,) = (tmp_path / "cache").glob("**/onnx/model.onnx")
+    stamp = built.stat().st_mtime_ns
+    with Embedder(folder, threads=1) as embedder:
+        assert embedder.identity() == first
+    assert built.stat().st_mtime_ns == stamp
+    with Embedder(folder, threads=1, precision="fp16") as embedder:
+        assert embedder.identity() != first
+    assert len(list((tmp_path / "cache").glob("**/onnx/model.onnx"))) == 2
+    assert built_encoder(folder) == built.parent.parent
+    with pytest.raises(genai.OptionError, match="precision is 'int5'"):
+        Embedder(folder, precision="int5")
+    with pytest.raises(genai.OptionError, match="whose weights are not converted"):
+        Embedder(MODELS / "bert", precision="int8")
+
+
+def test_names_of_old_checkpoints(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A prefix of the model's class, and the first names of the parameters of norms."""
+    folder, golden = checkpoint("bert"), GOLDENS["bert"]
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        f"bert.{name}".replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
+        for name, array in tensors.items()
+    }
+    save_file(renamed, folder / "model.safetensors")
+    with Embedder(build_encoder(folder, tmp_path / "out", FP32), threads=1) as embedder:
+        np.testing.assert_allclose(embedder.embed(golden["texts"]), golden["vectors"][""], rtol=0, atol=1e-5)
+
+
+def test_on_the_command_line(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    result = run("build", str(checkpoint("bert")), "-o", str(tmp_path / "out"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == str(tmp_path / "out") and "genai embed" in result.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"onnx", "modules.json", "1_Pooling", "config.json"}
+    assert run("embed", str(tmp_path / "out"), "-p", "the cat").returncode == 0
+    again = run("build", str(checkpoint("roberta")), "-o", str(tmp_path / "out"))
+    assert again.returncode == 1 and "already exists" in again.stderr
+
+
+def test_encoders_and_decoders_name_the_other_command(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    from genai.models.folders import bundled_model
+
+    chat = run("chat", str(checkpoint("bert")), "-p", "hello")
+    assert chat.returncode == 1 and "genai embed" in chat.stderr
+    with pytest.raises(genai.UnsupportedModelError, match="generates text") as caught:
+        Embedder(bundled_model())
+    assert "genai chat" in caught.value.fix
+
+
+def test_what_is_an_encoder(checkpoint: Checkpoint) -> None:
+    assert is_encoder_checkpoint(checkpoint("bert")) and is_encoder_checkpoint(checkpoint("qwen3"))
+    folder = checkpoint("gemma3")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Gemma3ForCausalLM"]}))
+    assert is_encoder_checkpoint(folder)  # modules.json says so
+    (folder / "modules.json").unlink()
+    assert not is_encoder_checkpoint(folder)
+    (folder / "model.safetensors").unlink()
+    assert not is_encoder_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "message"),
+    [
+        ("bert", {"model_type": "bert-like"}, genai.UnsupportedModelError, "not a known encoder"),
+        ("bert", {"hidden_size": 25}, genai.ConfigError, "a multiple of"),
+        ("bert", {"hidden_size": 48}, genai.InputError, "has shape"),
+        ("bert", {"num_hidden_layers": 3}, genai.InputError, "no tensor"),
+        ("bert", {"num_hidden_layers": -1}, genai.ConfigError, "num_hidden_layers is -1"),
+        ("bert", {"vocab_size": "many"}, genai.ConfigError, "vocab_size is 'many'"),
+        ("bert", {"intermediate_size": None}, genai.ConfigError, "intermediate_size is missing"),
+        ("bert", {"hidden_act": "snake"}, genai.UnsupportedModelError, "hidden_act is 'snake'"),
+        ("bert", {"position_embedding_type": "relative_key"}, genai.UnsupportedModelError, "position_embedding_type"),
+        ("bert", {"is_decoder": True}, genai.UnsupportedModelError, "is_decoder is True"),
+        ("bert", {"layer_norm_eps": "small"}, genai.ConfigError, "layer_norm_eps is 'small'"),
+        ("albert", {"num_hidden_groups": 2}, genai.UnsupportedModelError, "num_hidden_groups is 2"),
+        ("deberta_v2", {"conv_kernel_size": 3}, genai.UnsupportedModelError, "conv_kernel_size is 3"),
+        ("qwen3", {"layer_types": ["sliding_attention"]}, genai.UnsupportedModelError, "sliding window"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, genai.UnsupportedModelError, "attn_logit_softcapping"),
+        (
+            "nomic_bert", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, genai.UnsupportedModelError,
+            "rope_type is 'yarn'",
+        ),
+    ],
+)  # fmt: skip
+def test_configurations_that_cannot_be_built(
+    name: str, changes: Any, error: Any, message: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = checkpoint(name)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(error, match=message) as caught:
+        build_encoder(folder, tmp_path / "out", FP32)
+    assert caught.value.fix and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_weights_that_are_not_finite(bad: float, precision: Any, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint("bert")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.layer.1.output.dense.weight"][3, 5] = bad
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(genai.InputError, match=r"encoder\.layer\.1\.output\.dense"):
+        build_encoder(folder, tmp_path / "out", ExportOptions(precision=precision))
+    assert [path.name for path in tmp_path.iterdir()] == ["bert"]
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_files_that_are_missing(file: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint("bert")
+    (folder / file).unlink()
+    with pytest.raises(genai.ModelFolderError):
+        build_encoder(folder, tmp_path / "out", FP32)
+
+
+def test_buckets_of_distances() -> None:
+    """Against the definitions, one distance at a time."""
+    import math
+
+    def bucket(distance: int) -> int:
+        found, away = (16 if distance > 0 else 0), abs(distance)
+        if away < 8:
+            return found + away
+        return found + min(15, 8 + int(math.log(away / 8) / math.log(128 / 8) * 8))
+
+    distances = np.arange(-300, 301)
+    assert relative_buckets(distances, 32, 128).tolist() == [bucket(int(one)) for one in distances]
+
+    def log_bucket(distance: int) -> int:
+        away = 3 if -4 < distance < 4 else abs(distance)
+        if away <= 4:
+            return distance
+        return int((math.ceil(math.log(away / 4) / math.log(59 / 4) * 3) + 4) * math.copysign(1, distance))
+
+    assert position_buckets(distances, 8, 60).tolist() == [log_bucket(int(one)) for one in distances]
+    assert position_buckets(distances, 8, 0).tolist() == distances.tolist()
