@@ -366,6 +366,25 @@ def session(
     _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
 
 
+@app.command()
+def embed(
+    model: Annotated[Path, typer.Argument(help="Folder of an encoder, with a graph or a checkpoint.")],
+    repeat: Repeat = 5,
+    threads: opt.ThreadsOption = None,
+    precision: Annotated[
+        str, typer.Option(help="Weight precision of a checkpoint: fp32, fp16, int8 or int4.")
+    ] = "fp32",
+    compare: Annotated[bool, typer.Option("--compare", help="Also measure onnxruntime, in alternating runs.")] = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Measure the speed of an encoder for one text, for batches and for texts of mixed lengths."""
+    from genai.bench.embeddings import bench_embed
+
+    rows = bench_embed(model, repeat=repeat, threads=threads, precision=precision, compare=compare)
+    with ProgressLine("Measuring") as line:
+        _table(rows, as_json, line, None)
+
+
 def _report(result: Mapping[str, object], as_json: bool) -> None:
     rows = ((name.replace("_", " "), _text_of(name, value)) for name, value in result.items())
     emit_figures(json.dumps(result) if as_json else rows)

@@ -32,7 +32,7 @@ Text = str | Sequence[int] | NDArray[np.integer[Any]]
 """A text, or the token ids of a text."""
 
 # Outputs of exported encoders with one row per token, in order of preference.
-_OUTPUTS = ("last_hidden_state", "token_embeddings")
+TOKEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
 # Number of texts that `map` encodes and computes at a time.
 _MAPPED = 1024
 
@@ -85,7 +85,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
                 raise _no_pooling(self._description)
             self._files = LoadedFiles(folder, {})
             self._text, self._encoder = load_parts(
-                self._description, _OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
+                self._description, TOKEN_OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
                 device=device, precision=precision, files=self._files,
             )  # fmt: skip
             if self._encoder.info.rows != "tokens":

@@ -133,6 +133,12 @@ class Encoder:
         return self._executor
 
     @property
+    def input_names(self) -> list[str]:
+        """The names of the graph's inputs."""
+        inputs = self._inputs
+        return [name for name in (*inputs.per_token, inputs.attention_mask) if name]
+
+    @property
     def numerics(self) -> str:
         """The device and the rounding that determine the bits of a result."""
         return f"{instructions(self._executor)}, activations {self._accuracy}"
