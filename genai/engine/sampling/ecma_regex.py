@@ -98,6 +98,27 @@ def rewrite(pattern: str) -> Rewritten:
     return _Reader(pattern).whole()
 
 
+def found_by_any_engine(pattern: str, texts: Iterable[str]) -> list[str]:
+    """Return the texts in which an engine finds a pattern: ECMA 262 or Python's `re`.
+
+    Python's `re` itself is not used, because its time can grow exponentially with the length of a text. Patterns with
+    properties that RE2 does not support are found in no text.
+
+    Raises:
+        PatternError: the pattern is malformed or uses an unsupported construct.
+    """
+    import re2
+
+    expression = _Reader(pattern, for_re2=True).whole().patterns[-1]
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(expression, options)
+    except re2.error:
+        return []
+    return [text for text in texts if compiled.search(text)]
+
+
 @dataclass(frozen=True)
 class _Set:
     """A set of characters.
@@ -128,10 +149,16 @@ class _Set:
 
 
 class _Reader:
-    """Reads a pattern from left to right and writes it again."""
+    """Reads a pattern from left to right and writes it again.
 
-    def __init__(self, pattern: str) -> None:
+    Args:
+        pattern: the pattern.
+        for_re2: write a pattern that matches all texts that any engine matches, in the syntax of RE2.
+    """
+
+    def __init__(self, pattern: str, *, for_re2: bool = False) -> None:
         self._text, self._at, self._level = pattern, 0, 0
+        self._for_re2 = for_re2
         self._ignores_case = self._dot_is_any = False
         self._rare: set[int] = set()
         self._ahead: list[str] = []
@@ -368,6 +395,8 @@ class _Reader:
         """Return the expression of a set of characters."""
         if self._ignores_case and len(known.inner) == 1 and _single(known) is not None:
             known = known.folded()
+        if self._for_re2:
+            return _for_re2(known)
         usual = _minus(known.inner, (*_RARE, _SURROGATES))
         if not usual and not known.properties:
             usual = _minus(known.inner, (_SURROGATES,))
@@ -407,6 +436,15 @@ def _shown(code: int) -> str:
     if code < 128:
         return chr(code) if chr(code).isalnum() else f"\\x{code:02x}"
     return f"\\u{{{code:x}}}"
+
+
+def _for_re2(known: _Set) -> str:
+    """Return the expression of all characters that belong to a set in any engine, in the syntax of RE2."""
+    ranges = "".join(f"\\x{{{start:x}}}-\\x{{{end:x}}}" for start, end in _minus(known.outer, (_SURROGATES,)))
+    texts = [*(re.sub("(?:Script|sc)=", "", name) for name in known.properties), *([f"[{ranges}]"] if ranges else [])]
+    if not texts:
+        raise PatternError("a class has no characters")
+    return f"(?:{'|'.join(texts)})"
 
 
 def _literal(code: int) -> str:

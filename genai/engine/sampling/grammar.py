@@ -12,11 +12,9 @@ from typing import Any
 from ...errors import GrammarError, kind_of
 from .json_schema import (
     close_objects,
-    countless_keys,
     ends,
     far_number,
     hold_days,
-    hold_keys,
     hold_patterns,
     is_cut,
     move_bounds,
@@ -24,6 +22,7 @@ from .json_schema import (
     without_additional_items,
 )
 from .schema_depth import depth
+from .schema_keys import ONE_FORM, countless_keys, hold_keys, hold_names
 
 # A longer grammar is a mistake or an attack. Each character costs time and memory before the compiler's limits apply.
 MOST_CHARACTERS = 2**20
@@ -45,8 +44,6 @@ OPTIONS = ("json_schema", "regex", "grammar", "choice")
 # JSON on one line, in the style of json.dumps: if whitespace is unrestricted, a model may generate it without end. A
 # schema can override this style ("x-guidance").
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# llguidance's option for the escapes in JSON texts. Without \uXXXX, every text has exactly one form in JSON.
-_ONE_FORM = {"json_allowed_escapes": 'nrbtf\\"', "json_allow_general_unicode_escapes": False}
 
 
 @dataclass(frozen=True)
@@ -155,6 +152,7 @@ def hold_values(schema: Any, name: str = "json_schema") -> None:
         )
 
     hold_days(schema)
+    hold_names(schema)
     rare, where_rare = hold_patterns(schema, refuse)
     if place := hold_keys(schema):
         _hold_forms(schema, name, place, rare, where_rare)
@@ -173,7 +171,7 @@ def _hold_forms(schema: Any, name: str, place: str, rare: str, where_rare: str) 
             'remove the character, or disallow other keys with "additionalProperties": false',
         )
     style = schema.get("x-guidance")
-    schema["x-guidance"] = {**(style if isinstance(style, Mapping) else {}), **_ONE_FORM}
+    schema["x-guidance"] = {**(style if isinstance(style, Mapping) else {}), **ONE_FORM}
 
 
 def _check_values(schema: Any, name: str) -> None:

@@ -198,6 +198,8 @@ def _said(message: str) -> str:
 def _fix(why: str) -> str:
     if "too" in why or "limit" in why or "fuel" in why:
         return "use fewer alternatives or smaller counts"
+    if "not disjoint" in why:
+        return "change the patterns so that no key matches two of them"
     return "correct the grammar (for the supported features, see docs/how-to/structured-output.md)"
 
 

@@ -1,4 +1,7 @@
-"""Changes to JSON schemas before compilation, such as bounds that llguidance would widen; and finite instances."""
+"""Changes to JSON schemas before compilation, such as bounds that llguidance would widen; and finite instances.
+
+`schema_keys` contains the changes to the keys of objects.
+"""
 
 from __future__ import annotations
 
@@ -161,40 +164,6 @@ def _add_all(part: MutableMapping[str, Any], others: list[Any]) -> None:
         known += others
 
 
-def hold_keys(schema: Any) -> str | None:
-    """Return the location of an object whose keys are partly named and partly open; None if there is none.
-
-    A named key is recognised by its JSON text, so a key must not have several texts, such as "a" and "\\u0061".
-    """
-    for path, part in all_parts(schema):
-        if isinstance(part, Mapping) and _is_object(part):
-            named, patterns, is_open = bool(part.get("properties") or part.get("required")), *_open_keys(part)
-            if named + patterns + is_open > 1:
-                return path or "the top"
-    return None
-
-
-def countless_keys(schema: Any) -> str | None:
-    """Return the location of a minimum of keys that would also count repeated keys; None if there is none."""
-    for path, part in all_parts(schema):
-        if isinstance(part, Mapping) and _is_object(part) and _is_number(least := part.get("minProperties")):
-            required = part.get("required")
-            fixed = len(set(map(str, required))) if isinstance(required, list) else 0
-            if least - fixed > 1 and any(_open_keys(part)):
-                return f"{path}/minProperties"
-    return None
-
-
-def _is_object(part: Mapping[str, Any]) -> bool:
-    types = part.get("type", "object")
-    return types == "object" or (isinstance(types, list) and "object" in types)
-
-
-def _open_keys(part: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return True if keys of an object may match patterns, and if keys without a name or a pattern are allowed."""
-    return bool(part.get("patternProperties")), part.get("additionalProperties") is not False
-
-
 def without_additional_items(schema: Any) -> None:
     """Remove "additionalItems" where it has no meaning, in place; llguidance would then ignore "prefixItems"."""
     for _, part in all_parts(schema):
@@ -256,11 +225,11 @@ def move_bounds(schema: Any) -> None:
 
 def _move(part: MutableMapping[str, Any], exclusive: str, inclusive: str, other: str, sign: int, merges: bool) -> None:
     bound = part.get(exclusive)
-    if not _is_number(bound) or not float(bound).is_integer() or abs(bound) > 2**40:
+    if not is_number(bound) or not float(bound).is_integer() or abs(bound) > 2**40:
         return
-    if _is_number(known := part.get(inclusive)) and sign * known > sign * bound:
+    if is_number(known := part.get(inclusive)) and sign * known > sign * bound:
         return  # the inclusive bound is stricter
-    limits = [part[name] for name in part if name.endswith(other) and _is_number(part[name])]
+    limits = [part[name] for name in part if name.endswith(other) and is_number(part[name])]
     room = min((sign * (limit - bound) for limit in limits), default=math.inf)
     if merges or 0 < room < 1:
         del part[exclusive]
@@ -277,7 +246,7 @@ def _inward(bound: float, sign: int) -> float:
     return int(near) if isinstance(bound, int) else near
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: Any) -> TypeGuard[float]:
     return _is_real(value) and abs(value) < 1e300
 
 
@@ -311,6 +280,6 @@ def _ends(schema: Any, finite: Mapping[str, bool]) -> bool:
         named, required = schema.get("properties"), schema.get("required")
         if isinstance(named, Mapping) and isinstance(required, list):
             return all(_ends(named[key], finite) for key in required if isinstance(key, str) and key in named)
-    if types == "array" and _is_number(least := schema.get("minItems")) and least > 0:
+    if types == "array" and is_number(least := schema.get("minItems")) and least > 0:
         return _ends(schema.get("items"), finite)
     return True

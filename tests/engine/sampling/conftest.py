@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import pytest
 from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.breakers import Breakers
+from genai.engine.sampling.guidance import Guidance
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.kernels.cpu.program import thread_pool
 from genai.kernels.device import Executor
 from genai.kernels.reference import sampling as reference
+
+from .schema_replies import Takes, Walk, byte_guidance, taken, walked
 
 Distribution = Callable[..., np.ndarray]
 ALONE = open_executor(threads=1)
@@ -25,6 +29,24 @@ ALONE = open_executor(threads=1)
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Seeded by the test's name: each test has separate, reproducible numbers."""
     return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture(scope="session")
+def guidance() -> Guidance:
+    """A compiler of grammars for a vocabulary of bytes and an end."""
+    return byte_guidance()
+
+
+@pytest.fixture(scope="session")
+def walk(guidance: Guidance) -> Walk:
+    """walk(schema, seed) -> a reply of random bytes that the grammar allows; None if it did not end."""
+    return partial(walked, guidance)
+
+
+@pytest.fixture(scope="session")
+def takes(guidance: Guidance) -> Takes:
+    """takes(schema, text) -> True if the text is a whole reply."""
+    return partial(taken, guidance)
 
 
 @pytest.fixture(params=[1, 2, 3], ids=lambda count: f"{count} threads")

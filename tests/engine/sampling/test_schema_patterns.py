@@ -1,4 +1,4 @@
-"""Patterns and keys of JSON schemas: every finished reply matches them, in JSON, in Python and in ECMA 262."""
+"""Patterns of JSON schemas: every finished reply matches them, in JSON, in Python and in ECMA 262."""
 
 from __future__ import annotations
 
@@ -7,76 +7,18 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import jsonschema
-import numpy as np
 import pytest
-from llguidance.numpy import fill_next_token_bitmask
 
 from genai.engine.sampling.ecma_regex import PatternError, rewrite
-from genai.engine.sampling.grammar import Grammar, hold_values, schema_text
-from genai.engine.sampling.guidance import Guidance, TokenBytes
+from genai.engine.sampling.grammar import hold_values
+from genai.engine.sampling.guidance import Guidance
 from genai.errors import GrammarError
 from tests.drawing import Draw
 
-END = 256
-BYTES = TokenBytes([bytes([i]) for i in range(256)], [], lambda text: list(text.encode()))
-Walk = Callable[..., str | None]
-Takes = Callable[[Any, str], bool]
-
-
-@pytest.fixture(scope="module")
-def guidance() -> Guidance:
-    return Guidance(lambda: BYTES, 257, [END])
-
-
-def _matcher(guidance: Guidance, schema: Any) -> Any:
-    text = schema_text("json_schema", schema)
-    assert text is not None
-    return guidance.matcher(Grammar("json_schema", text))
-
-
-@pytest.fixture(scope="module")
-def walk(guidance: Guidance) -> Walk:
-    """walk(schema, seed) -> a reply of random bytes that the grammar allows; None if it did not end."""
-
-    def walked(schema: Any, seed: int) -> str | None:
-        matcher, random, reply = _matcher(guidance, schema), Random(seed), b""
-        mask = np.zeros((1, 9), np.int32)
-        for count in range(400):
-            if matcher.is_over:
-                return reply.decode()
-            fill_next_token_bitmask(matcher.automaton, mask)
-            allowed = [int(one) for one in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
-            if END in allowed and (random.random() < 0.3 or count > 60):
-                return reply.decode()
-            allowed = [one for one in allowed if one < END]
-            # Escapes, and the characters that end a string, are where a grammar can be wrong.
-            usual = [one for one in allowed if one in b'"\\/u0' and random.random() < 0.5] or allowed
-            reply += bytes([token := random.choice(usual)])
-            matcher.follow(token)
-        return None
-
-    return walked
-
-
-@pytest.fixture(scope="module")
-def takes(guidance: Guidance) -> Takes:
-    """takes(schema, text) -> True if the text is a whole reply."""
-
-    def taken(schema: Any, text: str) -> bool:
-        matcher = _matcher(guidance, schema)
-        data = list(text.encode())
-        if matcher.num_allowed(data) < len(data):
-            return False
-        for token in data:
-            matcher.follow(token)
-        return bool(matcher.is_complete)
-
-    return taken
+from .schema_replies import Takes, Walk, matcher_of
 
 
 def in_ecma(pairs: list[tuple[str, str]]) -> list[bool | None]:
@@ -198,12 +140,12 @@ def test_the_meaning_of_a_pattern(pattern: str, matching: list[str], others: lis
 )
 def test_patterns_that_are_refused_by_name(pattern: str, named: str, guidance: Guidance) -> None:
     with pytest.raises(GrammarError) as raised:
-        _matcher(guidance, {"properties": {"a": {"pattern": pattern}}})
+        matcher_of(guidance, {"properties": {"a": {"pattern": pattern}}})
     assert named in raised.value.why and raised.value.fix
     if named:
         assert "the pattern at /properties/a of json_schema" in raised.value.what
     with pytest.raises(GrammarError):
-        _matcher(guidance, {"patternProperties": {pattern: {}}})
+        matcher_of(guidance, {"patternProperties": {pattern: {}}})
 
 
 # --- random patterns ----------------------------------------------------------------------------------------------
@@ -288,49 +230,6 @@ def test_a_rewritten_pattern_keeps_its_meaning(draw: Draw) -> None:
             assert rewrite(text).patterns == (text,)
 
 
-# --- keys ---------------------------------------------------------------------------------------------------------
-
-NUMBER, NULL = {"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}
-OPEN: list[Any] = [
-    {"properties": {"a": NUMBER}},
-    {"properties": {"a": NUMBER}, "required": ["a", "b\n"]},
-    {"properties": {"\n": NUMBER}, "additionalProperties": NULL},
-    {"properties": {"a/": NUMBER, "é": NUMBER}, "additionalProperties": NULL},
-    {"properties": {"\x01": NUMBER, '"': NUMBER}, "additionalProperties": {"type": "string"}},
-    {"properties": {"\n": NUMBER, "a": NUMBER}, "patternProperties": {r"^\s$": NULL}, "additionalProperties": False},
-    {"patternProperties": {'^[^"]$': NULL}, "additionalProperties": NUMBER},
-    {"patternProperties": {r"^\d$": NUMBER, "^[0-9]$": {"const": 3}}, "additionalProperties": False},
-    {"patternProperties": {"^[^ -~]{1,2}$": NULL}, "minProperties": 1, "additionalProperties": False},
-    {"allOf": [{"properties": {"a": NUMBER}}, {"additionalProperties": NUMBER}]},
-    {"anyOf": [{"type": "object", "properties": {"a": NUMBER}, "additionalProperties": NULL}, NULL]},
-]
-
-
-@pytest.mark.parametrize("schema", OPEN, ids=str)
-def test_objects_with_open_keys(schema: Any, walk: Walk) -> None:
-    schema = {"type": "object", **schema} if "anyOf" not in schema else schema
-    found = 0
-    for seed in range(40):
-        if (reply := walk(schema, seed)) is not None:
-            jsonschema.Draft202012Validator(schema).validate(json.loads(reply))
-            found += 1
-    assert found > 5
-
-
-def test_a_named_key_in_another_form(takes: Takes) -> None:
-    schema = {"properties": {"a": NUMBER, "\n": NUMBER}, "type": "object"}
-    assert takes(schema, r'{"a": 1, "\n": 2, "b": null}')
-    for key in (r"\u0061", r"\u000a"):
-        assert not takes(schema, f'{{"{key}": null}}')
-    closed = {**schema, "additionalProperties": False, "properties": {"a": {"type": "string"}}}
-    assert takes(closed, r'{"a": "\u001b"}')  # nothing to confuse, so control characters remain
-
-
-def test_items_that_a_schema_names(takes: Takes) -> None:
-    schema = {"type": "array", "prefixItems": [NUMBER], "additionalItems": False, "items": NULL, "minItems": 1}
-    assert takes(schema, "[1, null]") and not takes(schema, '["x"]') and not takes(schema, "[null]")
-
-
 @pytest.mark.parametrize(
     "schema",
     [
@@ -343,28 +242,3 @@ def test_items_that_a_schema_names(takes: Takes) -> None:
 def test_patterns_anywhere(schema: Any) -> None:
     with pytest.raises(GrammarError, match="out of order"):
         hold_values(schema)
-
-
-@pytest.mark.parametrize(
-    ("schema", "place"),
-    [
-        ({"type": "object", "minProperties": 2}, "/minProperties"),
-        ({"items": {"type": "object", "minProperties": 3, "required": ["a"]}}, "/items/minProperties"),
-    ],
-)
-def test_minimums_that_repeated_keys_would_reach(schema: Any, place: str, guidance: Guidance) -> None:
-    with pytest.raises(GrammarError, match=f"a minimum of keys at {place} that") as raised:
-        _matcher(guidance, schema)
-    assert "repeat" in raised.value.why and "required" in raised.value.fix
-    hold_values({**schema, "x-guidance": {"lenient": True}})  # as far as possible
-
-
-def test_rare_control_characters_beside_open_keys(guidance: Guidance, takes: Takes) -> None:
-    for part in ({"const": "\x01"}, {"enum": ["a", {"b": "\x01"}]}, {"type": "string", "pattern": "^\x01$"}):
-        schema = {"type": "object", "properties": {"a": part}, "required": ["a"]}
-        with pytest.raises(GrammarError, match=r"requires the character '.x01' at /properties/a") as raised:
-            _matcher(guidance, schema)
-        assert "u0001" in raised.value.why and "additionalProperties" in raised.value.fix
-        _matcher(guidance, {**schema, "additionalProperties": False})
-    with pytest.raises(GrammarError, match="names every control character"):
-        hold_values({"pattern": "|".join(f"\\x{code:02x}" for code in range(32))})
