@@ -223,7 +223,7 @@ def move_quantized(graph: Graph, quantize: Node) -> bool:
         return False
     moved = between.copy()
     moved.inputs[0], moved.outputs = source.input(0), list(quantize.outputs)
-    if between.op_type == "Pad" and not _pad_integers(graph, moved, quantize):
+    if between.op_type == "Pad" and not pad_integers(graph, moved, quantize):
         return False
     graph.replace_node(quantize, moved)
     return True
@@ -251,7 +251,7 @@ def _same_constants(graph: Graph, first_node: Node, second_node: Node) -> bool:
     return True
 
 
-def _pad_integers(graph: Graph, pad: Node, quantize: Node) -> bool:
+def pad_integers(graph: Graph, pad: Node, quantize: Node) -> bool:
     """Replace the padding value of a Pad by its quantised value; return False if it is not constant."""
     if pad.attribute("mode", "constant") != "constant":
         return True
@@ -260,7 +260,8 @@ def _pad_integers(graph: Graph, pad: Node, quantize: Node) -> bool:
     if value is None or scale is None or point is None:
         return False
     info = np.iinfo(point.dtype)
-    steps = np.rint(np.float32(value) / scale.reshape(-1)[0]) + np.float32(point.reshape(-1)[0])
+    with np.errstate(over="ignore"):  # -3e38 divided by a scale below 1 is -inf, which saturates
+        steps = np.rint(np.float32(value) / scale.reshape(-1)[0]) + np.float32(point.reshape(-1)[0])
     filling = np.asarray(np.clip(steps, info.min, info.max), point.dtype)
     pad.inputs = [*pad.inputs, ""][:3] if len(pad.inputs) < 3 else list(pad.inputs)
     pad.inputs[2] = graph.add_constant(f"{pad.outputs[0]}/filling", filling)

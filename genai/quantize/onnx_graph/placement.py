@@ -9,10 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ...onnx.ir import Graph, Node
-from ...optimize.base import number, only_user
+from ...optimize.base import made_by, number, only_user
 from .calibrate import is_float
 from .operator_rules import OperatorRule, result_bounds, static_rule, weight_axis
 from .options import StaticOptions
+from .padding import may_saturate, padding_value
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Activation:
         shares: the value whose scale and zero point this value shares; None means separate parameters.
         range: fixed range, which overrides the calibration; None means the observed range.
         rounds_scale: True to round the scale to a power of two.
-        bounded_by: the value whose observed range is used: the output of the only node that reads this value, a Relu or
-            Clip. Numbers outside that range do not matter.
+        bounded_by: the value whose observed range is used, because numbers outside that range do not matter: the output
+            of the only node that reads this value, a Relu or Clip; or the input of the Pad that computes this value,
+            if only max reductions read it.
     """
 
     shares: str | None = None
@@ -181,20 +183,23 @@ class Placer:
         if is_constant:
             self.placement.constants.append(ConstantUse(node, 0, "data"))
         else:
-            self.placement.activations.setdefault(source, Activation())
+            # Reductions discard the padding of a Pad that stays float, so only the Pad's input determines the range.
+            pad = made_by(graph, source, "Pad")
+            bounded_by = pad.input(0) if pad is not None and may_saturate(graph, pad) else None
+            self.placement.activations.setdefault(source, Activation(bounded_by=bounded_by))
         self._results(node, rule, Activation(shares=source))
 
     def _leaves_the_range(self, node: Node) -> bool:
         """Return True if a Pad or Resize can return values outside the range of its input and 0.
 
-        A Pad does if it inserts a value other than 0, and a Resize if its cubic curves overshoot or if it extrapolates.
+        A Pad does if it inserts a value other than 0 that may not saturate. A Resize does if its cubic curves overshoot
+        or if it extrapolates.
         """
         if node.op_type == "Resize":
             where = node.attribute("coordinate_transformation_mode", "half_pixel")
             return bool(node.attribute("mode", "nearest") == "cubic" or where == "tf_crop_and_resize")
-        if node.op_type != "Pad" or node.attribute("mode", "constant") != "constant":
-            return False
-        return (bool(node.input(2)) and number(self.graph, node.input(2)) != 0) or bool(node.attribute("value", 0))
+        is_filled = node.op_type == "Pad" and node.attribute("mode", "constant") == "constant"
+        return is_filled and padding_value(self.graph, node) != 0 and not may_saturate(self.graph, node)
 
     def _absorb(self, node: Node) -> bool:
         """Remove a Relu or Clip after a quantised node if integers saturate at its bounds; return True if removed.

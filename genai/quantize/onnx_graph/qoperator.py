@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...onnx.ir import Graph, Node, OnnxModel
 from ...onnx.node import MS
 from ...optimize.base import followed_by, made_by
+from ...optimize.quantized import pad_integers
 from .qdq import remove_unused
 
 # ONNX operators that only move values, and the first opset in which they support integers.
@@ -98,11 +99,8 @@ def _join_move(model: OnnxModel, graph: Graph, node: Node) -> bool:
     if any(end.inputs[1:3] != source.parameters for end in ends):
         return False
     joined = node.copy()
-    if node.op_type == "Pad" and node.attribute("mode", "constant") == "constant":
-        if node.input(2) and graph.producer(node.input(2)) is not None:
-            return False
-        # The padding value is 0, which the zero point represents.
-        joined.inputs[2:] = [source.zero_point, *node.inputs[3:]]
+    if node.op_type == "Pad" and not pad_integers(graph, joined, ends[0]):
+        return False
     joined.inputs[0], joined.outputs = source.value, [end.outputs[0] for end in ends]
     graph.insert_before(ends[0], joined)
     graph.remove_nodes([node, *ends])

@@ -310,13 +310,141 @@ def test_values_outside_the_range_of_the_input_have_their_own_scale(name, form, 
     check_against_float(model, (1, 3, 6, 6), form, tmp_path)
 
 
-def check_against_float(model: Any, shape: tuple[int, ...], form: str, folder: Any) -> None:
+IMAGE_PADS = [0, 0, 1, 1, 0, 0, 1, 1]
+POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
+# Nodes after c = Conv(x) [1, 3, 6, 6], the pads, and the sign of the padding value.
+DISCARDED: dict[str, tuple[list[tuple[str, list[str], str, dict[str, Any]]], list[int], int]] = {
+    "MaxPool": ([("Pad", ["c", "p", "v"], "q", {}), ("MaxPool", ["q"], "y", POOL)], IMAGE_PADS, -1),
+    "MaxPool after a Relu": (
+        [("Relu", ["c"], "r", {}), ("Pad", ["r", "p", "v"], "q", {}), ("MaxPool", ["q"], "y", POOL)],
+        IMAGE_PADS,
+        -1,
+    ),
+    "MaxPool that also pads": (
+        [("Pad", ["c", "p", "v"], "q", {}), ("MaxPool", ["q"], "y", {**POOL, "pads": [1, 1, 1, 1]})],
+        IMAGE_PADS,
+        -1,
+    ),
+    "MaxPool of the same size": (
+        [("Pad", ["c", "p", "v"], "q", {}), ("MaxPool", ["q"], "y", {**POOL, "auto_pad": "SAME_UPPER"})],
+        IMAGE_PADS,
+        -1,
+    ),
+    "MaxPool with ceil_mode": (
+        [("Pad", ["c", "p", "v"], "q", {}), ("MaxPool", ["q"], "y", {**POOL, "ceil_mode": 1})],
+        IMAGE_PADS,
+        -1,
+    ),
+    "two readers": (
+        [
+            ("Pad", ["c", "p", "v"], "q", {}),
+            ("MaxPool", ["q"], "m", POOL),
+            ("GlobalMaxPool", ["q"], "g", {}),
+            ("Add", ["m", "g"], "y", {}),
+        ],
+        IMAGE_PADS,
+        -1,
+    ),
+    "MaxPool after transposes": (
+        [
+            ("Transpose", ["c"], "t", {"perm": [0, 2, 3, 1]}),
+            ("Pad", ["t", "p", "v"], "q", {}),
+            ("Transpose", ["q"], "u", {"perm": [0, 3, 1, 2]}),
+            ("MaxPool", ["u"], "y", POOL),
+        ],
+        [0, 1, 1, 0, 0, 1, 1, 0],
+        -1,
+    ),
+    "ReduceMax": ([("Pad", ["c", "p", "v"], "q", {}), ("ReduceMax", ["q", "a"], "y", {})], IMAGE_PADS, -1),
+    "ReduceMax of all": ([("Pad", ["c", "p", "v"], "q", {}), ("ReduceMax", ["q"], "y", {})], IMAGE_PADS, -1),
+    "ReduceMin": ([("Pad", ["c", "p", "v"], "q", {}), ("ReduceMin", ["q", "a"], "y", {})], IMAGE_PADS, 1),
+    "Pad of some axes": (
+        [("Pad", ["c", "some", "v", "a"], "q", {}), ("MaxPool", ["q"], "y", POOL)],
+        IMAGE_PADS,
+        -1,
+    ),
+}
+
+
+def padded_model(nodes: list[tuple[str, list[str], str, dict[str, Any]]], pads: list[int], value: float) -> Any:
+    """A convolution and nodes after it."""
+    constants = {
+        "w": np.random.default_rng(4).standard_normal((3, 3, 3, 3), np.float32),
+        "p": np.array(pads),
+        "v": np.array(value, np.float32),
+        "a": np.array([-2, -1]),
+        "some": np.array([1, 1, 1, 1]),
+    }
+    made = [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4)]
+    made += [helper.make_node(kind, inputs, [out], name=out, **more) for kind, inputs, out, more in nodes]
+    used = {name for node in made for name in node.input}
+    constants = {name: array for name, array in constants.items() if name in used}
+    return make(made, constants, {"x": (1, [1, 3, 6, 6])}, {"y": (1, None)}, 18)
+
+
+@pytest.mark.parametrize("value", [1e9, 3.4e38, np.inf, 1.0])
+@pytest.mark.parametrize("name", DISCARDED)
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_that_reductions_discard_needs_no_scale(name, value, form, tmp_path):
+    """The oracle is the float model: in QDQ form, onnxruntime's quantiser covers the padding with the scale."""
+    nodes, pads, sign = DISCARDED[name]
+    check_against_float(padded_model(nodes, pads, sign * value), (1, 3, 6, 6), form, tmp_path)
+    if name == "MaxPool" and form == "QOperator":
+        assert op_types(tmp_path / "ours.onnx") == [
+            "QuantizeLinear",
+            "QLinearConv",
+            "Pad",
+            "MaxPool",
+            "DequantizeLinear",
+        ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_of_a_float_node_needs_no_scale(form, tmp_path):
+    nodes, pads, _ = DISCARDED["MaxPool"]
+    options = {"nodes_to_exclude": ["q"], "extra_options": {"ForceQuantizeNoInputCheck": True}}
+    check_against_float(padded_model(nodes, pads, -1e9), (1, 3, 6, 6), form, tmp_path, **options)
+    assert len(parameters(tmp_path / "ours.onnx")) >= 6  # also those of the padded value
+
+
+PADDED = ("Pad", ["c", "p", "v"], "q", {})
+RETURNED: dict[str, tuple[list[tuple[str, list[str], str, dict[str, Any]]], list[int]]] = {
+    "windows of padding only": ([PADDED, ("MaxPool", ["q"], "y", {"kernel_shape": [2, 2]})], [0, 0, 2, 2, 0, 0, 2, 2]),
+    "windows of padding at the end": (
+        [PADDED, ("MaxPool", ["q"], "y", {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1})],
+        [0, 0, 0, 0, 0, 0, 1, 1],
+    ),
+    "windows with gaps": (
+        [PADDED, ("MaxPool", ["q"], "y", {"kernel_shape": [2, 2], "dilations": [9, 9]})],
+        [0, 0, 2, 2, 0, 0, 2, 2],
+    ),
+    "padded channels": ([PADDED, ("MaxPool", ["q"], "y", POOL)], [0, 1, 0, 0, 0, 0, 0, 0]),
+    "another axis": ([PADDED, ("ReduceMax", ["q", "a"], "y", {})], [0, 1, 0, 0, 0, 0, 0, 0]),
+    "a reader that adds": ([PADDED, ("MaxPool", ["q"], "m", POOL), ("ReduceMean", ["q"], "n", {}),
+                            ("Add", ["m", "n"], "y", {})], IMAGE_PADS),
+    "no reduction": ([("Pad", ["c", "p", "v"], "y", {})], IMAGE_PADS),
+    "the other reduction": ([PADDED, ("ReduceMin", ["q"], "y", {})], IMAGE_PADS),
+    "axes moved to channels": (
+        [PADDED, ("Transpose", ["q"], "t", {"perm": [0, 2, 1, 3]}), ("MaxPool", ["t"], "y", POOL)],
+        IMAGE_PADS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RETURNED)
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_that_the_model_returns_has_a_scale(name, form, tmp_path):
+    """The oracle is the float model, in whose results the padding value remains."""
+    nodes, pads = RETURNED[name]
+    check_against_float(padded_model(nodes, pads, -30.0), (1, 3, 6, 6), form, tmp_path)
+
+
+def check_against_float(model: Any, shape: tuple[int, ...], form: str, folder: Any, **options: Any) -> None:
     """Quantise a model, and compare its results in both runtimes with those of the float model."""
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     feeds = [{"x": np.random.default_rng(seed).standard_normal(shape, np.float32)} for seed in range(3)]
-    ours.quantize_static(
-        str(folder / "model.onnx"), str(folder / "ours.onnx"), Feeds(feeds), quant_format=ours.QuantFormat[form]
-    )
+    paths, kind = (str(folder / "model.onnx"), str(folder / "ours.onnx")), ours.QuantFormat[form]
+    ours.quantize_static(*paths, Feeds(feeds), quant_format=kind, **options)
     expected = [run_there(model, feed) for feed in feeds]
     for run in (run_here, run_there):
         assert apart([run(folder / "ours.onnx", feed) for feed in feeds], expected) < 0.02
