@@ -422,6 +422,20 @@ def _bias(text: str) -> tuple[int, float]:
     )
 
 
+def _sequence_bias(text: str) -> tuple[tuple[int, ...], float]:
+    tokens, separator, bias = text.partition("=")
+    try:
+        if separator:
+            return tuple(int(token) for token in tokens.split(":")), float(bias)
+    except ValueError:
+        pass
+    raise OptionError(
+        f"--sequence-bias is {text!r}",
+        "ID:ID=NUMBER is expected, such as 17:4=-5 or 17:4=-inf",
+        "pass token ids joined by colons, and a number",
+    )
+
+
 FLAGS = (
     Flag(
         "max_tokens", ("-n", "--max-tokens"), int, "Maximum number of tokens to generate [default: fill the context]."
@@ -482,6 +496,15 @@ FLAGS = (
     Flag(
         "logit_bias", ("--logit-bias",), str, "ID=NUMBER: add NUMBER to this token's logit; -inf = never.", True, _bias
     ),
+    Flag(
+        "sequence_bias",
+        ("--sequence-bias",),
+        str,
+        "ID:ID=NUMBER: add NUMBER to the last token's logit after the other tokens; -inf = never.",
+        True,
+        _sequence_bias,
+    ),
+    Flag("begin_suppress_tokens", ("--begin-suppress",), int, "Never begin with this token id.", True),
     Flag("json_schema", ("--json-schema",), str, "File with a JSON schema for the reply.", read=_file_text),
     Flag("regex", ("--regex",), str, "Regular expression that the whole reply must match."),
     Flag("grammar", ("--grammar",), str, "File with a grammar (Lark or GBNF) for the reply.", read=_file_text),
@@ -529,8 +552,10 @@ def read_setting(name: str, text: str) -> tuple[str, Any]:
         if flag.kind is bool:
             return flag.option, {"on": True, "true": True, "off": False, "false": False}[text]
         return flag.option, flag.value(flag.kind(text))
-    except GenaiError:  # a GenaiError already says what is wrong, and may also be a ValueError
-        raise
+    except GenaiError as error:  # a GenaiError already says what is wrong, and may also be a ValueError
+        if flag.names[-1] not in error.what:
+            raise
+        raise OptionError(error.what.replace(flag.names[-1], f"/set {name}"), error.why, error.fix) from None
     except (ValueError, KeyError):
         expected = "on or off" if flag.kind is bool else f"a value of type {flag.kind.__name__}"
         raise OptionError(

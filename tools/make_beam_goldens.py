@@ -51,8 +51,8 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Write the goldens."""
+def transformers_model(seed: int) -> Any:
+    """Return the random decoder in transformers."""
     import torch
     import transformers
 
@@ -75,34 +75,52 @@ def main() -> None:
         attn_implementation="eager",
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    weights = {name: torch.tensor(np.ascontiguousarray(value)) for name, value in RandomWeights(spec, SEED).items()}
+    weights = {name: torch.tensor(np.ascontiguousarray(value)) for name, value in RandomWeights(spec, seed).items()}
     missing = model.load_state_dict(weights, strict=False)
     assert not missing.unexpected_keys and not [key for key in missing.missing_keys if "rotary" not in key], missing
+    return model
+
+
+def generated(model: Any, prompt: list[int], **options: Any) -> tuple[list[list[int]], list[float]]:
+    """Return the outputs of greedy decoding or beams up to their stop tokens, and the scores of beams."""
+    import torch
+
+    with torch.no_grad():
+        found = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        )
+    outputs, ends = [row[len(prompt) :].tolist() for row in found.sequences], options["eos_token_id"]
+    stops = [next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in outputs]
+    scores = found.sequences_scores.tolist() if options.get("num_beams", 1) > 1 else []
+    return [row[:stop] for row, stop in zip(outputs, stops, strict=True)], [round(score, 5) for score in scores]
+
+
+def write_cases(path: Path, seed: int, cases: list[dict[str, Any]]) -> None:
+    """Write the goldens, one case per line."""
+    import transformers
+
+    lines = ",\n".join(json.dumps(case) for case in cases)
+    path.write_text(f'{{"transformers": "{transformers.__version__}", "seed": {seed}, "cases": [\n{lines}\n]}}\n')
+    print(f"{len(cases)} cases, {path.stat().st_size} bytes")
+
+
+def main() -> None:
+    """Write the goldens."""
+    model = transformers_model(SEED)
     rng = np.random.default_rng(SEED)
     cases = []
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else COUNT):
         case = random_case(rng)
         options = {name: value for name, value in case.items() if name != "prompt"}
-        with torch.no_grad():
-            found = model.generate(
-                torch.tensor([case["prompt"]]),
-                attention_mask=torch.ones(1, len(case["prompt"]), dtype=torch.long),
-                do_sample=False,
-                pad_token_id=0,
-                return_dict_in_generate=True,
-                output_scores=True,
-                **options,
-            )
-        outputs = [row[len(case["prompt"]) :].tolist() for row in found.sequences]
-        stops = [
-            next((i + 1 for i, token in enumerate(row) if token in case["eos_token_id"]), len(row)) for row in outputs
-        ]
-        case["outputs"] = [row[:stop] for row, stop in zip(outputs, stops, strict=True)]
-        case["scores"] = [round(score, 5) for score in found.sequences_scores.tolist()]
+        case["outputs"], case["scores"] = generated(model, case["prompt"], **options)
         cases.append(case)
-    lines = ",\n".join(json.dumps(case) for case in cases)
-    PATH.write_text(f'{{"transformers": "{transformers.__version__}", "seed": {SEED}, "cases": [\n{lines}\n]}}\n')
-    print(f"{len(cases)} cases, {PATH.stat().st_size} bytes")
+    write_cases(PATH, SEED, cases)
 
 
 if __name__ == "__main__":

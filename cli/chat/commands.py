@@ -134,9 +134,16 @@ def _shown(value: object, separator: str = "") -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
-        parts = ["=".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in value]
-        return separator.join(part.encode("unicode_escape").decode("ascii") for part in parts)
+        return separator.join(_part(part) for part in value)
     return str(value)
+
+
+def _part(value: object) -> str:
+    """Format one value of a setting that has several; a bias consists of token ids and a number."""
+    if not isinstance(value, tuple):
+        return str(value).encode("unicode_escape").decode("ascii")
+    tokens, bias = value
+    return f"{':'.join(map(str, tokens)) if isinstance(tokens, tuple) else tokens}={bias}"
 
 
 def _system(loop: Loop, argument: str) -> None:

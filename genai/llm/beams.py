@@ -17,8 +17,8 @@ from .request_options import RequestOptions
 
 # Fields of SamplingParams that a beam search applies. Other fields control random sampling, or take back tokens.
 OBEYED = frozenset(
-    "repetition_penalty no_repeat_ngram_size logit_bias min_tokens min_length max_tokens stop_token_ids ignore_eos "
-    "logprobs logits_processors samplers temperature seed".split()
+    "repetition_penalty no_repeat_ngram_size logit_bias sequence_bias begin_suppress_tokens min_tokens min_length "
+    "max_tokens stop_token_ids ignore_eos logprobs logits_processors samplers temperature seed".split()
 )
 
 

@@ -72,7 +72,10 @@ def test_what_stands_in_quotes_is_a_message(terminal: Open) -> None:
     one.type('"""\r/bye\r"""\r')
     one.wait_for("tok/s")
     one.enter("/set json-schema /no/such/file", "/no/such/file.*\n.*why")
-    one.enter("/set logit-bias 5=abc", "ID=NUMBER")
+    one.enter("/set logit-bias 5=abc", "/set logit-bias is '5=abc'.*\n.*ID=NUMBER")
+    one.enter("/set sequence-bias 5:6=1,7=-inf", r"\(sequence-bias is 5:6=1,7=-inf\)")
+    one.enter("/set sequence-bias", r"\(sequence-bias is 5:6=1.0,7=-inf: ID:ID=NUMBER")
+    one.enter("/set sequence-bias 5:6", "/set sequence-bias is '5:6'.*\n.*ID:ID=NUMBER")
     one.type("exit\r")
     assert one.exit_code() == 0
 

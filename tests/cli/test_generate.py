@@ -57,6 +57,13 @@ def test_logit_bias_and_min_tokens() -> None:
     assert len(run("generate", *QUESTION, "--min-tokens", "12").stdout.strip()) > 4
 
 
+def test_sequences_and_first_tokens() -> None:
+    """The reply 19 has the tokens 19 and 27."""
+    assert not run("generate", *QUESTION, "--begin-suppress", "19").stdout.startswith("1")
+    held = run("generate", *QUESTION, "--sequence-bias", "19:27=-inf", "--sequence-bias", "3:4=1").stdout
+    assert held.startswith("1") and not held.startswith("19")
+
+
 def test_the_prompt_can_be_seen() -> None:
     result = run("generate", *QUESTION, "--dump-prompt")
     assert result.stdout == "19\n"
@@ -93,6 +100,11 @@ def test_quiet_and_verbose() -> None:
         (["-f", "/no/such/file"], "/no/such/file"),
         (["--logit-bias", "5"], "ID=NUMBER"),
         (["--logit-bias", "99999=1"], "vocabulary has 1536"),
+        (["--sequence-bias", "5:x=1"], "ID:ID=NUMBER"),
+        (["--sequence-bias", "5:6"], "ID:ID=NUMBER"),
+        (["--sequence-bias", "5:99999=1"], "vocabulary has 1536"),
+        (["--sequence-bias", "5:-6=1"], "token ids -> number"),
+        (["--begin-suppress", "99999"], "vocabulary has 1536"),
         (["--top-p", "0.5", "--temperature", "0"], "contradicts temperature = 0"),
         (["--min-p", "1.5"], "min_p = 1.5"),
         (["--samplers", "top_k;top_q"], "top_q"),

@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 
 import genai
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.convert.gguf.tokenizer import sampling_of
 from genai.doctor.model_info import describe
 from genai.engine.sampling.generation_config import IDS, NOT_SUPPORTED, OBEYED, WITHOUT_EFFECT, unsupported
 from genai.engine.sampling.params import model_defaults, with_defaults
 from genai.errors import ConfigError, TokenizerError
 from genai.text.files import generation_defaults
+from tools.make_beam_goldens import EOS, SPEC
+from tools.make_generation_config_goldens import PATH
+from tools.random_weights import RandomWeights
 
 # The attributes of GenerationConfig in transformers 5.24 and 4.57, and the keys that to_dict adds. Print those of the
 # installed version with: python -c "from transformers import GenerationConfig as G; print(*sorted(vars(G())))"
@@ -81,8 +85,13 @@ BECOME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"stop_strings": "END"}, {"stop": "END"}),
     ({"stop_strings": ["a", "b"]}, {"stop": ("a", "b")}),
     ({"suppress_tokens": [3, 4, 10**6]}, {"logit_bias": {3: -INF, 4: -INF}}),
-    ({"bad_words_ids": [[5], [6, 7], [2]]}, {"logit_bias": {5: -INF}}),  # 2 is EOS, which transformers leaves out
-    ({"sequence_bias": [[[8], 1.5], [[9, 1], 2.0]]}, {"logit_bias": {8: 1.5}}),
+    # 2 is EOS, which transformers leaves out.
+    ({"bad_words_ids": [[5], [6, 7], [2]]}, {"logit_bias": {5: -INF}, "sequence_bias": {(6, 7): -INF}}),
+    ({"bad_words_ids": [[3, 2], [4, 10**6]]}, {"sequence_bias": {(3, 2): -INF}}),
+    ({"sequence_bias": [[[8], 1.5], [[9, 1], 2.0]]}, {"logit_bias": {8: 1.5}, "sequence_bias": {(9, 1): 2.0}}),
+    ({"sequence_bias": [[[9, 1], 2.0]], "bad_words_ids": [[9, 1]]}, {"sequence_bias": {(9, 1): -INF}}),
+    ({"begin_suppress_tokens": [2, 7, 10**6]}, {"begin_suppress_tokens": (2, 7)}),
+    ({"begin_suppress_tokens": []}, {}),
     ({"sequence_bias": [[[8], 1.5]], "suppress_tokens": [8]}, {"logit_bias": {8: -INF}}),
     ({"xtc_probability": 0.5, "do_sample": True}, {"temperature": 1.0, "xtc_probability": 0.5}),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.2}, {}),
@@ -100,7 +109,8 @@ def test_keys_that_become_defaults(values: dict[str, Any], options: dict[str, An
 
 
 LIMITS = {"min_new_tokens": 4, "max_new_tokens": 8, "stop_strings": ["x"], "suppress_tokens": [3], "mirostat": 2,
-          "mirostat_tau": 3.0, "repetition_penalty": 1.2, "penalty_last_n": 9, "do_sample": True}  # fmt: skip
+          "mirostat_tau": 3.0, "repetition_penalty": 1.2, "penalty_last_n": 9, "do_sample": True,
+          "bad_words_ids": [[4, 5]], "begin_suppress_tokens": [6]}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -115,6 +125,9 @@ LIMITS = {"min_new_tokens": 4, "max_new_tokens": 8, "stop_strings": ["x"], "supp
         ({"logit_bias": {3: 1.0}}, {"logit_bias": ((3, 1.0),)}),
         ({"logit_bias": {}}, {"logit_bias": ()}),
         ({"stop_token_ids": [3]}, {"logit_bias": (), "stop_token_ids": (3,)}),
+        ({"sequence_bias": {(4, 5): 1.0}}, {"sequence_bias": (((4, 5), 1.0),), "logit_bias": ((3, -INF),)}),
+        ({"sequence_bias": {}}, {"sequence_bias": (), "begin_suppress_tokens": (6,)}),
+        ({"begin_suppress_tokens": ()}, {"begin_suppress_tokens": (), "sequence_bias": (((4, 5), -INF),)}),
         ({"top_k": 4}, {"mirostat": 0, "top_k": 4, "mirostat_tau": 5.0}),
         ({"temperature": 0}, {"mirostat": 0, "mirostat_tau": 5.0}),
         ({"repetition_penalty": 1.0}, {"penalty_last_n": None}),
@@ -152,13 +165,65 @@ def test_replies_obey_the_defaults(folder: Path) -> None:
         assert llm.context_size == 300
 
 
+@pytest.fixture(scope="module")
+def golden_llm(tmp_path_factory: pytest.TempPathFactory, bundled_folder: Path) -> Iterator[genai.LLM]:
+    spec, made = DecoderSpec(**SPEC), tmp_path_factory.mktemp("goldens") / "model"
+    weights = RandomWeights(spec, GOLDENS["seed"])
+    write_model_folder(made, spec, ExportOptions(precision="fp32"), weights, tokenizer_dir=bundled_folder)
+    with genai.LLM(made, threads=2) as llm:
+        yield llm
+
+
+GOLDENS = json.loads(PATH.read_text(encoding="utf-8"))
+
+
+def golden_params(case: dict[str, Any]) -> genai.SamplingParams:
+    """The defaults that the keys of a case set."""
+    keys = {name: value for name, value in case["keys"].items() if name != "num_beams"}
+    return with_defaults(model_defaults(keys, SPEC["vocab_size"], (EOS,)), {})
+
+
+def test_replies_are_those_of_transformers(golden_llm: genai.LLM) -> None:
+    """Cases of tools/make_generation_config_goldens.py, whose keys change most of the outputs; also in one batch."""
+    cases = [case for case in GOLDENS["cases"] if case["keys"]["num_beams"] == 1]
+    params = [golden_params(case) for case in cases]
+    together = golden_llm.generate([case["prompt"] for case in cases], params)
+    alone = [golden_llm.generate(case["prompt"], one)[0] for case, one in zip(cases, params, strict=True)]
+    for found in (together, alone):
+        ours = [[*one.token_ids, *([one.stopped_by] if one.finish_reason == "stop" else [])] for one in found]
+        assert ours == [case["outputs"][0] for case in cases]
+    assert sum(case["outputs"][0] != case["free"] for case in cases) > 30
+
+
+def test_beams_are_those_of_transformers(golden_llm: genai.LLM) -> None:
+    cases = [case for case in GOLDENS["cases"] if case["keys"]["num_beams"] > 1]
+    for case in cases:
+        (found,) = golden_llm.generate(case["prompt"], golden_params(case), num_beams=case["keys"]["num_beams"])
+        ours = [*found.token_ids, *([found.stopped_by] if found.finish_reason == "stop" else [])]
+        assert ours == case["outputs"][0], case["keys"]
+        assert found.score == pytest.approx(case["scores"][0], abs=2e-4)
+    assert len(cases) > 15
+
+
+def test_sequences_and_first_tokens_of_the_file(folder: Path) -> None:
+    with genai.LLM(write(folder)) as llm:
+        free = list(llm.generate(PROMPT, max_tokens=12, ignore_eos=True)[0].token_ids)
+    write(folder, begin_suppress_tokens=[free[0]], bad_words_ids=[free[4:7]])
+    with genai.LLM(folder) as llm:
+        (found,) = llm.generate(PROMPT, max_tokens=12, ignore_eos=True)
+        assert found.token_ids[0] != free[0]
+        options = {"begin_suppress_tokens": (), "max_tokens": 12, "ignore_eos": True}
+        (found,) = llm.generate(PROMPT, **options)
+        assert list(found.token_ids[:6]) == free[:6] and found.token_ids[6] != free[6]
+        (found,) = llm.generate(PROMPT, sequence_bias={}, **options)
+        assert list(found.token_ids) == free
+
+
 def test_keys_that_are_not_supported_are_named(folder: Path, warnings: list[str]) -> None:
-    wrong = {"begin_suppress_tokens": [1], "forced_eos_token_id": 2, "guidance_scale": 1.5, "num_beams": 4,
-             "bad_words_ids": [[1, 2]], "sequence_bias": [[[3, 4], -1.0]]}  # fmt: skip
+    wrong = {"forced_eos_token_id": 2, "guidance_scale": 1.5, "num_beams": 4}
     harmless = {name: neutral[0] for name, neutral in NOT_SUPPORTED.items() if neutral and name not in wrong}
     write(folder, **wrong, **harmless, **dict.fromkeys(WITHOUT_EFFECT, 1), a_key_of_another_program=1)
-    names = [*(name for name in NOT_SUPPORTED if name in wrong), "bad_words_ids with several tokens",
-             "sequence_bias with several tokens"]  # fmt: skip
+    names = [name for name in NOT_SUPPORTED if name in wrong]
     with genai.LLM(folder, quiet=True) as llm:
         llm.generate("A", max_tokens=1)
     assert [text for text in warnings if "no effect" in text] == [
@@ -170,6 +235,7 @@ def test_keys_that_are_not_supported_are_named(folder: Path, warnings: list[str]
 @pytest.mark.parametrize(
     ("name", "value"),
     [("suppress_tokens", 5), ("suppress_tokens", [-1]), ("bad_words_ids", [5]), ("bad_words_ids", [[]]),
+     ("begin_suppress_tokens", 5), ("begin_suppress_tokens", [True]),
      ("sequence_bias", [[5, 1.0]]), ("sequence_bias", {"a": 1}), ("stop_strings", 5), ("stop_strings", [""]),
      ("max_new_tokens", "5"), ("min_new_tokens", -1), ("max_new_tokens", True), ("samplers", 3)],
 )  # fmt: skip

@@ -38,6 +38,11 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "mirostat": {"mirostat": 2, "seed": 3, "ignore_eos": True},
     "penalties": {**SAMPLED, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "dry_multiplier": 0.8},
     "minimum": {**SAMPLED, "ignore_eos": False, "min_tokens": 15, "logit_bias": {3: -2.5, 9: float("-inf")}},
+    "sequences": {
+        **SAMPLED,
+        "sequence_bias": [[[i, j], 3.0] for i in range(3, 1500, 7) for j in (4, 9, i)],
+        "begin_suppress_tokens": range(3, 1000),
+    },
     "stop": {**SAMPLED, "stop": ["zzzz"], "logprobs": 2},
 }
 

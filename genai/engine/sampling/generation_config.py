@@ -62,6 +62,7 @@ OBEYED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": _COUNT,
     "stop_strings": (_are_texts, "a text or a list of texts"),
     "suppress_tokens": (_are_ids, "a list of token ids"),
+    "begin_suppress_tokens": (_are_ids, "a list of token ids"),
     "bad_words_ids": (_are_sequences, "a list of lists of token ids"),
     "sequence_bias": (_are_biases, "a list of pairs of token ids and a number"),
 }
@@ -96,7 +97,6 @@ NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
     "exponential_decay_length_penalty": (),
-    "begin_suppress_tokens": ([],),
     "forced_bos_token_id": (),
     "forced_eos_token_id": ([],),
     "remove_invalid_values": (False,),
@@ -129,18 +129,13 @@ WITHOUT_EFFECT = frozenset(
 
 
 def unsupported(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys that change replies in transformers, and whose values are not obeyed, or not in full."""
+    """Return the keys that change replies in transformers, and whose values are not obeyed."""
     found = [
         name
         for name, neutral in NOT_SUPPORTED.items()
         if (value := values.get(name)) is not None and value not in neutral
     ]
-    found += [name for name in values if name.startswith(GGUF_PREFIX)]
-    if any(len(ids) > 1 for ids in values.get("bad_words_ids") or ()):
-        found.append("bad_words_ids with several tokens")
-    if any(len(ids) > 1 for ids, _ in values.get("sequence_bias") or ()):
-        found.append("sequence_bias with several tokens")
-    return tuple(found)
+    return (*found, *(name for name in values if name.startswith(GGUF_PREFIX)))
 
 
 def request_options(values: Mapping[str, Any], vocab_size: int, eos_token_ids: tuple[int, ...]) -> dict[str, Any]:
@@ -153,14 +148,15 @@ def request_options(values: Mapping[str, Any], vocab_size: int, eos_token_ids: t
     """
     names = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "stop_strings": "stop"}
     options = {name: values[key] for key, name in names.items() if values.get(key)}
-    biases: dict[int, float] = {}
-    for ids, bias in values.get("sequence_bias") or ():
-        if len(ids) == 1:
-            biases[ids[0]] = float(bias)
-    for ids in values.get("bad_words_ids") or ():
-        if len(ids) == 1 and ids[0] not in eos_token_ids:
-            biases[ids[0]] = -math.inf
-    biases |= dict.fromkeys(values.get("suppress_tokens") or (), -math.inf)
-    if biases := {token: bias for token, bias in biases.items() if token < vocab_size}:
-        options["logit_bias"] = biases
+    biases = {tuple(ids): float(bias) for ids, bias in values.get("sequence_bias") or ()}
+    bad = [tuple(ids) for ids in values.get("bad_words_ids") or ()]
+    biases |= {ids: -math.inf for ids in bad if len(ids) > 1 or ids[0] not in eos_token_ids}
+    biases |= {(token,): -math.inf for token in values.get("suppress_tokens") or ()}
+    known = {ids: bias for ids, bias in biases.items() if max(ids) < vocab_size}
+    if single := {ids[0]: bias for ids, bias in known.items() if len(ids) == 1}:
+        options["logit_bias"] = single
+    if several := {ids: bias for ids, bias in known.items() if len(ids) > 1}:
+        options["sequence_bias"] = several
+    if first := [token for token in values.get("begin_suppress_tokens") or () if token < vocab_size]:
+        options["begin_suppress_tokens"] = first
     return options | {name: values[name] for name in FURTHER if values.get(name) is not None}

@@ -186,6 +186,31 @@ def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((token, float(bias)) for token, bias in pairs))
 
 
+def sequence_biases(name: str, value: Any) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """Convert a mapping or pairs to (token ids, bias) pairs sorted by ids; see `biases`."""
+    allowed = "token ids -> number; -inf forbids the sequence of these tokens"
+    try:
+        pairs = [(token_sequence(ids), bias) for ids, bias in (value.items() if hasattr(value, "items") else value)]
+    except (TypeError, ValueError):
+        raise _refuse(name, value, allowed) from None
+    checked = []
+    for ids, bias in dict(pairs).items():
+        try:
+            ((_, number),) = biases(name, {0: bias})
+        except OptionError:
+            raise _refuse(name, {ids: bias}, allowed) from None
+        checked.append((ids, number))
+    return tuple(sorted(checked))
+
+
+def token_sequence(value: Any) -> tuple[int, ...]:
+    """Convert a non-empty sequence of token ids, which may repeat, to a tuple; raise ValueError for anything else."""
+    ids = tuple(_scalar(token) for token in value)
+    if isinstance(value, (str, bytes)) or not ids or not all(map(_is_token, ids)):
+        raise ValueError(f"{value!r:.80} is not a sequence of token ids")
+    return ids
+
+
 def processors(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
     """Convert a callable or a sequence of callables to a tuple."""
     given = (value,) if callable(value) else value
@@ -284,7 +309,9 @@ def _ends(options: Mapping[str, Any]) -> Iterator[_Contradiction]:
             elif stop in banned and least == 0:
                 why = "the output ends before the banned string can occur"
                 yield f"banned_strings = {banned!r}", f"stop = {stop!r}", why, "remove one of the two options"
-    for token, bias in options["logit_bias"]:
-        if bias == -math.inf and token in options["stop_token_ids"]:
+    biases = [("logit_bias", (token,), token, bias) for token, bias in options["logit_bias"]]
+    biases += [("sequence_bias", ids, ids, bias) for ids, bias in options["sequence_bias"]]
+    for name, ids, key, bias in biases:
+        if bias == -math.inf and len(ids) == 1 and ids[0] in options["stop_token_ids"]:
             why = "a forbidden token is never generated"
-            yield f"stop_token_ids = {token}", f"logit_bias = {{{token}: -inf}}", why, "remove one of the two options"
+            yield f"stop_token_ids = {ids[0]}", f"{name} = {{{key}: -inf}}", why, "remove one of the two options"

@@ -35,8 +35,9 @@ class SamplingParams:
     """The sampling options of a request. By default, tokens are drawn from the model's unmodified distribution.
 
     Values are checked and converted to the types below; options that contradict each other raise an error (see
-    docs/reference/sampling.md). Options apply in this order: logits_processors on the model's logits; logit_bias; masks
-    (grammars, no_repeat_ngram_size, minimum lengths, banned strings); then `samplers`; then the random draw.
+    docs/reference/sampling.md). Options apply in this order: logits_processors on the model's logits; logit_bias and
+    sequence_bias; masks (grammars, no_repeat_ngram_size, minimum lengths, begin_suppress_tokens, banned strings); then
+    `samplers`; then the random draw.
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, seed=1).top_p
     0.9
@@ -71,6 +72,9 @@ class SamplingParams:
         penalty_last_n: number of most recent tokens that these three penalties consider; None = all.
         no_repeat_ngram_size: size of n-grams that must not occur twice in prompt and output; 0 = off.
         logit_bias: token id -> number added to the token's logit; -inf forbids the token. Stored as pairs sorted by id.
+        sequence_bias: token ids -> number added to the logit of the last of these tokens if the prompt and output end
+            with the others; -inf forbids the sequence. As in transformers; stored as pairs sorted by ids.
+        begin_suppress_tokens: tokens that the output must not begin with.
         min_tokens: number of output tokens before stop tokens and EOS may be chosen.
         min_length: like min_tokens, but the number includes the prompt.
         max_tokens: maximum number of output tokens; None = limited only by the context.
@@ -123,6 +127,10 @@ class SamplingParams:
     )
     no_repeat_ngram_size: int = _option(0, rules.whole(0, "0 (off) or greater"))
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _option((), rules.biases)
+    sequence_bias: Mapping[tuple[int, ...], float] | Sequence[tuple[Sequence[int], float]] = _option(
+        (), rules.sequence_biases
+    )
+    begin_suppress_tokens: Sequence[int] = _option((), rules.token_ids)
     min_tokens: int = _option(0, rules.count(0, "0 or greater, below 2 ** 31"))
     min_length: int = _option(0, rules.count(0, "0 or greater, below 2 ** 31"))
     max_tokens: int | None = _option(
@@ -247,6 +255,8 @@ class SamplingOptions(TypedDict, total=False):
     penalty_last_n: int | None
     no_repeat_ngram_size: int
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    sequence_bias: Mapping[tuple[int, ...], float] | Sequence[tuple[Sequence[int], float]]
+    begin_suppress_tokens: Sequence[int]
     min_tokens: int
     min_length: int
     max_tokens: int | None
@@ -374,8 +384,9 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
         del kept["samplers"]
     _make_room(kept, asked)
     kept = _with_their_needs(kept, asked)
-    if asked.get("logit_bias"):
-        asked["logit_bias"] = {**dict(kept.get("logit_bias", ())), **dict(asked["logit_bias"])}
+    for name in ("logit_bias", "sequence_bias"):
+        if asked.get(name):
+            asked[name] = {**dict(kept.get(name, ())), **dict(asked[name])}
     draws = any(asked[name] != NEUTRAL[name] for name in asked.keys() & {*DRAWING, "n"})
     if kept.get("temperature") == 0 and "temperature" not in asked and draws:
         del kept["temperature"]

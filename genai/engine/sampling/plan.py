@@ -19,6 +19,7 @@ from .breakers import NO_BREAKERS, Breakers
 from .guidance import Matcher
 from .option_rules import MOST_TOKENS, SAMPLERS
 from .params import NEUTRAL, SamplingParams
+from .sequence_biases import NO_SEQUENCES, SequenceBiases
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class SamplingPlan:
         is_plain: see `genai.kernels.sampling.is_plain`.
         stop_ids: tokens that end the output, including EOS.
         breakers: token sequences that DRY does not extend across.
-        edit_ids, edit_values: the logit bias, int32 and float32.
+        edit_ids, edit_values: the biases of single tokens, int32 and float32.
         held_back: int32, the tokens that may not be chosen before the output has its minimum length.
+        not_first: int32, the tokens that the output must not begin with.
         most_history: number of past tokens that the steps use; infinite = all.
         matcher: a matcher at the start of the grammar; None = no grammar.
         skips_forced: True if tokens that the grammar forces are appended without sampling; False if another option has
             to process every token.
+        sequences: the biases of sequences of several tokens.
     """
 
     params: SamplingParams
@@ -47,9 +50,11 @@ class SamplingPlan:
     edit_ids: NDArray[np.int32]
     edit_values: NDArray[np.float32]
     held_back: NDArray[np.int32]
+    not_first: NDArray[np.int32]
     most_history: float
     matcher: Matcher | None = None
     skips_forced: bool = False
+    sequences: SequenceBiases = NO_SEQUENCES
 
 
 def plan_sampling(
@@ -72,8 +77,11 @@ def plan_sampling(
     Raises:
         OptionError: a token id or a number of alternatives exceeds the vocabulary.
     """
-    biases = dict(params.logit_bias)
-    _check_ids("logit_bias", biases, vocab_size)
+    biases, sequences = [*dict(params.logit_bias).items()], dict(params.sequence_bias)
+    _check_ids("logit_bias", dict(biases), vocab_size)
+    _check_ids("sequence_bias", (token for ids in sequences for token in ids), vocab_size)
+    _check_ids("begin_suppress_tokens", params.begin_suppress_tokens, vocab_size)
+    biases += [(ids[0], bias) for ids, bias in sequences.items() if len(ids) == 1]
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
@@ -88,20 +96,22 @@ def plan_sampling(
         is_plain=is_plain(steps, settings),
         stop_ids=stop_ids,
         breakers=breakers,
-        edit_ids=np.asarray([*biases], np.int32),
-        edit_values=np.asarray([*biases.values()], np.float32),
+        edit_ids=np.asarray([token for token, _ in biases], np.int32),
+        edit_values=np.asarray([bias for _, bias in biases], np.float32),
         held_back=np.asarray(held_back, np.int32),
+        not_first=np.asarray(params.begin_suppress_tokens, np.int32),
         most_history=_most_history(steps, settings),
         matcher=matcher,
         skips_forced=_skips_forced(params),
+        sequences=SequenceBiases((ids, bias) for ids, bias in sequences.items() if len(ids) > 1),
     )
 
 
 def _skips_forced(params: SamplingParams) -> bool:
     """Return True if choosing a forced token has no effect other than the token itself."""
     asks = params.logprobs is not None or params.mirostat or params.logits_processors or params.no_repeat_ngram_size
-    forbids = params.banned_strings or -math.inf in dict(params.logit_bias).values()
-    return not (asks or forbids)
+    biases = {*dict(params.logit_bias).values(), *dict(params.sequence_bias).values()}
+    return not (asks or params.banned_strings or params.begin_suppress_tokens or -math.inf in biases)
 
 
 def request_seed(params: SamplingParams) -> int:
@@ -285,7 +295,8 @@ class RowSampler:
         The result is valid for as long as `changes` stays the same; it is 0 if the inputs change with every token.
         """
         params, length = self.plan.params, len(self.tokens)
-        is_own = self.matcher is not None or params.logits_processors or params.mirostat or self.plan.most_history
+        reads = self.plan.most_history or self.plan.sequences
+        is_own = self.matcher is not None or params.logits_processors or params.mirostat or reads
         if is_own or self._forbidden[0] == length:
             return 0
         changes = [_NO_CHANGE] if self._forbidden[0] < length else [self._forbidden[0]]
@@ -293,6 +304,8 @@ class RowSampler:
         reached = max(self.prompt_length + params.min_tokens, params.min_length - self.padding)
         if length < reached:
             changes.append(reached)
+        if params.begin_suppress_tokens and self.num_generated == 0:
+            changes.append(self.prompt_length + 1)
         return min(changes)
 
     def window(self) -> tuple[NDArray[np.int32], int]:
@@ -328,19 +341,22 @@ class RowSampler:
         return self._length - (self._breaker_ends[-1] if self._breaker_ends else 0)
 
     def edits(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return token ids and the values to add to their logits: the bias, and -inf for tokens not allowed here."""
+        """Return token ids and the values to add to their logits: the biases, and -inf for tokens not allowed here."""
         masked = []
-        params = self.plan.params
+        plan, params = self.plan, self.plan.params
+        edits = [(plan.edit_ids, plan.edit_values)]
+        if plan.sequences:
+            edits.append(plan.sequences.after(self.tokens))
+        if len(plan.not_first) and self.num_generated == 0:
+            masked.append(plan.not_first)
         if self.num_generated < params.min_tokens or len(self.tokens) + self.padding < params.min_length:
-            masked.append(self.plan.held_back)
+            masked.append(plan.held_back)
         if self._forbidden[0] == len(self.tokens):
             masked.append(self._forbidden[1])
-        if not masked:
-            return self.plan.edit_ids, self.plan.edit_values
-        ids = np.concatenate([self.plan.edit_ids, *masked])
-        values = np.full(len(ids), -np.inf, np.float32)
-        values[: len(self.plan.edit_values)] = self.plan.edit_values
-        return ids, values
+        edits += [(ids, np.full(len(ids), -np.inf, np.float32)) for ids in masked]
+        if len(edits) == 1:
+            return edits[0]
+        return np.concatenate([ids for ids, _ in edits]), np.concatenate([values for _, values in edits])
 
     @property
     def asked(self) -> bytes:

@@ -84,6 +84,26 @@ def test_beams(open_llm: Callable[..., genai.LLM], reference: genai.LLM, options
         compare(llm.generate([prompt], **given)[0], expected[0])
 
 
+def test_sequences_and_first_tokens(open_llm: Callable[..., genai.LLM], reference: genai.LLM) -> None:
+    """The tokens that come otherwise are forbidden: the first one, and one after those before it."""
+    prompt = reference.render(PROMPT)
+    free = reference.generate([prompt], max_tokens=6, temperature=0, ignore_eos=True)[0].token_ids
+    options = [
+        genai.SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, **one)
+        for one in (
+            {"begin_suppress_tokens": free[:1]},
+            {"sequence_bias": {free[1:4]: -np.inf, (free[0], free[1]): 1.0}},
+            {"sequence_bias": {free[:2]: -np.inf}, "begin_suppress_tokens": [5], "logprobs": 2},
+        )
+    ]
+    expected = reference.generate([prompt] * 3, options)
+    assert [one.token_ids[index] != free[index] for one, index in zip(expected, (0, 3, 1), strict=True)] == [True] * 3
+    assert expected[1].token_ids[:3] == free[:3]
+    with open_llm() as llm:
+        for ours, theirs in zip(llm.generate([prompt] * 3, options), expected, strict=True):
+            compare(ours, theirs)
+
+
 def test_guessed_tokens(open_llm: Callable[..., genai.LLM], reference: genai.LLM) -> None:
     prompts, options = ["one two three one two three one two"], {"max_tokens": 8, "temperature": 0.5, "seed": 5}
     expected = reference.generate(prompts, **options)

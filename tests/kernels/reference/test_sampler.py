@@ -30,6 +30,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"dry_multiplier": 1.0, "breakers": [[3], [4, 5]]},
     {"top_n_sigma": 1.5, "logit_bias": {3: -np.inf, 4: 2.5}},
     {"no_repeat_ngram_size": 2},
+    {"sequence_bias": {(i, j): -np.inf if i == j else 2.0 * i for i in range(9) for j in range(9)}},
+    {"begin_suppress_tokens": range(0, 300, 2), "sequence_bias": {(1, 2, 3): 4.0, (5,): -1.0}, "temperature": 0},
     {"logits_processors": [lambda tokens, logits: logits * 0.5]},
     {"samplers": ["temperature", "penalties", "top_p", "top_k"], "temperature": 1.7, "repetition_penalty": 1.4,
      "top_p": 0.9, "top_k": 50},
