@@ -28,8 +28,8 @@ MIXED: list[dict[str, Any]] = [
     {"temperature": 1.2, "repetition_penalty": 2, "frequency_penalty": 1, "seed": 2, "min_tokens": 9, "max_tokens": 40},
     {"mirostat": 2, "seed": 3, "max_tokens": 20, "n": 3, "prompt_logprobs": 1},
     {"temperature": 1, "dry_multiplier": 0.8, "top_k": 50, "seed": 4, "max_tokens": 35, "banned_strings": ["the", "a"]},
-    {"temperature": 1.5, "no_repeat_ngram_size": 2, "seed": 5, "max_tokens": 30, "ignore_eos": True},
-    {"temperature": 0.7, "seed": 6, "max_tokens": 30, "begin_suppress_tokens": range(3, 900),
+    {"temperature": 1.5, "no_repeat_ngram_size": 2, "seed": 5, "max_tokens": 30, "ignore_eos": True,
+     "begin_suppress_tokens": range(3, 900),
      "sequence_bias": [[[i, i + j], bias] for i in range(3, 1400) for j, bias in ((1, 4.0), (2, -float("inf")))]},
 ]  # fmt: skip
 

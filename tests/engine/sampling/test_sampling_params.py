@@ -58,6 +58,11 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
         ],
         {"logit_bias": {7: -math.inf, 3: 2}},
     ),
+    "sequence_bias": (
+        [{1: 1.0}, {(): 1.0}, {(1, -1): 1.0}, {(1, 2): math.inf}, {(1, 2): "x"}, {"ab": 1.0}, 5, [[1, 2, 3]], None],
+        {"sequence_bias": {(7, 8): -math.inf, (3,): 2}},
+    ),
+    "begin_suppress_tokens": ([5, [2**31], [-1], ["a"], [True], "ab", None], {"begin_suppress_tokens": [2, 5]}),
     "min_tokens": ([-1, None, 2**31], {"min_tokens": 3}),
     "min_length": ([-1, None, 2**31], {"min_length": 3}),
     "max_tokens": ([0, -1, 1.5], {"max_tokens": 3}),
