@@ -68,8 +68,13 @@ def file_text(
         malformed: the file is not UTF-8.
     """
     data = file_bytes(path, unreadable, may_be_pipe=may_be_pipe)
+    return None if data is None else decoded(data, path, malformed)
+
+
+def decoded(data: bytes, path: Path, malformed: type[GenaiError]) -> str:
+    """Return the text of a file's contents. Raises `malformed` if the contents are not UTF-8."""
     try:
-        return None if data is None else data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise malformed(f"{path}: the file is not UTF-8 text", str(error), "save the file as UTF-8") from error
 

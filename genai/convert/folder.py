@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ..common.atomic_files import unfinished_folder as unfinished_folder
 from ..common.locks import locked as locked
 from ..errors import InputError, ModelFolderError
+from ..models.side_files import SENTENCEPIECE_NAMES
 from ..text.backend import load_tokenizer
-from ..text.sources.choosing import SENTENCEPIECE_NAMES, has_tokenizer
+from ..text.sources.choosing import has_tokenizer
 from .decoder import write_decoder
 from .graph_writer import DataFile, Export, GraphWriter, takes_positions
 from .options import ExportOptions

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..errors import ModelFolderError, VocabularyMismatchError
 from ..models.kv_quality import LEAST_TOKENS, MEASURED, MOST_DIVERGENCE, KvQuality, record
-from ..text.backend import first_difference
+from ..text.backend import first_difference, load_tokenizer
+from ..text.files import find_files
 from .prediction import Float32, Float64, exp, kl_rows, log_softmax, mean_and_error, normalizers, row_blocks
 from .scored_text import Meter, ProgressCallback, checked_window, prepare_text, rope_thresholds, scored_rows
 
@@ -175,9 +176,10 @@ def check_same_vocabulary(base: Model, other: Model) -> None:
     sizes = base.config.model.vocab_size, other.config.model.vocab_size
     if sizes[0] != sizes[1]:
         raise _mismatch(f"{base.folder} computes {sizes[0]} logits per token, but {other.folder} computes {sizes[1]}")
-    if base.folder.resolve() == other.folder.resolve():
+    if base.loaded_folder.same_as(other.loaded_folder):
         return
-    if difference := first_difference(base.folder, other.folder):
+    mine, theirs = (load_tokenizer(find_files(model)[0]).backend for model in (base, other))
+    if difference := first_difference(mine, theirs, base.folder, other.folder):
         raise _mismatch(difference)
 
 

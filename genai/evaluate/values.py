@@ -195,11 +195,12 @@ def onnxruntime_values(
     Raises:
         MissingPackageError: onnxruntime is not installed.
         UnsupportedModelError: the graph has inputs of unknown meaning.
+        ModelFolderError: a file of the model was replaced after it was loaded.
         ModelOutputError: onnxruntime cannot load or run the model.
     """
     library = import_onnxruntime()
     decoder = model.config.model.decoder
-    path = model.folder / decoder.filename
+    path = model.folder_as_loaded() / decoder.filename
     try:
         proto = onnx.load(path, load_external_data=False)
         room = _past_room(proto, len(tokens))

@@ -52,7 +52,7 @@ class RequestBuilder:
         self._model, self._adapters = model, adapters
         self._tokenizer = tokenizer
         self._config = model.config.model
-        own = generation_defaults(model.folder)
+        own = generation_defaults(model.loaded_folder.side_files)
         search = {**own.sampling, **model.config.search}
         self.context_size = min(model.context_size, search.get("max_length") or model.context_size)
         if own.unsupported:

@@ -212,10 +212,10 @@ def _pieces(text: str) -> Iterator[str]:
 
 def _check_draft(model: Model, tokenizer: Tokenizer, draft: Model) -> None:
     """Raise VocabularyMismatchError if any token has a different meaning in the two models."""
-    if draft.folder.resolve() == model.folder.resolve():
+    if draft.loaded_folder.same_as(model.loaded_folder):
         return
     other = Tokenizer(draft)
-    difference = first_difference(model.folder, draft.folder)
+    difference = first_difference(tokenizer.backend, other.backend, model.folder, draft.folder)
     ids = (
         ("bos_token_id", tokenizer.bos_token_id, other.bos_token_id),
         ("eos_token_id", sorted(tokenizer.eos_token_ids.tolist()), sorted(other.eos_token_ids.tolist())),

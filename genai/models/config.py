@@ -92,6 +92,18 @@ class Config:
         self.search: dict[str, Any] = dict(self.raw.get("search", {}))
         _check_search(self.search)
 
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder of the tokenizer's files. Raises ConfigError if it is outside the model folder."""
+        name: str = self.raw["model"].get("tokenizer_dir", "")
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ConfigError(
+                f"model.tokenizer_dir = {name!r} in {CONFIG_NAME}",
+                "the tokenizer must be inside the model folder",
+                "set model.tokenizer_dir to a relative path inside the model folder",
+            )
+        return self.folder / name
+
     def overlay(self, text: str) -> None:
         """Merge JSON text into the configuration: objects are merged, all other values are replaced.
 

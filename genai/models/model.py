@@ -27,6 +27,7 @@ from .identity import LoadedFiles
 from .kv_quality import MEASURED, check_kv_quality
 from .loading import add_lora_targets, keep_prefixes, load_as_exported, load_decoder
 from .model_options import check_model_options
+from .side_files import LoadedFolder
 
 DEFAULT_PREFIX_BYTES = 4 * 2**30
 
@@ -100,6 +101,7 @@ class Model(Single, AbstractContextManager["Model"]):
             if kv_dtype == MEASURED and not kv_dtype_force:
                 check_kv_quality(self.config)
             options["device"] = self.config.choose_device(device)
+            self.loaded_folder = LoadedFolder.read(self.config)
             self._files = LoadedFiles(self.folder, self.config.model_data)
             self._decoder, self.info, self._lora_targets = load_decoder(
                 self.config, quiet=quiet, files=self._files, **options
@@ -113,6 +115,9 @@ class Model(Single, AbstractContextManager["Model"]):
 
     info: DecoderInfo
     """Facts about the graph: its layers, parameters and bytes, and the way in which it runs."""
+
+    loaded_folder: LoadedFolder
+    """The configuration and the tokenizer's files, as they were when the model was loaded."""
 
     fixed_context_size: int | None
     """The context size if an option determined it; None if it is the largest that fits into the free memory."""

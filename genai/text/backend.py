@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from genai.common.interrupts import Task, ThreadsRefused
 
 from ..errors import TokenizerError, no_threads
+from ..models.side_files import ADDED_NAME, CONFIG_NAME, TOKENIZER_NAME, SideFiles
 from . import files
 from .sources.choosing import convert_folder
 from .sources.parts import Conversion
@@ -34,25 +35,29 @@ class LoadedTokenizer:
         return self.backend.token_to_id(self.special[role]) if role in self.special else None
 
 
-def load_tokenizer(folder: Path) -> LoadedTokenizer:
+def load_tokenizer(source: Path | SideFiles) -> LoadedTokenizer:
     """Load tokenizer.json, or else a tokenizer in another format, without truncation, padding or dropout.
+
+    Args:
+        source: the tokenizer's folder or its files.
 
     Raises:
         TokenizerError: there is no tokenizer, the tokenizer cannot be used, or tokenizer_config.json contradicts it.
     """
     from tokenizers import Tokenizer as Backend
 
-    facts, path, conversion = files.read_facts(folder), folder / files.TOKENIZER_NAME, None
-    declared, names, text = facts.declared, facts.special, files.read_text(path)
+    side_files, conversion = SideFiles.of(source), None
+    folder, facts, path = side_files.folder, files.read_facts(side_files), side_files.path(TOKENIZER_NAME)
+    declared, names, text = facts.declared, facts.special, files.read_text(side_files, TOKENIZER_NAME)
     if text is None:
         path, conversion = convert_folder(facts)
         text, names = conversion.text, {**conversion.special, **names}
     check_rules(text, path)
     with library_errors(f"{path}: the file is not a usable tokenizer"):
         backend = Backend.from_str(text)
-    with library_errors(f"{folder}: the added tokens of {files.CONFIG_NAME} cannot be used"):
+    with library_errors(f"{folder}: the added tokens of {CONFIG_NAME} cannot be used"):
         _add_tokens(backend, folder, declared, override="added_tokens_decoder" in facts.config)
-        _mark_special(backend, names, files.further_special_tokens(folder), files.special_token_flags(folder))
+        _mark_special(backend, names, files.further_special_tokens(side_files), files.special_token_flags(side_files))
         if conversion is not None:
             _surround(backend, facts, conversion)
     # The settings in a file could silently truncate or pad texts, or encode texts randomly.
@@ -63,22 +68,19 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
     return LoadedTokenizer(backend, names)
 
 
-def first_difference(folder: Path, other: Path) -> str | None:
-    """Return the first difference (by token id) between the vocabularies of two folders; None if there is none.
-
-    Raises:
-        TokenizerError: a tokenizer cannot be read.
-    """
+def first_difference(
+    one: tokenizers.Tokenizer, other: tokenizers.Tokenizer, folder: Path, other_folder: Path
+) -> str | None:
+    """Return the first difference (by token id) between the vocabularies of two folders; None if there is none."""
     mine, theirs = (
-        {id_: text for text, id_ in load_tokenizer(one).backend.get_vocab(with_added_tokens=True).items()}
-        for one in (folder, other)
+        {id_: text for text, id_ in backend.get_vocab(with_added_tokens=True).items()} for backend in (one, other)
     )
     different = [id_ for id_ in mine.keys() | theirs.keys() if mine.get(id_) != theirs.get(id_)]
     if not different:
         return None
     first = min(different)
     texts = (f"{words[first]!r}" if first in words else "no token" for words in (mine, theirs))
-    return f"token {first} is {next(texts)} in {folder} and {next(texts)} in {other}"
+    return f"token {first} is {next(texts)} in {folder} and {next(texts)} in {other_folder}"
 
 
 def _surround(backend: tokenizers.Tokenizer, facts: files.FolderFacts, conversion: Conversion) -> None:
@@ -117,7 +119,7 @@ def _add_tokens(
         if id_ != (next_id if token_id is None else token_id):
             raise TokenizerError(
                 f"{folder}: the added token {token['content']!r} has the id {id_} in "
-                f"{files.CONFIG_NAME if override else files.ADDED_NAME}",
+                f"{CONFIG_NAME if override else ADDED_NAME}",
                 f"the tokenizer assigns {f'the next free id, {next_id}' if token_id is None else token_id} to the "
                 "token",
                 "copy both files again from the same model",
@@ -177,7 +179,7 @@ def library_errors(subject: str) -> Iterator[None]:
         if "ThreadPoolBuildError" in why:
             raise no_threads(RuntimeError(why)) from error
         raise TokenizerError(
-            subject, why, f"check {files.TOKENIZER_NAME}, or copy it again from the original model"
+            subject, why, f"check {TOKENIZER_NAME}, or copy it again from the original model"
         ) from error
 
 

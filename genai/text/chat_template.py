@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ChatTemplateError, GenaiError, InputError, TokenizerError, kind_of
+from ..errors import ChatTemplateError, GenaiError, InputError, kind_of
+from ..models.side_files import CONFIG_NAME, NAMED_TEMPLATES, TEMPLATE_NAME, SideFiles
 from . import template_messages
-from .files import CONFIG_NAME, SPECIAL_TOKENS_NAME, read_object, read_text, special_tokens
+from .files import read_object, read_text, special_tokens
 from .template_worker import SHARED, TemplateStopped
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAX_TEMPLATE_CHARACTERS = 2**20
-# The coarsest resolution of file times, in nanoseconds (FAT: two seconds).
-_LONGEST_TICK = 2 * 10**9
 
 
 class RenderedText(str):
@@ -36,17 +33,23 @@ class RenderedText(str):
 
 
 class ChatTemplates:
-    """The chat templates of a folder; see folder_templates for their sources.
+    """The chat templates of a folder, as they are when this object is created; see folder_templates for their sources.
 
     Args:
-        folder: the folder with the tokenizer files, read at first use.
+        source: the folder with the tokenizer files, or these files.
         special: the tokenizer's special tokens by role; the special tokens in the files take precedence.
+
+    Raises:
+        TokenizerError: the files of the special tokens are malformed.
     """
 
-    def __init__(self, folder: Path, special: Mapping[str, str] | None = None) -> None:
-        self._folder = folder
-        self._special = dict(special or {})
-        self._read: _FolderTemplates | None = None
+    def __init__(self, source: Path | SideFiles, special: Mapping[str, str] | None = None) -> None:
+        files = SideFiles.of(source)
+        self._folder = files.folder
+        self._own_special = special_tokens(files)
+        self._special = {**(special or {}), **self._own_special}
+        # An error is raised when a template is needed.
+        self._named = _attempt(folder_templates, files)
 
     def render(self, messages: object, **arguments: Any) -> str:
         """Return the prompt text of a conversation; see Tokenizer.apply_chat_template (and chat_prompt for `complete`).
@@ -103,7 +106,6 @@ class ChatTemplates:
             )
         values = {
             **self._special,
-            **self._folder_templates().special,
             "documents": None,
             **extra,
             "tools": tool_list,
@@ -141,7 +143,9 @@ class ChatTemplates:
                     "omit template_str or template_name",
                 )
             return TemplateSource(template_str, "template_str")
-        named = self._folder_templates().templates
+        named = self._named
+        if isinstance(named, GenaiError):
+            raise named
         if template_name is None:
             template_name = TOOL_USE if with_tools and TOOL_USE in named else DEFAULT
         if template_name not in named:
@@ -152,16 +156,13 @@ class ChatTemplates:
             )
         return named[str(template_name)]
 
-    def _folder_templates(self) -> _FolderTemplates:
-        """Return the templates in the folder's files. If the files have changed, they are read again."""
-        known = self._read
-        if known is None or known.stamp is None or known.stamp != _stamp(self._folder)[1]:
-            known = self._read = _FolderTemplates(self._folder)
-        return known
-
     def key(self) -> str:
-        """Return a hash of the templates and special tokens, as the next call of `render` would use them."""
-        return self._folder_templates().key
+        """Return a hash of the templates and special tokens, or of the error that the templates cause."""
+        named = self._named
+        contents: object = str(named)
+        if not isinstance(named, GenaiError):
+            contents = [{name: one.text for name, one in named.items()}, self._own_special]
+        return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
     def text(self) -> str:
         """Return the source of the template for conversations without tools; "" if there is no such template."""
@@ -309,8 +310,6 @@ def _stopped(origin: str, reason: str) -> ChatTemplateError:
     )
 
 
-TEMPLATE_NAME = "chat_template.jinja"
-NAMED_FOLDER = "additional_chat_templates"
 DEFAULT, TOOL_USE = "default", "tool_use"
 
 
@@ -322,56 +321,7 @@ class TemplateSource:
     origin: str
 
 
-class _FolderTemplates:
-    """The templates and special tokens in the files of a folder, read at first use.
-
-    Attributes:
-        stamp: a value that changes when one of the files changes. The value is None if a file has only just been
-            written, because a second change within the same clock tick would not be visible.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # The stamp is taken before the files are read, because the files may change while they are read.
-        newest, stamp = _stamp(folder)
-        self.stamp = stamp if time.time_ns() - newest > _LONGEST_TICK else None
-
-    @cached_property
-    def special(self) -> Mapping[str, str]:
-        """The special tokens by role."""
-        return special_tokens(self._folder)
-
-    @cached_property
-    def templates(self) -> Mapping[str, TemplateSource]:
-        """See `folder_templates`."""
-        return folder_templates(self._folder)
-
-    @cached_property
-    def key(self) -> str:
-        """A hash of the templates and special tokens, or of the error that they cause."""
-        try:
-            contents: object = [{name: one.text for name, one in self.templates.items()}, dict(self.special)]
-        except TokenizerError as error:
-            contents = str(error)
-        return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
-
-
-def _stamp(folder: Path) -> tuple[int, tuple[object, ...]]:
-    """Return the latest modification time of the template files, and a value that changes when one of them changes."""
-    names = (TEMPLATE_NAME, CONFIG_NAME, SPECIAL_TOKENS_NAME, NAMED_FOLDER)
-    newest, stamp = 0, list[object]()
-    for path in (*(folder / name for name in names), *(folder / NAMED_FOLDER).glob("*.jinja")):
-        try:
-            found = path.stat()
-        except OSError:
-            stamp.append(None)
-        else:
-            newest = max(newest, found.st_mtime_ns)
-            stamp.append((found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev))
-    return newest, tuple(stamp)
-
-
-def folder_templates(folder: Path) -> dict[str, TemplateSource]:
+def folder_templates(files: SideFiles) -> dict[str, TemplateSource]:
     """Return all templates of a folder by name; a single template is named "default".
 
     Template files override the entry in tokenizer_config.json.
@@ -380,10 +330,10 @@ def folder_templates(folder: Path) -> dict[str, TemplateSource]:
         ChatTemplateError: there is no template, or the entry is malformed.
         TokenizerError: a file cannot be read.
     """
-    named = _template_files(folder) or _configured_templates(folder / CONFIG_NAME)
+    named = _template_files(files) or _configured_templates(files)
     if not named:
         raise ChatTemplateError(
-            f"{folder}: there is no chat template",
+            f"{files.folder}: there is no chat template",
             f"the folder has neither {TEMPLATE_NAME} nor a chat_template entry in {CONFIG_NAME}; the model may be "
             "a base model",
             "pass template_str in Python, or pass the prompt as plain text instead of messages",
@@ -391,15 +341,14 @@ def folder_templates(folder: Path) -> dict[str, TemplateSource]:
     return named
 
 
-def _template_files(folder: Path) -> dict[str, TemplateSource]:
-    paths = {DEFAULT: folder / TEMPLATE_NAME}
-    paths |= {path.stem: path for path in sorted((folder / NAMED_FOLDER).glob("*.jinja"))}
-    texts = {name: (read_text(path), str(path)) for name, path in paths.items()}
-    return {name: TemplateSource(text, origin) for name, (text, origin) in texts.items() if text is not None}
+def _template_files(files: SideFiles) -> dict[str, TemplateSource]:
+    names = {DEFAULT: TEMPLATE_NAME} | {PurePath(name).stem: name for name in files.names(NAMED_TEMPLATES)}
+    texts = {role: (read_text(files, name), str(files.path(name))) for role, name in names.items()}
+    return {role: TemplateSource(text, origin) for role, (text, origin) in texts.items() if text is not None}
 
 
-def _configured_templates(path: Path) -> dict[str, TemplateSource]:
-    template = read_object(path).get("chat_template")
+def _configured_templates(files: SideFiles) -> dict[str, TemplateSource]:
+    path, template = files.path(CONFIG_NAME), read_object(files, CONFIG_NAME).get("chat_template")
     if template is None:
         return {}
     if isinstance(template, str):

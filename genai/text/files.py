@@ -8,48 +8,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.paths import expanded
-from ..common.reading import file_text, json_object
+from ..common.reading import decoded, json_object
 from ..engine.sampling import generation_config
-from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError, kind_of
+from ..errors import InputError, ModelFolderError, TokenizerError, kind_of
 from ..models.config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
+from ..models.side_files import (
+    ADDED_NAME,
+    CONFIG_NAME,
+    GENERATION_NAME,
+    MODEL_CONFIG_NAME,
+    SPECIAL_TOKENS_NAME,
+    TOKENIZER_NAME,
+    LoadedFolder,
+    SideFiles,
+)
 
 if TYPE_CHECKING:
     import tokenizers
 
 
-TOKENIZER_NAME = "tokenizer.json"
-MODEL_CONFIG_NAME = "config.json"
-CONFIG_NAME = "tokenizer_config.json"
-SPECIAL_TOKENS_NAME = "special_tokens_map.json"
-
-
-def read_text(path: Path) -> str | None:
+def read_text(files: SideFiles, name: str) -> str | None:
     """Return a UTF-8 file's text with "\\n" line breaks; None if it is missing. Raise TokenizerError if unreadable."""
-    text = file_text(path, TokenizerError, TokenizerError)
+    data = files.data(name)
+    text = None if data is None else decoded(data, files.path(name), TokenizerError)
     return None if text is None else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(files: SideFiles, name: str) -> dict[str, Any]:
     """Return a JSON object; empty if the file is missing. Raise TokenizerError if it is unreadable or malformed."""
-    text = read_text(path)
-    return {} if text is None else json_object(text, path, TokenizerError)
+    text = read_text(files, name)
+    return {} if text is None else json_object(text, files.path(name), TokenizerError)
 
 
 _EXTRA_NAMES = ("extra_special_tokens", "additional_special_tokens")
 
 
-def _side_values(folder: Path) -> dict[str, Any]:
+def _side_values(files: SideFiles) -> dict[str, Any]:
     """Return the values about special tokens in tokenizer_config.json and special_tokens_map.json.
 
     As in transformers 5, special_tokens_map.json takes precedence, except for additional_special_tokens. It is ignored
     if tokenizer_config.json contains added_tokens_decoder, which newer files do.
     """
-    config = read_object(folder / CONFIG_NAME)
+    config = read_object(files, CONFIG_NAME)
     extra = next((config[name] for name in _EXTRA_NAMES if config.get(name)), None)
     values = {**{key: value for key, value in config.items() if key not in _EXTRA_NAMES}, _EXTRA_NAMES[0]: extra}
     if "added_tokens_decoder" in config:
         return values
-    older = read_object(folder / SPECIAL_TOKENS_NAME)
+    older = read_object(files, SPECIAL_TOKENS_NAME)
     listed = older.get(_EXTRA_NAMES[0])
     if isinstance(listed, list) and isinstance(extra, list):
         listed = [*extra, *listed]
@@ -57,12 +62,12 @@ def _side_values(folder: Path) -> dict[str, Any]:
     return {**values, **{key: value for key, value in older.items() if key != _EXTRA_NAMES[1]}, _EXTRA_NAMES[0]: found}
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
+def special_tokens(files: SideFiles) -> dict[str, str]:
     """Return the special tokens of a folder by name, such as {"eos_token": "<|im_end|>"}.
 
     The names are all keys that end in _token, and the names in extra_special_tokens.
     """
-    values = _side_values(folder)
+    values = _side_values(files)
     extra = values.pop(_EXTRA_NAMES[0])
     named = {name: value for name, value in values.items() if name.endswith("_token")}
     if isinstance(extra, Mapping):
@@ -70,9 +75,9 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return {name: content for name, value in named.items() if (content := _content(value))}
 
 
-def special_token_flags(folder: Path) -> dict[str, dict[str, bool]]:
+def special_token_flags(files: SideFiles) -> dict[str, dict[str, bool]]:
     """Return the flags of the special tokens that are objects, such as {"<pad>": {"lstrip": True}}."""
-    values = [value for name, value in _side_values(folder).items() if name.endswith("_token")]
+    values = [value for name, value in _side_values(files).items() if name.endswith("_token")]
     return {
         content: {flag: value[flag] for flag in _FLAGS if flag != "special" and isinstance(value.get(flag), bool)}
         for value in values
@@ -80,9 +85,9 @@ def special_token_flags(folder: Path) -> dict[str, dict[str, bool]]:
     }
 
 
-def further_special_tokens(folder: Path) -> list[str]:
+def further_special_tokens(files: SideFiles) -> list[str]:
     """Return the special tokens without a name: additional_special_tokens, or extra_special_tokens in newer files."""
-    extra = _side_values(folder)[_EXTRA_NAMES[0]]
+    extra = _side_values(files)[_EXTRA_NAMES[0]]
     return [content for value in extra if (content := _content(value))] if isinstance(extra, list) else []
 
 
@@ -91,8 +96,17 @@ def _content(value: object) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def find_folder(source: object) -> tuple[Path, Config | None]:
-    """Return the tokenizer folder of a Model, a Config or a folder, and the model's configuration if there is any."""
+def find_files(source: object) -> tuple[SideFiles, Config | None]:
+    """Return the tokenizer files of a model or a folder, and the model's configuration if there is any.
+
+    Args:
+        source: a Model or its LoadedFolder, whose files are those that the model was loaded with; or a Config or the
+            path of a folder, whose files are those that it has now.
+    """
+    loaded = getattr(source, "loaded_folder", source)
+    if isinstance(loaded, LoadedFolder):
+        folder = loaded.config.tokenizer_folder
+        return loaded.tokenizer_files or SideFiles(folder), loaded.config
     config = getattr(source, "config", source)
     if not isinstance(config, Config):
         if not isinstance(source, (str, Path)):
@@ -108,21 +122,14 @@ def find_folder(source: object) -> tuple[Path, Config | None]:
                 f"{folder}: the path is not a folder", reason, f"pass the folder that contains {TOKENIZER_NAME}"
             )
         if not (folder / GENAI_CONFIG_NAME).exists():
-            return folder, None
+            return SideFiles(folder), None
         config = Config(folder)
-    name = config.raw["model"].get("tokenizer_dir", "")
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ConfigError(
-            f"model.tokenizer_dir = {name!r} in {GENAI_CONFIG_NAME}",
-            "the tokenizer must be inside the model folder",
-            "set model.tokenizer_dir to a relative path inside the model folder",
-        )
-    return config.folder / name, config
+    return SideFiles(config.tokenizer_folder), config
 
 
-def cleans_up(folder: Path, backend: tokenizers.Tokenizer) -> bool:
+def cleans_up(files: SideFiles, backend: tokenizers.Tokenizer) -> bool:
     """Return True if decoded text is cleaned up. As in transformers, BPE ignores the setting, to keep text intact."""
-    setting = read_object(folder / CONFIG_NAME).get("clean_up_tokenization_spaces", False)
+    setting = read_object(files, CONFIG_NAME).get("clean_up_tokenization_spaces", False)
     return bool(setting) and type(backend.model).__name__ != "BPE"
 
 
@@ -131,13 +138,13 @@ class FolderFacts:
     """The contents of the files beside a tokenizer.
 
     Attributes:
-        folder: the folder.
+        files: the files.
         config: tokenizer_config.json.
         declared: arguments of tokenizers.AddedToken by id.
         special: special tokens by role, such as {"eos_token": "</s>"}.
     """
 
-    folder: Path
+    files: SideFiles
     config: Mapping[str, Any]
     declared: Mapping[int, Mapping[str, Any]]
     special: Mapping[str, str]
@@ -145,7 +152,7 @@ class FolderFacts:
     @property
     def model_type(self) -> str:
         """The model_type in config.json; "" if there is none. Raises TokenizerError if the file is malformed."""
-        model_type = read_object(self.folder / MODEL_CONFIG_NAME).get("model_type")
+        model_type = read_object(self.files, MODEL_CONFIG_NAME).get("model_type")
         return model_type if isinstance(model_type, str) else ""
 
     @property
@@ -155,29 +162,28 @@ class FolderFacts:
         return name.removesuffix("Fast") if isinstance(name, str) else ""
 
 
-def read_facts(folder: Path) -> FolderFacts:
+def read_facts(files: SideFiles) -> FolderFacts:
     """Read the files that describe a folder's tokenizer. Raise TokenizerError if one of the files is malformed."""
-    return FolderFacts(folder, read_object(folder / CONFIG_NAME), declared_tokens(folder), special_tokens(folder))
+    return FolderFacts(files, read_object(files, CONFIG_NAME), declared_tokens(files), special_tokens(files))
 
 
-ADDED_NAME = "added_tokens.json"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def declared_tokens(folder: Path) -> dict[int, dict[str, Any]]:
+def declared_tokens(files: SideFiles) -> dict[int, dict[str, Any]]:
     """Return the arguments of tokenizers.AddedToken by id, from added_tokens_decoder or the older added_tokens.json.
 
     Raises:
         TokenizerError: an entry is malformed.
     """
-    path = folder / CONFIG_NAME
-    tokens = read_object(path).get("added_tokens_decoder")
+    path = files.path(CONFIG_NAME)
+    tokens = read_object(files, CONFIG_NAME).get("added_tokens_decoder")
     if tokens is None:
-        path = folder / ADDED_NAME
-        special = {*special_tokens(folder).values(), *further_special_tokens(folder)}
+        path = files.path(ADDED_NAME)
+        special = {*special_tokens(files).values(), *further_special_tokens(files)}
         return {
             _id(path, id_): {"content": content, "special": content in special, "normalized": content not in special}
-            for content, id_ in read_object(path).items()
+            for content, id_ in read_object(files, ADDED_NAME).items()
         }
     if not isinstance(tokens, Mapping):
         raise _malformed(path, "added_tokens_decoder", tokens)
@@ -209,7 +215,6 @@ def _malformed(path: Path, key: str, value: object) -> TokenizerError:
     )
 
 
-GENERATION_NAME = "generation_config.json"
 _MAX_ID = 2**31
 
 
@@ -246,7 +251,7 @@ def configured_ids(config: Config) -> SpecialIds:
     return SpecialIds.padded(config.model.bos_token_id, config.model.eos_token_ids, config.model.pad_token_id)
 
 
-def folder_ids(folder: Path, named: Callable[[str], int | None]) -> SpecialIds:
+def folder_ids(files: SideFiles, named: Callable[[str], int | None]) -> SpecialIds:
     """Return the special ids of a folder without genai_config.json.
 
     generation_config.json takes precedence over the special tokens by name, and over config.json. An id that ends a
@@ -255,8 +260,8 @@ def folder_ids(folder: Path, named: Callable[[str], int | None]) -> SpecialIds:
     Args:
         named: returns the id of the tokenizer's special token with a role, such as "eos_token", or None.
     """
-    defaults = generation_defaults(folder).ids
-    ends = (*(defaults.eos or _model_ends(folder)), named("eos_token"))
+    defaults = generation_defaults(files).ids
+    ends = (*(defaults.eos or _model_ends(files)), named("eos_token"))
     return SpecialIds.padded(
         named("bos_token") if defaults.bos is None else defaults.bos,
         tuple(dict.fromkeys(id_ for id_ in ends if id_ is not None)),
@@ -264,19 +269,19 @@ def folder_ids(folder: Path, named: Callable[[str], int | None]) -> SpecialIds:
     )
 
 
-def _model_ends(folder: Path) -> list[int]:
+def _model_ends(files: SideFiles) -> list[int]:
     """Return the ids that end a reply according to config.json, which is not checked as a whole here."""
-    declared = read_object(folder / MODEL_CONFIG_NAME).get("eos_token_id")
+    declared = read_object(files, MODEL_CONFIG_NAME).get("eos_token_id")
     ids = declared if isinstance(declared, list) else [declared]
     return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < _MAX_ID]
 
 
-def generation_defaults(folder: Path) -> GenerationDefaults:
+def generation_defaults(source: Path | SideFiles) -> GenerationDefaults:
     """Return the ids and sampling options in generation_config.json; empty if it is missing. Raise TokenizerError if
     it is malformed.
     """
-    path = folder / GENERATION_NAME
-    values = read_object(path)
+    files = SideFiles.of(source)
+    path, values = files.path(GENERATION_NAME), read_object(files, GENERATION_NAME)
 
     def check(name: str, value: Any, sound: bool, expected: str) -> Any:
         if not sound:

@@ -20,11 +20,12 @@ from ..models.folders import folder_errors
 from .backend import Encoder, library_errors, load_tokenizer
 from .chat_template import ChatTemplates, RenderedText
 from .detokenizer import Detokenizer, clean_up
-from .files import cleans_up, configured_ids, find_folder, folder_ids
+from .files import cleans_up, configured_ids, find_files, folder_ids
 
 if TYPE_CHECKING:
     from ..models.config import Config
     from ..models.model import Model
+    from ..models.side_files import LoadedFolder, SideFiles
 
 
 # Length of the first prefix that is encoded, in characters per token of the limit. Common texts have four or five
@@ -39,9 +40,9 @@ class Tokenizer:
     """Encodes text, decodes token ids, and formats chats.
 
     Args:
-        source: a Model, a Config, or a folder with tokenizer.json or another format (docs/reference/text.md). The
-            special ids are read from the folder's genai_config.json if there is one, else from generation_config.json,
-            config.json and tokenizer_config.json.
+        source: a Model, a Config, or a folder with tokenizer.json or another format (docs/reference/text.md). With a
+            Model, the files are those that the model was loaded with. The special ids are read from the folder's
+            genai_config.json if there is one, else from generation_config.json, config.json and tokenizer_config.json.
 
     Raises:
         ModelFolderError: the folder does not exist.
@@ -51,24 +52,25 @@ class Tokenizer:
 
     _streams_continue = False  # True if a stream without preceding ids continues a text
 
-    def __init__(self, source: Model | Config | str | Path) -> None:
-        self.folder, config = find_folder(source)
+    def __init__(self, source: Model | LoadedFolder | Config | str | Path) -> None:
+        files, config = find_files(source)
+        self.folder = files.folder
         with folder_errors(self.folder):
-            self._load(config)
+            self._load(files, config)
 
-    def _load(self, config: Config | None) -> None:
-        loaded = load_tokenizer(self.folder)
+    def _load(self, files: SideFiles, config: Config | None) -> None:
+        loaded = load_tokenizer(files)
         self._backend, names = loaded.backend, loaded.special
         self._encoder = Encoder(self._backend)
-        self._ids = configured_ids(config) if config is not None else folder_ids(self.folder, loaded.id_of)
+        self._ids = configured_ids(config) if config is not None else folder_ids(files, loaded.id_of)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
         sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
         # A model's vocabulary is often padded beyond the tokenizer's vocabulary. The additional ids are valid and have
         # no text.
         self._num_ids = max(sizes)
-        self._cleanup = cleans_up(self.folder, self._backend)
-        self._templates = ChatTemplates(self.folder, names)
+        self._cleanup = cleans_up(files, self._backend)
+        self._templates = ChatTemplates(files, names)
         self._options = {"add_special_tokens": False, "skip_special_tokens": True}
 
     @property
@@ -376,7 +378,7 @@ class Tokenizer:
         return hashlib.sha256(f"{self._backend.to_str()}\0{contents}".encode()).hexdigest()
 
     def templates_key(self) -> str:
-        """Return a hash of the chat templates and their special tokens, as the next call would use them."""
+        """Return a hash of the chat templates and their special tokens."""
         return self._templates.key()
 
     def create_stream(

@@ -36,8 +36,8 @@ def guidance_of(model: Model, tokenizer: Tokenizer | None = None) -> Guidance:
     if guidance is None:
         known = model.config.model
         # A reference to the model would keep it alive forever, because it is the key of a weak dictionary.
-        loaded, config = tokenizer, model.config
-        make = partial(token_bytes, loaded) if loaded is not None else lambda: token_bytes(Tokenizer(config))
+        loaded, folder = tokenizer, model.loaded_folder
+        make = partial(token_bytes, loaded) if loaded is not None else lambda: token_bytes(Tokenizer(folder))
         guidance = _KNOWN[model] = Guidance(make, known.vocab_size, known.eos_token_ids)
     return guidance
 

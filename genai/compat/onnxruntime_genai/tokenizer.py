@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import TokenizerError
 from ...models.config import Config
+from ...models.side_files import SideFiles
 from ...text import tokenizer as core
 from .tensor import Tensor
 
@@ -40,8 +41,8 @@ class Tokenizer(core.Tokenizer):
     __doc__ = core.Tokenizer.__doc__
     _streams_continue = True  # as in onnxruntime-genai
 
-    def _load(self, config: Config | None) -> None:
-        super()._load(config)
+    def _load(self, files: SideFiles, config: Config | None) -> None:
+        super()._load(files, config)
         model = config.raw["model"] if config is not None else {}
         self._markers = {name: int(model[name]) for name in _MARKERS if model.get(name, -1) >= 0}
 

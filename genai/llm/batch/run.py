@@ -198,7 +198,6 @@ def run_batch(
         raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "use one of these values")
     sampling: dict[str, Any] = {name: value for name, value in options.items() if name != "add_special_tokens"}
     llm.params(**sampling)
-    templates = llm.tokenizer.templates_key()
     settings = _settings(llm, prompt_format, options)
     if loaded := getattr(llm, "adapters", None):  # a cluster has no adapters
         prompt_format = replace(prompt_format, adapter=loaded.pin(prompt_format.adapter))
@@ -207,7 +206,7 @@ def run_batch(
         _check_fits(journal, lines)
         report.kept, report.kept_failed = journal.answered.count, journal.answered.failed
         report.cut = journal.was_cut
-        run = _BatchRun(llm, lines, journal, prompt_format, report, settings, templates)
+        run = _BatchRun(llm, lines, journal, prompt_format, report, settings)
         for answer in llm.map(
             run.pending_lines(),
             _item,
@@ -267,11 +266,10 @@ class _BatchRun:
         prompt_format: PromptFormat,
         report: BatchReport,
         settings: int,
-        templates: str,
     ) -> None:
         self._lines, self._journal, self._prompt_format, self._report = lines, journal, prompt_format, report
         self._writer = ResponseWriter(report.model, InnerTokens(llm.tokenizer))
-        self._settings, self._tokenizer, self._templates = settings, llm.tokenizer, templates
+        self._settings = settings
         self._done_size = self._kept_size = 0
 
     def pending_lines(self) -> Iterator[_BatchLine]:
@@ -297,13 +295,7 @@ class _BatchRun:
         return _BatchLine(line, custom_id, item)
 
     def write(self, answer: Answer[_BatchLine]) -> None:
-        """Write an answer to the output. Raise InputError if its prompt may be from another chat template."""
-        if self._tokenizer.templates_key() != self._templates:
-            raise InputError(
-                "the chat template was changed during the run",
-                "the replies that are not written yet may have prompts from both templates",
-                "restore the template and add --resume, or start over with --force",
-            )
+        """Write an answer to the output."""
         line = answer.item.line
         id_ = LineId(self._settings, line.number, digest(line.content))
         self._journal.write(self._writer.line(str(id_), answer.item.custom_id, answer, int(time.time())))

@@ -26,7 +26,7 @@ class ModelSettings:
 
 
 def settings_of(llm: LLM) -> ModelSettings:
-    """Return the settings of a loaded model, as it was loaded. Chat templates count as they are now."""
+    """Return the settings of a loaded model, as it was loaded."""
     model = llm.model
     identity = model.identity()
     facts: Mapping[str, object] = {

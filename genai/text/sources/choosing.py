@@ -6,14 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...common.reading import file_bytes
 from ...errors import TokenizerError
-from ..files import TOKENIZER_NAME, FolderFacts
+from ...models.side_files import (
+    OTHER_FORMATS,
+    SENTENCEPIECE_NAMES,
+    TEKKEN_NAMES,
+    TIKTOKEN_NAMES,
+    TOKENIZER_NAME,
+    VOCAB_NAMES,
+    WORD_PIECE_NAMES,
+    SideFiles,
+)
+from ..files import FolderFacts
 from .parts import Conversion, ModelFormatError
 from .sentencepiece import convert_sentencepiece
 from .tekken import convert_tekken
 from .tiktoken import convert_tiktoken, is_tiktoken
-from .vocab_merges import MERGES_NAME, convert_vocab_merges
+from .vocab_merges import convert_vocab_merges
 from .word_piece import convert_word_piece
 
 
@@ -32,32 +41,30 @@ class TokenizerFormat:
     convert: Callable[[Path, bytes, FolderFacts], Conversion]
 
 
-SENTENCEPIECE_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v*")
-_TIKTOKEN = TokenizerFormat("a tiktoken file", ("*.tiktoken", "tiktoken.model"), convert_tiktoken)
+_TIKTOKEN = TokenizerFormat("a tiktoken file", TIKTOKEN_NAMES, convert_tiktoken)
 _SENTENCEPIECE = TokenizerFormat("a SentencePiece model", SENTENCEPIECE_NAMES, convert_sentencepiece)
 FORMATS = (
-    TokenizerFormat("a tekken file", ("tekken.json",), convert_tekken),
+    TokenizerFormat("a tekken file", TEKKEN_NAMES, convert_tekken),
     _TIKTOKEN,
     _SENTENCEPIECE,
-    TokenizerFormat("a byte-level vocabulary", ("vocab.json",), convert_vocab_merges),
-    TokenizerFormat("a WordPiece vocabulary", ("vocab.txt",), convert_word_piece),
+    TokenizerFormat("a byte-level vocabulary", VOCAB_NAMES, convert_vocab_merges),
+    TokenizerFormat("a WordPiece vocabulary", WORD_PIECE_NAMES, convert_word_piece),
 )
-PATTERNS = (TOKENIZER_NAME, MERGES_NAME, *(pattern for format in FORMATS for pattern in format.patterns))
+PATTERNS = (TOKENIZER_NAME, *OTHER_FORMATS)
 """The names of all files from which tokenizers are loaded."""
 _KNOWN = ", ".join(pattern for format in FORMATS for pattern in format.patterns)
 
 
-def find_format(folder: Path) -> tuple[TokenizerFormat, Path] | None:
-    """Return the format of a folder without tokenizer.json, and its file; None if there is none."""
-    candidates = (
-        (format, path) for format in FORMATS for pattern in format.patterns for path in sorted(folder.glob(pattern))
-    )
-    return next((candidate for candidate in candidates if candidate[1].is_file()), None)
+def find_format(files: SideFiles) -> tuple[TokenizerFormat, str] | None:
+    """Return the format of a folder without tokenizer.json, and the name of its file; None if there is none."""
+    candidates = ((format, name) for format in FORMATS for pattern in format.patterns for name in files.names(pattern))
+    return next((candidate for candidate in candidates if files.is_file(candidate[1])), None)
 
 
-def has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(source: Path | SideFiles) -> bool:
     """Return True if a folder has a tokenizer in any format."""
-    return (folder / TOKENIZER_NAME).is_file() or find_format(folder) is not None
+    files = SideFiles.of(source)
+    return files.is_file(TOKENIZER_NAME) or find_format(files) is not None
 
 
 def convert_folder(facts: FolderFacts) -> tuple[Path, Conversion]:
@@ -66,15 +73,15 @@ def convert_folder(facts: FolderFacts) -> tuple[Path, Conversion]:
     Raises:
         TokenizerError: there is no tokenizer, or the tokenizer cannot be converted.
     """
-    match = find_format(facts.folder)
-    data = file_bytes(match[1], TokenizerError) if match is not None else None
+    match = find_format(facts.files)
+    data = facts.files.data(match[1]) if match is not None else None
     if match is None or data is None:
         raise TokenizerError(
-            f"{facts.folder}: {TOKENIZER_NAME} is missing",
+            f"{facts.files.folder}: {TOKENIZER_NAME} is missing",
             f"to encode text, the toolkit needs this file or one of {_KNOWN}",
             "copy the file from the original model, or save it with save_pretrained() of transformers",
         )
-    format, path = match
+    format, path = match[0], facts.files.path(match[1])
     if format is _SENTENCEPIECE and is_tiktoken(data):
         format = _TIKTOKEN
     try:

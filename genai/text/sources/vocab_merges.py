@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...common.reading import file_text
+from ...common.reading import decoded
 from ...errors import TokenizerError, kind_of
+from ...models.side_files import MERGES_NAME
 from ..tokenizer_limits import MAX_VALUES
 from . import expressions
 from .parts import MAX_TOKENS, Conversion, Json, ModelFormatError, byte_level, byte_pairs, cut_by
@@ -22,7 +23,6 @@ from .ranks import first_missing, require_bytes
 if TYPE_CHECKING:
     from ..files import FolderFacts
 
-MERGES_NAME = "merges.txt"
 _MOST_MERGES = 2**20
 _NFC = {"type": "NFC"}
 _END = "<|endoftext|>"
@@ -77,7 +77,8 @@ def convert_vocab_merges(path: Path, data: bytes, facts: FolderFacts) -> Convers
     if missing := first_missing(vocab.values(), facts.declared):
         raise ModelFormatError(f"{missing[0]} ids below {max(vocab.values())} are missing, starting with {missing[1]}")
     require_bytes(vocab)
-    merges = _merges(file_text(path.parent / MERGES_NAME, TokenizerError, TokenizerError), vocab)
+    merged = facts.files.data(MERGES_NAME)
+    merges = _merges(None if merged is None else decoded(merged, facts.files.path(MERGES_NAME), TokenizerError), vocab)
     prefix = facts.config.get("add_prefix_space") is True
     pre_tokenizer: Json = cut_by(kind.expressions) if kind.expressions else byte_level(prefix=prefix, regex=True)
     if kind.digits:
