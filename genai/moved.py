@@ -6,12 +6,13 @@ docs/reference/migration.md has the same table for users.
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
 
 MOVED = {
     "builder": "convert",
@@ -122,8 +123,11 @@ def new_name(name: str) -> str | None:
     return None
 
 
-class _Alias(Loader):
-    """A loader that binds a module to an earlier name."""
+class _Alias:
+    """A loader that binds a module to an earlier name.
+
+    It has the methods of importlib.abc.Loader. Importing that class would take most of the time of `import genai`.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -134,12 +138,14 @@ class _Alias(Loader):
     def exec_module(self, module: ModuleType) -> None:
         earlier = module.__name__
         if earlier.removeprefix("genai.").partition(".")[0] not in KEPT or earlier.removeprefix("genai.") in MOVED:
+            import warnings
+
             message = f"{earlier} is now {self._name}; the earlier name will be removed"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
         sys.modules[earlier] = import_module(self._name)
 
 
-class MovedModules(MetaPathFinder):
+class MovedModules:
     """A finder for earlier names of modules. It imports nothing, because Python calls it with an import lock held."""
 
     def find_spec(
@@ -151,4 +157,5 @@ class MovedModules(MetaPathFinder):
         if name in EMPTY:
             return ModuleSpec(fullname, None, is_package=True)
         new = None if name in KEPT else new_name(name)
-        return None if new is None else ModuleSpec(fullname, _Alias(f"genai.{new}"), is_package=True)
+        loader: Any = None if new is None else _Alias(f"genai.{new}")
+        return None if loader is None else ModuleSpec(fullname, loader, is_package=True)

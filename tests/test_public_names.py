@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import builtins
 import copy
+import importlib
 import inspect
 import os
 import pickle
@@ -15,15 +17,52 @@ import pytest
 import genai
 from genai.compat.refused import AVAILABLE, REASONS
 from genai.errors import NotSupportedYetError
-from tools.name_table import GENAI
+from tools.name_table import GENAI, INTERNAL, RUNTIME
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("name", genai.__all__)
+STUB = ROOT / "genai" / "__init__.pyi"
+# The public names and their modules, which type checkers and `genai/__init__.py` read from the stub.
+MODULES = {
+    name: module
+    for module, names in re.findall(r"^from (\S+) import (\([^)]*\)|.*)$", STUB.read_text(encoding="utf-8"), re.M)
+    for name in re.findall(r"(\w+) as \1\b", names)
+}
+# Names that the toolkit defines for its own API. They are in onnxruntime-genai, too.
+BOTH = {"Adapters", "TokenizerStream"}
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_every_public_name_resolves(name: str) -> None:
-    assert getattr(genai, name) is not None
-    assert name in dir(genai)
+    assert getattr(genai, name) is getattr(importlib.import_module(MODULES[name], "genai"), name)
+    assert (name in genai.__all__) == (name in dir(genai))
+
+
+def test_every_name_is_ours_or_a_name_of_the_libraries_whose_api_we_offer() -> None:
+    """Names in `genai.compat` belong to these libraries, except for the two that it extends."""
+    theirs = {name for name, module in MODULES.items() if module.startswith(".compat.")} - {"LLM", "register_op"}
+    assert set(genai.__all__) == MODULES.keys() - theirs - BOTH | {"__version__"}
+    assert {"InferenceSession", "Generator", "Model", "SparseTensor", "Fail", "set_seed"} <= theirs
+
+
+@pytest.mark.oracle
+def test_our_names_are_not_those_of_the_libraries() -> None:
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    for library in (RUNTIME, GENAI):
+        module = pytest.importorskip(library.library)
+        public = {name for name in dir(module) if not name.startswith("_")}
+        assert not public & set(genai.__all__)
+        assert public - set(MODULES) <= {*INTERNAL, *library.apart, "quantization"}
+        for name in public & set(MODULES):
+            assert getattr(genai, name) is not None
+
+
+def test_a_star_import_replaces_nothing() -> None:
+    """Neither builtins nor modules that programs import under their own names."""
+    assert not set(genai.__all__) & (set(dir(builtins)) | set(sys.stdlib_module_names))
+    code = "before = set(globals())\nfrom genai import *\nprint(*sorted(set(globals()) - before - {'before'}))"
+    assert run_python(code).split() == sorted(genai.__all__)
 
 
 def run_python(code: str) -> str:
@@ -39,10 +78,8 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
         "print(*dir(genai), '|', *genai.__all__)"
     )
     shown, _, listed = run_python(code).partition("|")
-    assert shown.split() == sorted(listed.split())
-    stub = (ROOT / "genai" / "__init__.pyi").read_text(encoding="utf-8")
-    written = set(re.findall(r"(\w+) as \1\b", stub)) | {"__version__"}
-    assert set(shown.split()) == written | set(REASONS) | set(AVAILABLE)
+    assert shown.split() == sorted(listed.split()) == sorted(genai.__all__)
+    assert set(REASONS) | set(AVAILABLE) <= set(MODULES)
     assert not {"ast", "Path", "Any", "annotations", "errors", "model", "kernels"} & set(shown.split())
 
 

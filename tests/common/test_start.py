@@ -56,7 +56,7 @@ def test_memory_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str) -> None:
         raise llvmlite_error(mapped)
 
-    monkeypatch.setattr(genai, "_load", load)
+    monkeypatch.setattr(genai, "import_module", load)
     monkeypatch.delitem(vars(genai), "Speculation", raising=False)
     with pytest.raises(CacheCapacityError, match="not enough memory to load"):
         _ = genai.Speculation
