@@ -8,7 +8,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 THREAD_NAMES = "genai-pool-"
-"""The name prefix of threads that hold no lock between runs. A process with only such threads can be forked."""
+"""The name prefix of threads that hold no lock between runs."""
+STATUS_THREAD = "genai-status"
+"""The name of the thread that redraws the status line, which holds no lock but one that is renewed."""
+FORKABLE = (THREAD_NAMES, STATUS_THREAD)
+"""Prefixes of names of threads. A process whose other threads all have such names can be forked."""
 
 _LOCKS: WeakKeyDictionary[Any, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
 

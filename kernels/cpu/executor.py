@@ -36,13 +36,13 @@ from .attention.pages import PAGE_KINDS
 from .attention.phases import fill_table
 from .jit.arguments import Binding
 from .jit.isa import isa
-from .jit.native import LIBRARY
+from .jit.native import LIBRARY, Needed
 from .linear.lora import CpuAdapter, fill_adapters, pack_adapter
 from .program import thread_pool
 from .program.bound_program import addresses_of
 from .program.calls import Program, Rows
 from .program.lower import has_prefill_linear, knows, lower
-from .program.packed_weights import PackedWeights
+from .program.packed_weights import PackedWeights, WeightLayouts
 from .program.step_table import ContextTable, StepField
 from .program.value_memory import COUNTED, Lowering
 from .sampling.sampler import CpuSampler, sample_slots
@@ -80,7 +80,8 @@ class CpuExecutor(HostMemory):
             raise UnsupportedOp(f"the CPU does not support these ops: {', '.join(unknown)}")
         if kinds := sorted({layer.kind for layer in layers if isinstance(layer, PagedLayer)} - {*PAGE_KINDS}):
             raise UnsupportedOp(f"the CPU has no kernels for keys and values of {', '.join(kinds)}")
-        return CpuStep(program, layers, self._weights, self.host_threads)
+        with LIBRARY.foreseen(lambda: operators_of(program, layers, self.host_threads)):
+            return CpuStep(program, layers, self._weights, self.host_threads)
 
     def sampler(self, vocab_size: int) -> CpuSampler:
         return CpuSampler(self.host_threads, vocab_size)
@@ -127,10 +128,10 @@ class CpuStep(TimedByHost):
     ) -> None:
         self._program = program
         self._table = ContextTable()
-        self._parts: list[_Segment | HostNode] = []
-        for is_host, parts in groupby(program.parts, lambda part: isinstance(part, HostNode)):
-            gathered: list[Any] = list(parts)
-            self._parts += gathered if is_host else [_Segment(program, gathered, layers, weights, threads)]
+        self._parts = _parts(program, layers, weights, threads)
+        for part in self._parts:
+            if isinstance(part, _Segment):
+                part.prepare()  # so that the first step does not have to wait for it
         self._floats_per_split = max(
             (partial_floats(r.heads, r.v_head_size) for r in program.ops if isinstance(r, Attention)), default=0
         )
@@ -163,6 +164,25 @@ class CpuStep(TimedByHost):
 
     def resume(self) -> None:
         self._table.count(StepField.CANCEL, 0)
+
+
+def operators_of(program: OpProgram, layers: Sequence[CacheLayer | None], threads: thread_pool.Threads) -> Needed:
+    """Return the operators of a program and of its weights' packing, without compiling or packing anything."""
+    weights = WeightLayouts(threads)
+    parts = _parts(program, layers, weights, threads)
+    found = [part.lowered(_FIRST_CAPACITY).operators() for part in parts if isinstance(part, _Segment)]
+    return weights.packers.union(*(now for now, _ in found)), set().union(*(later for _, later in found))
+
+
+def _parts(
+    program: OpProgram, layers: Sequence[CacheLayer | None], weights: PackedWeights, threads: thread_pool.Threads
+) -> list[_Segment | HostNode]:
+    """Return the host nodes of a program and the segments between them."""
+    found: list[_Segment | HostNode] = []
+    for is_host, parts in groupby(program.parts, lambda part: isinstance(part, HostNode)):
+        gathered: list[Any] = list(parts)
+        found += gathered if is_host else [_Segment(program, gathered, layers, weights, threads)]
+    return found
 
 
 def token_bytes(op: Op, weights: PackedWeights, constants: Constants) -> int:
@@ -203,7 +223,10 @@ class _Segment:
         self._program: Program | None = None
         self._bound: Program | None = None
         self._buffers: dict[str, Rows] = {}
-        self._program_for(_FIRST_CAPACITY)  # so that the first step does not have to wait for it
+
+    def prepare(self) -> None:
+        """Build the program for the first row counts."""
+        self._program_for(_FIRST_CAPACITY)
 
     def run(
         self, counts: Mapping[StepField, int], positions: int, table: ContextTable, values: Mapping[str, DeviceArray]
@@ -229,19 +252,22 @@ class _Segment:
                 while self._capacity[field] < count:
                     self._capacity[field] = max(_FIRST_CAPACITY[field], 2 * self._capacity[field])
             self._program, self._bound, self._buffers = None, None, {}  # free the memory first
-            source = self._source
-            lowering = Lowering(
-                self._capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh
-            )
-            lowering.expect(name for op in self._ops for name in op.inputs)
-            lowering.expect(self._made)
-            for name in self._given:
-                lowering.make(name)
-            for op in self._ops:
-                lower(op, lowering)
-                lowering.done(op.inputs, op.outputs)
+            lowering = self.lowered(self._capacity)
             self._program, self._buffers = lowering.finish(), lowering.buffers
         return self._program
+
+    def lowered(self, capacity: Mapping[StepField, int]) -> Lowering:
+        """Return the calls of the ops, for these row counts."""
+        source = self._source
+        lowering = Lowering(capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh)
+        lowering.expect(name for op in self._ops for name in op.inputs)
+        lowering.expect(self._made)
+        for name in self._given:
+            lowering.make(name)
+        for op in self._ops:
+            lower(op, lowering)
+            lowering.done(op.inputs, op.outputs)
+        return lowering
 
     def _view(self, name: str, counts: Mapping[StepField, int]) -> NDArray[np.float32]:
         rows, type_ = self._buffers[name], self._source.types[name]

@@ -14,8 +14,13 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+from genai.common.log import logger
+from genai.common.progress import task
+
 from ..cpu.jit.kernel_cache import CacheFolder, cache_root
 from .kernel_cache import mark_used, trim
+
+_log = logger(__name__)
 
 # float32 denormals are flushed to zero, as in CuPy.
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
@@ -39,7 +44,6 @@ class KernelCompiler:
     def __init__(self, nvrtc: Any, capability: int) -> None:
         self._nvrtc = nvrtc
         self._target, self._is_binary = target(capability, nvrtc.getSupportedArchs())
-        self._wrote = False
 
     def images(self, sources: Sequence[str]) -> list[bytes]:
         """Return the image that a GPU's driver loads for each text, and compile texts that are not cached in parallel.
@@ -47,15 +51,29 @@ class KernelCompiler:
         Raises:
             CompileError: if a text does not compile.
         """
-        try:
-            if len(sources) == 1:
-                return [self._image(sources[0])]
-            with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
-                return list(threads.map(self._image, sources))
-        finally:
-            if self._wrote and self._folder.path is not None:
-                self._wrote = False
+        names = {source: self._name(source) for source in sources}
+        found = {source: self._folder.load(name) for source, name in names.items()}
+        absent = [source for source, image in found.items() if image is None]
+        if self._folder.path is not None:
+            for source in names.keys() - absent:
+                mark_used(self._folder.path / names[source])
+
+        def make(source: str) -> bytes:
+            image = self._compiled(source)
+            self._folder.save(names[source], image)
+            return image
+
+        if absent:
+            with (
+                task("Compiling CUDA kernels (once per kernel)", len(absent), log=_log) as compiling,
+                ThreadPoolExecutor(min(len(absent), os.cpu_count() or 1, _MOST_THREADS)) as threads,
+            ):
+                for source, image in zip(absent, threads.map(make, absent), strict=True):
+                    found[source] = image
+                    compiling.add(1)
+            if self._folder.path is not None:
                 trim(self._folder.path)
+        return [image for source in sources if (image := found[source]) is not None]
 
     @cached_property
     def _folder(self) -> CacheFolder:
@@ -65,17 +83,10 @@ class KernelCompiler:
             root = None
         return CacheFolder(root, "cuda", "CUDA", "a minute")
 
-    def _image(self, source: str) -> bytes:
+    def _name(self, source: str) -> str:
+        """Return the name of a text's file in the cache."""
         key = json.dumps([source, OPTIONS, self._target, self._nvrtc.getVersion()])
-        name = f"{hashlib.sha256(key.encode()).hexdigest()}.{'cubin' if self._is_binary else 'ptx'}"
-        found = self._folder.load(name)
-        if found is None:
-            found = self._compiled(source)
-            self._folder.save(name, found)
-            self._wrote = True
-        elif self._folder.path is not None:
-            mark_used(self._folder.path / name)
-        return found
+        return f"{hashlib.sha256(key.encode()).hexdigest()}.{'cubin' if self._is_binary else 'ptx'}"
 
     def _compiled(self, source: str) -> bytes:
         nvrtc = self._nvrtc

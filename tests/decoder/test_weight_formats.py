@@ -23,6 +23,7 @@ from genai.ops.weight_nodes import WeightNode, embedding_node, linear_node
 from genai.quant import formats
 from genai.quant.formats import GRIDS, row_scaled_format
 from tests.decoder.conftest import SMALL
+from tests.decoder.test_foreseen_kernels import assert_foreseen
 from tests.nearest import round_to_nearest
 
 # What the products have in turn, and the table of embeddings.
@@ -95,6 +96,10 @@ def test_the_cpu_and_the_reference_agree(folder: Path) -> None:
     assert np.abs(logits(folder, "cpu") - expected).max() < 1e-5 * scale
     rounded = np.abs(logits(folder, "cpu", "int8") - expected).max()
     assert 1e-5 * scale < rounded < 0.1 * scale
+
+
+def test_its_kernels_are_foreseen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_foreseen(folder, monkeypatch)
 
 
 @pytest.mark.oracle

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.common import progress_line
 from genai.common.log import to_stderr
 from genai.kernels.cpu.jit import kernel_cache
 from genai.kernels.cpu.jit.memory import read_int64, write_int64
@@ -492,11 +493,13 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress_line, "SHOWN_AFTER", 0.0)
     with to_stderr():
         Program(sources).prepare()
     shown = terminal.getvalue().split("\r")
-    assert shown[1].startswith("Compiling CPU kernels (once per kernel) [") and shown[1].endswith("  0%  0 of 1")
-    assert shown[-2:] == [" " * len(shown[-3]), ""]
+    assert shown[1] == "/ Compiling CPU kernels (once per kernel)"
+    assert shown[2].startswith("- Compiling CPU kernels (once per kernel) [") and shown[2].endswith("  0%  0 of 1")
+    assert shown[-2].isspace() and shown[-1] == ""
     assert "\n" not in terminal.getvalue()
 
 
@@ -506,13 +509,60 @@ def add_two(x: int, begin: int, end: int) -> int:
     return 0
 
 
+def subtract_one(x: int, begin: int, end: int) -> int:
+    for i in range(begin, end):
+        write_int64(x + 8 * i, read_int64(x + 8 * i) - 1)
+    return 0
+
+
 def test_several_kernels_are_counted_on_a_terminal(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress_line, "SHOWN_AFTER", 0.0)
     program = Program(sources)
     with to_stderr():
         program.library.prepare([program.kernel, program.library.kernel(add_two)])
     assert "  0%  0 of 2" in terminal.getvalue()
+
+
+def test_foreseen_kernels_are_compiled_with_the_first(root: Path, sources: Path, logged: Logged) -> None:
+    """One bar counts all kernels that a block needs."""
+    program, calls, asked = Program(sources), [], []
+    second, third = (program.library.kernel(one) for one in (add_two, subtract_one))
+
+    def needed() -> Any:
+        asked.append(True)
+        return [second], [third]
+
+    with program.library.foreseen(needed):
+        program.prepare(lambda current, total: calls.append((current, total)))
+        assert second.ready and program.library.prepare([second]).compiled == 0
+    assert calls == [(1, 2), (2, 2)] and asked == [True]
+    again = Program(sources)
+    with again.library.foreseen(needed):
+        assert again.prepare() == CompileReport(0, 1, pytest.approx(0, abs=60))
+    assert asked == [True], "nothing is missing, so nobody has to know"
+
+
+@pytest.mark.parametrize("error", [ValueError(), MemoryError()], ids=repr)
+def test_what_cannot_be_foreseen_is_compiled_when_needed(root: Path, sources: Path, error: Exception) -> None:
+    def needed() -> Any:
+        raise error
+
+    program = Program(sources)
+    second = program.library.kernel(add_two)
+    with program.library.foreseen(needed):
+        assert program.prepare().compiled == 1
+        assert program.library.prepare([second]).compiled == 1
+    program.assert_works()
+
+
+def test_outside_its_block_nothing_is_foreseen(root: Path, sources: Path) -> None:
+    program = Program(sources)
+    second = program.library.kernel(add_two)
+    with program.library.foreseen(lambda: ([second], [])):
+        pass
+    assert program.prepare().compiled == 1 and not second.ready
 
 
 @pytest.mark.parametrize("stderr", ["absent", "closed"])

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.common.forks import THREAD_NAMES
+from genai.common.forks import STATUS_THREAD, THREAD_NAMES
 from genai.kernels.cpu.jit import native, workers
 from genai.kernels.cpu.jit.memory import read_int64, write_int64
 from genai.kernels.cpu.jit.native import Library, NativeFunction
@@ -100,11 +100,12 @@ def test_a_process_of_several_threads_is_not_forked(
     assert here == ["add_0", "add_1"]
 
 
-def test_threads_of_the_pool_may_sleep_meanwhile(
-    kernels_are_compiled_here: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [f"{THREAD_NAMES}1", STATUS_THREAD])
+def test_threads_of_the_pool_and_the_status_line_may_run_meanwhile(
+    name: str, kernels_are_compiled_here: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = threading.Event()
-    thread = threading.Thread(target=done.wait, name=f"{THREAD_NAMES}1")
+    thread = threading.Thread(target=done.wait, name=name)
     thread.start()
     # Other tests of this process may have left threads of other kinds.
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), thread])

@@ -11,8 +11,9 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from .object_files import LoadedObject
 
 Progress = Callable[[int, int], None]
+Needed = tuple[Collection["Compiled"], Collection["Compiled"]]
+"""Operators that are needed now, and operators that are needed later."""
+# The function that `Library.foreseen` set in this thread; None = no function, or it was called already.
+_foreseen: ContextVar[Callable[[], Needed] | None] = ContextVar("_foreseen", default=None)
 
 _log = logger(__name__)
 
@@ -211,6 +216,30 @@ class Library:
             taken, self._expected = self._expected, []
         return taken
 
+    @contextmanager
+    def foreseen(self, operators: Callable[[], Needed]) -> Iterator[None]:
+        """Compile all operators that a block needs together, so that one progress bar counts all of them.
+
+        Args:
+            operators: function that returns the operators. It is called only if the block needs an operator that must
+                be compiled. If it raises an exception, operators are compiled when the block needs them.
+        """
+        before = _foreseen.set(operators)
+        try:
+            yield
+        finally:
+            _foreseen.reset(before)
+
+    def _all_foreseen(self) -> Needed:
+        operators = _foreseen.get()
+        if operators is not None:
+            _foreseen.set(None)
+            with suppress(Exception):  # the block meets the same problem, and reports it
+                now, later = operators()
+                with self.lock:
+                    return [*now, *self._expected], later
+        return [], []
+
     def prepare(
         self, wanted: Collection[Compiled], progress: Progress | None = None, *, later: Collection[Compiled] = ()
     ) -> CompileReport:
@@ -224,6 +253,11 @@ class Library:
         started = time.perf_counter()
         waiting = [made for made in dict.fromkeys(wanted) if not made.ready]
         absent = [made for made in waiting if not made.load()]
+        if absent:
+            now, then = self._all_foreseen()
+            others = [made for made in dict.fromkeys(now) if not made.ready and made not in waiting]
+            waiting, absent = [*waiting, *others], [*absent, *(made for made in others if not made.load())]
+            later = [*later, *then]
         behind = [made for made in dict.fromkeys(later) if not (made.ready or made.on_disk())]
         if behind and self.folder.path is not None:
             from .workers import make_behind  # imports multiprocessing, which kernels on disk do not need

@@ -1,7 +1,7 @@
 """Parallel compilation: Numba's compiler runs on one thread at a time, so processes share the work.
 
 The processes are forked, because kernels are functions that exist only in this process. Forking is safe only on Linux
-and while no other thread runs. Otherwise, or if a process fails, kernels are compiled in this process.
+and while no unknown thread runs. Otherwise, or if a process fails, kernels are compiled in this process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 from genai.common.cores import default_threads
-from genai.common.forks import THREAD_NAMES
+from genai.common.forks import FORKABLE
 from genai.common.interrupts import InterruptsDeferred
 
 _NUMBER = struct.Struct("=i")
@@ -130,9 +130,9 @@ def _leave_the_terminal() -> None:
 
 
 def can_fork() -> bool:
-    """Return True if a fork is safe: all other threads belong to the thread pool and hold no locks."""
+    """Return True if a fork is safe: no other thread holds a lock that the child needs."""
     others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
-    return sys.platform == "linux" and all(thread.name.startswith(THREAD_NAMES) for thread in others)
+    return sys.platform == "linux" and all(thread.name.startswith(FORKABLE) for thread in others)
 
 
 def _share(kernels: Sequence[Compiled], processes: int) -> Generator[tuple[int, bytes]]:

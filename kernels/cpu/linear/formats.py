@@ -117,6 +117,11 @@ def pack_weight(weight: QuantizedWeight, *, threads: Threads | None = None, aren
     return BlockMatrix(n, k, layout, data, row_scales, grid.lookup)
 
 
+def record_layout(weight: QuantizedWeight) -> RecordLayout:
+    """Return the layout that `pack_weight` uses for a weight. Raises the same errors, and needs no kernel."""
+    return _laid_out(weight, grid_of(weight.grid)).layout
+
+
 def _write(laid: _Laid, data: NDArray[np.uint8]) -> None:
     layout, scales, offsets = laid.layout, laid.scales, laid.offsets
     if layout.offsets == "nibbles":

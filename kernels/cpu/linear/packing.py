@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,7 @@ def pack_matrix(
     blocks = -(-k // block_size)
     threads = threads or Threads(1)
     stored = stored_blocks(weight, scales, zero_points, n=n, blocks=blocks, bits=bits, block_size=block_size)
-    layout = layout_of([stored], bits, block_size, threads)
+    layout = layout_of([stored], bits, block_size, partial(fits_half_on, threads))
     data = new_array(arena, (weight_layout.num_tiles(n), weight_layout.num_records(k, layout), layout.nbytes), np.uint8)
     threads.run(program_of([[pack_call(stored, layout, data)]]), nanoseconds=n * k * NANOSECONDS_PER_WEIGHT)
     return weight_layout.BlockMatrix(n, k, layout, data)
@@ -239,19 +240,22 @@ def stored_blocks(
 
 
 def layout_of(
-    parts: Iterable[StoredBlocks], bits: int, block_size: int, threads: Threads
+    parts: Iterable[StoredBlocks], bits: int, block_size: int, fits: Callable[[NDArray[np.float32]], bool]
 ) -> weight_layout.RecordLayout:
     """Return the layout that holds all of these parts.
 
     The layout has zero points if any part needs them, and float32 factors if float16 cannot represent all of them.
+
+    Args:
+        fits: function that returns True if float16 represents all numbers exactly: `fits_half`, or its compiled form.
     """
     wide, points, whole = False, False, bits not in (4, 8)
     for stored in parts:
-        wide = wide or not _fits_half(stored.scales, threads)
+        wide = wide or not fits(stored.scales)
         if stored.points is not None:
             points = True
             whole = whole and _fit_bytes(stored.points)
-            wide = wide or not _fits_half(stored.points, threads)
+            wide = wide or not fits(stored.points)
     return weight_layout.layout_with(bits, block_size, "float" if wide else "half", points, whole_points=whole)
 
 
@@ -324,8 +328,14 @@ def _check(weight: NDArray[Any], scales: NDArray[Any], blocks: int, block_bytes:
             raise FormatError(f"{name} has {array.size} entries in shape {list(array.shape)}, expected {expected}")
 
 
-def _fits_half(values: NDArray[np.float32], threads: Threads) -> bool:
-    """Return True if float16 represents these numbers exactly and none is infinite or NaN."""
+def fits_half(values: NDArray[np.float32]) -> bool:
+    """Return True if float16 represents these numbers exactly and none is infinite or NaN. Needs no kernel."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(values).all() and np.array_equal(values.astype(np.float16).astype(np.float32), values))
+
+
+def fits_half_on(threads: Threads, values: NDArray[np.float32]) -> bool:
+    """Return the same as `fits_half`, computed by several threads."""
     differs = np.zeros(1, np.int64)
     pieces = -(-values.size // _PIECE)
     arguments = ScanArguments(values=values, count=values.size, differs=differs)

@@ -7,8 +7,9 @@ the addresses moved to the expert's weights and rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,21 @@ from numpy.typing import NDArray
 from genai.common.host_memory import Arena, new_array
 
 from ...checks import FormatError
-from ...weight_layout import BlockMatrix, check_block_format, num_records, num_tiles
+from ...weight_layout import BlockMatrix, RecordLayout, check_block_format, num_records, num_tiles
 from ..jit.arguments import Address, Arguments, Binding, offset_of, size
 from ..jit.dsl import inline
 from ..jit.memory import copy_arguments, read_int64, write_int64
 from ..jit.native import native_op
 from ..linear.decode import ProductArguments
 from ..linear.dense import DenseMatrix, Matrix, dense_bits, dense_shape, fill_dense
-from ..linear.packing import NANOSECONDS_PER_WEIGHT, StoredBlocks, layout_of, pack_call, stored_blocks
+from ..linear.packing import (
+    NANOSECONDS_PER_WEIGHT,
+    StoredBlocks,
+    fits_half_on,
+    layout_of,
+    pack_call,
+    stored_blocks,
+)
 from ..program.calls import Call, Items, program_of
 from ..program.driver import call_operator
 from ..program.step_table import StepField
@@ -92,30 +100,65 @@ def pack_experts(
     Raises:
         FormatError: an array has a wrong dtype or size, or there is no layout for these bits and this block size.
     """
-    check_block_format(bits, block_size)
-    experts, rows, parts = _sizes(weight, gated)
-    for name, array in (("scales", scales), ("zero_points", zero_points)):
-        if array is not None and (array.ndim < 1 or len(array) != experts):
-            raise FormatError(f"{name} is {list(array.shape)}, expected [{experts} experts, ...] like the weights")
     threads = threads or Threads(1)
-    blocks = -(-columns // block_size)
-    row_bytes = blocks * block_size * bits // 8
+    stored = StoredExperts(weight, scales, zero_points, columns=columns, bits=bits, block_size=block_size, gated=gated)
+    layout = layout_of(stored, bits, block_size, partial(fits_half_on, threads))
+    data = new_array(arena, stored.shape(layout), np.uint8)
+    for expert, one in enumerate(stored):
+        calls = [
+            pack_call(one, layout, data[expert, part], first=part, step=stored.parts) for part in range(stored.parts)
+        ]
+        threads.run(program_of([calls]), nanoseconds=stored.rows * columns * NANOSECONDS_PER_WEIGHT)
+    return stored.matrices(layout, data)
 
-    def stored() -> Iterator[StoredBlocks]:
-        """Yield one expert at a time, so that only one expert's floats are in memory."""
-        for expert in range(experts):
-            points, data = None if zero_points is None else zero_points[expert], weight[expert].reshape(rows, -1)
-            if data.shape[1] == -(-columns * bits // 8) < row_bytes:
+
+class StoredExperts:
+    """Block-quantised matrices of all experts in the model's format; see `pack_experts` for the arguments and errors.
+
+    Iteration yields one expert at a time, so that only one expert's floats are in memory.
+
+    Attributes:
+        experts: number of experts.
+        rows: rows of each expert.
+        parts: number of matrices that an expert's rows become.
+    """
+
+    def __init__(
+        self, weight: NDArray[np.uint8], scales: NDArray[Any], zero_points: NDArray[Any] | None, *, columns: int,
+        bits: int, block_size: int, gated: bool,
+    ) -> None:  # fmt: skip
+        check_block_format(bits, block_size)
+        self.experts, self.rows, self.parts = _sizes(weight, gated)
+        for name, array in (("scales", scales), ("zero_points", zero_points)):
+            if array is not None and (array.ndim < 1 or len(array) != self.experts):
+                raise FormatError(
+                    f"{name} is {list(array.shape)}, expected [{self.experts} experts, ...] like the weights"
+                )
+        self._weight, self._scales, self._zero_points = weight, scales, zero_points
+        self._columns, self._bits, self._block_size = columns, bits, block_size
+
+    def __iter__(self) -> Iterator[StoredBlocks]:
+        blocks = -(-self._columns // self._block_size)
+        row_bytes = blocks * self._block_size * self._bits // 8
+        for expert in range(self.experts):
+            points = None if self._zero_points is None else self._zero_points[expert]
+            data = self._weight[expert].reshape(self.rows, -1)
+            if data.shape[1] == -(-self._columns * self._bits // 8) < row_bytes:
                 data = np.pad(data, ((0, 0), (0, row_bytes - data.shape[1])))
-            yield stored_blocks(data, scales[expert], points, n=rows, blocks=blocks, bits=bits, block_size=block_size)
+            yield stored_blocks(
+                data, self._scales[expert], points, n=self.rows, blocks=blocks, bits=self._bits,
+                block_size=self._block_size,
+            )  # fmt: skip
 
-    layout = layout_of(stored(), bits, block_size, threads)
-    shape = (experts, parts, num_tiles(rows // parts), num_records(columns, layout), layout.nbytes)
-    data = new_array(arena, shape, np.uint8)
-    for expert, one in enumerate(stored()):
-        calls = [pack_call(one, layout, data[expert, part], first=part, step=parts) for part in range(parts)]
-        threads.run(program_of([calls]), nanoseconds=rows * columns * NANOSECONDS_PER_WEIGHT)
-    return ExpertMatrices(tuple(BlockMatrix(rows // parts, columns, layout, part) for part in data[0]), data)
+    def shape(self, layout: RecordLayout) -> tuple[int, ...]:
+        """Return the shape of the packed data, uint8."""
+        tiles, records = num_tiles(self.rows // self.parts), num_records(self._columns, layout)
+        return self.experts, self.parts, tiles, records, layout.nbytes
+
+    def matrices(self, layout: RecordLayout, data: NDArray[np.uint8]) -> ExpertMatrices:
+        """Return the packed data as matrices."""
+        rows = self.rows // self.parts
+        return ExpertMatrices(tuple(BlockMatrix(rows, self._columns, layout, part) for part in data[0]), data)
 
 
 def pack_dense_experts(weight: NDArray[Any], *, gated: bool = False, arena: Arena | None = None) -> ExpertMatrices:
@@ -124,15 +167,24 @@ def pack_dense_experts(weight: NDArray[Any], *, gated: bool = False, arena: Aren
     Args:
         gated, arena: as for `pack_experts`.
     """
+    matrices = dense_experts(weight, gated, partial(new_array, arena))
+    _, bits = dense_bits(weight)
+    for expert in range(matrices.experts):
+        for part in range(len(matrices.parts)):
+            fill_dense(matrices.data[expert, part], bits[expert, part :: len(matrices.parts)])
+    return matrices
+
+
+def dense_experts(
+    weight: NDArray[Any], gated: bool, new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+) -> ExpertMatrices:
+    """Return the matrices that `pack_dense_experts` fills, in zeros from `new(shape, dtype)`."""
     if weight.ndim != 3:
         raise FormatError(f"weight is {weight.dtype} {list(weight.shape)}, expected [experts, rows, columns]")
     experts, rows, parts = _sizes(weight, gated)
     columns = weight.shape[2]
     type_, bits = dense_bits(weight)
-    data = new_array(arena, (experts, parts, *dense_shape(rows // parts, columns)), bits.dtype)
-    for expert in range(experts):
-        for part in range(parts):
-            fill_dense(data[expert, part], bits[expert, part::parts])
+    data = new((experts, parts, *dense_shape(rows // parts, columns)), bits.dtype)
     return ExpertMatrices(tuple(DenseMatrix(rows // parts, columns, type_, part) for part in data[0]), data)
 
 

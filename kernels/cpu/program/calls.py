@@ -205,8 +205,7 @@ def program_of(phases: Phases, also: Collection[Compiled] = ()) -> Program:
     calls = tuple(call for phase in phases for call in phase)
     ends = set(accumulate(map(len, phases)))
     operators = [operators_of([call]) for call in calls]
-    now = {op for call, ops in zip(calls, operators, strict=True) if call.items.counted not in PREFILL for op in ops}
-    later = {op for ops in operators for op in ops} - now
+    now, later = needed_by(calls)
     if also or later or not all(op.ready for op in now):
         LIBRARY.prepare([*also, *now], later=later)
     table = huge_array((len(calls), CALL_ENTRIES), np.int64)
@@ -220,6 +219,12 @@ def program_of(phases: Phases, also: Collection[Compiled] = ()) -> Program:
         else:
             program.later.append(index)
     return program
+
+
+def needed_by(calls: Sequence[Call]) -> tuple[set[Compiled], set[Compiled]]:
+    """Return the operators that calls need in every step, and those that only prefill rows need."""
+    now = {op for call in calls if call.items.counted not in PREFILL for op in operators_of([call])}
+    return now, set(operators_of(calls)) - now
 
 
 def operators_of(calls: Sequence[Call]) -> list[Compiled]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,13 +12,14 @@ from numpy.typing import NDArray
 
 from genai.common.host_memory import Arena
 
-from ...ir import Constants, DenseWeight, Weight
-from ..jit.native import LIBRARY
+from ...ir import BlockWeight, Constants, DenseWeight, Weight
+from ...weight_layout import BlockMatrix, num_records, num_tiles
+from ..jit.native import LIBRARY, Compiled
 from ..linear.calls import alike
-from ..linear.dense import Matrix, pack_dense
-from ..linear.formats import pack_weight
-from ..linear.packing import find_difference, pack_matrix, pack_op
-from ..moe.products import ExpertMatrices, pack_dense_experts, pack_experts
+from ..linear.dense import DenseMatrix, Matrix, dense_bits, dense_shape, pack_dense
+from ..linear.formats import pack_weight, record_layout
+from ..linear.packing import find_difference, fits_half, layout_of, pack_matrix, pack_op, stored_blocks
+from ..moe.products import ExpertMatrices, StoredExperts, dense_experts, pack_dense_experts, pack_experts
 from .driver import run_program, serve
 from .thread_pool import Threads
 
@@ -53,15 +55,9 @@ class PackedWeights:
     def _pack_experts(self, weight: Weight, constants: Constants) -> ExpertMatrices:
         if isinstance(weight, DenseWeight):
             return pack_dense_experts(constants.array(weight.data), gated=weight.interleaved, arena=self._arena)
-        assert weight.is_uniform
-        scales, blocks = constants.array(weight.scales), -(-weight.columns // weight.block_size)
-        if scales.size == weight.experts * weight.rows < scales.size * blocks:
-            scales = np.repeat(scales.reshape(weight.experts, weight.rows, 1), blocks, axis=2)
         return pack_experts(
-            constants.array(weight.data), scales, constants.array(weight.offsets) if weight.offsets else None,
-            columns=weight.columns, bits=weight.bits, block_size=weight.block_size, gated=weight.interleaved,
-            threads=self._threads, arena=self._arena,
-        )  # fmt: skip
+            *_expert_arrays(weight, constants), threads=self._threads, arena=self._arena, **_form(weight)
+        )
 
     def nbytes(self, weight: Weight, constants: Constants) -> int:
         """Return the bytes of a packed weight, including all of its experts."""
@@ -77,14 +73,90 @@ class PackedWeights:
             return pack_dense(constants.array(weight.data), transposed=weight.transposed)
         if not weight.is_uniform:
             return pack_weight(weight.load(constants.array), threads=self._threads, arena=self._arena)
-        sub_block = 32 if weight.block_size % 32 == 0 else 16
         # Compile these in parallel, not one after the other.
-        LIBRARY.prepare([find_difference, pack_op(weight.bits, sub_block), run_program, serve])
+        LIBRARY.prepare(_packers(weight.bits, weight.block_size))
         return pack_matrix(
-            constants.array(weight.data), constants.array(weight.scales),
-            constants.array(weight.offsets) if weight.offsets else None, n=weight.rows, k=weight.columns,
-            bits=weight.bits, block_size=weight.block_size, threads=self._threads, arena=self._arena,
+            *_block_arrays(weight, constants), n=weight.rows, k=weight.columns, bits=weight.bits,
+            block_size=weight.block_size, threads=self._threads, arena=self._arena,
         )  # fmt: skip
+
+
+class WeightLayouts(PackedWeights):
+    """Weights in the layouts of packed weights, but without their numbers, so that no kernel is needed to pack them.
+
+    Programs that are lowered with these weights show which operators the programs need.
+
+    Attributes:
+        packers: the operators that pack the weights.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        super().__init__(threads)
+        self.packers: set[Compiled] = set()
+        self._zeros = np.zeros(0, np.uint8)
+
+    def _once(self, pack: Callable[[Weight, Constants], Any], weight: Weight, constants: Constants) -> Any:
+        found = self._packed.setdefault(constants, {})
+        if weight not in found:
+            found[weight] = pack(weight, constants)  # the constants are read again, so they are not released
+        return found[weight]
+
+    def _pack(self, weight: Weight, constants: Constants) -> Matrix:
+        rows, columns = weight.rows, weight.columns
+        if isinstance(weight, DenseWeight):
+            type_, bits = dense_bits(constants.array(weight.data))
+            return DenseMatrix(rows, columns, type_, self._array(dense_shape(rows, columns), bits.dtype))
+        if weight.is_uniform:
+            form: dict[str, int] = {"bits": weight.bits, "block_size": weight.block_size}
+            blocks = -(-columns // weight.block_size)
+            stored = stored_blocks(*_block_arrays(weight, constants), n=rows, blocks=blocks, **form)
+            layout = layout_of([stored], **form, fits=fits_half)
+        else:
+            layout = record_layout(weight.load(constants.array))
+        self.packers.update(_packers(layout.bits, layout.block_size))
+        data = self._array((num_tiles(rows), num_records(columns, layout), layout.nbytes), np.dtype(np.uint8))
+        return BlockMatrix(rows, columns, layout, data)
+
+    def _pack_experts(self, weight: Weight, constants: Constants) -> ExpertMatrices:
+        if isinstance(weight, DenseWeight):
+            return dense_experts(constants.array(weight.data), weight.interleaved, self._array)
+        stored = StoredExperts(*_expert_arrays(weight, constants), **_form(weight))
+        layout = layout_of(stored, weight.bits, weight.block_size, fits_half)
+        self.packers.update(_packers(layout.bits, layout.block_size))
+        return stored.matrices(layout, self._array(stored.shape(layout), np.dtype(np.uint8)))
+
+    def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return zeros. All matrices share their memory, which the system does not provide before it is written."""
+        size = prod(shape) * dtype.itemsize
+        if size > self._zeros.size:
+            self._zeros = np.zeros(size, np.uint8)
+        return self._zeros[:size].view(dtype).reshape(shape)
+
+
+def _packers(bits: int, block_size: int) -> list[Compiled]:
+    """Return the operators that pack a weight of this format."""
+    return [find_difference, pack_op(bits, 32 if block_size % 32 == 0 else 16), run_program, serve]
+
+
+def _block_arrays(weight: BlockWeight, constants: Constants) -> tuple[Any, Any, Any]:
+    """Return the codes, the scales and the zero points of a uniform weight; None = no zero points."""
+    offsets = constants.array(weight.offsets) if weight.offsets else None
+    return constants.array(weight.data), constants.array(weight.scales), offsets
+
+
+def _expert_arrays(weight: BlockWeight, constants: Constants) -> tuple[Any, Any, Any]:
+    """Return the same for all experts. A scale per row is repeated for every block."""
+    assert weight.is_uniform
+    data, scales, offsets = _block_arrays(weight, constants)
+    blocks = -(-weight.columns // weight.block_size)
+    if scales.size == weight.experts * weight.rows < scales.size * blocks:
+        scales = np.repeat(scales.reshape(weight.experts, weight.rows, 1), blocks, axis=2)
+    return data, scales, offsets
+
+
+def _form(weight: BlockWeight) -> dict[str, Any]:
+    names = {"columns": weight.columns, "bits": weight.bits, "block_size": weight.block_size}
+    return {**names, "gated": weight.interleaved}
 
 
 def vector(constants: Constants, name: str) -> NDArray[np.float32] | None:

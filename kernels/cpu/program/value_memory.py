@@ -15,8 +15,8 @@ from genai.common.host_memory import huge_array
 from ...cache_layout import CacheLayer
 from ...ir import Constants, Per, RowsType
 from ..jit.arguments import Binding
-from ..jit.native import LIBRARY
-from .calls import Call, Phases, Program, Rows, program_of
+from ..jit.native import LIBRARY, Compiled
+from .calls import Call, Phases, Program, Rows, needed_by, program_of
 from .packed_weights import PackedWeights
 from .step_table import StepField
 
@@ -72,6 +72,10 @@ class Lowering:
     def finish(self) -> Program:
         """Return the program, with its operators compiled."""
         return program_of(self._phases, LIBRARY.take_expected())
+
+    def operators(self) -> tuple[set[Compiled], set[Compiled]]:
+        """Return the operators that `finish` compiles, and those that it leaves for later; see `needed_by`."""
+        return needed_by([call for phase in self._phases for call in phase])
 
     def rows(self, name: str) -> Rows:
         """Return the rows of a value."""

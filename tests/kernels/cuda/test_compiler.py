@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from genai.common import progress
+from genai.common.progress import Task
 from genai.kernels.cpu.jit import kernel_cache
 from genai.kernels.cuda import compiler, kernel_cache as cuda_cache
 from genai.kernels.cuda.compiler import OPTIONS, CompileError, KernelCompiler, target
@@ -105,6 +107,29 @@ def test_texts_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
         b"cubin of c",
     ]
     assert KernelCompiler(Nvrtc(), 80).images([]) == []
+
+
+def test_one_bar_counts_what_is_compiled(monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
+    tasks: list[tuple[str, float, list[float]]] = []
+
+    class Recorded(Task):
+        def __init__(self, label: str, total: float = 0, **options: Any) -> None:
+            self.counts: list[float] = []
+            tasks.append((label, total, self.counts))
+
+        def add(self, count: float) -> None:
+            self.counts.append(count)
+
+    monkeypatch.setattr(progress, "_renderer", Recorded)
+    KernelCompiler(Nvrtc(), 90).images(["a"])
+    assert KernelCompiler(Nvrtc(), 90).images(["b", "a", "c", "b"]) == [
+        b"cubin of b", b"cubin of a", b"cubin of c", b"cubin of b",
+    ]  # fmt: skip
+    label = "Compiling CUDA kernels (once per kernel)"
+    assert tasks == [(label, 1, [1]), (label, 2, [1, 1])]
+    assert logged() == [f"{label} ..."] * 2
+    KernelCompiler(Nvrtc(), 90).images(["c"])
+    assert len(tasks) == 2 and not logged(), "everything was there"
 
 
 def test_what_does_not_compile_is_not_kept(folder: Path) -> None:
