@@ -1,4 +1,4 @@
-"""Entry point. Imports the rest of the package only after Ctrl-C is handled."""
+"""Entry point. Imports the rest of the package only after Ctrl-C is handled and the terminal shows a first sign."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ def main(arguments: list[str] | None = None) -> None:
         if handler is signal.default_int_handler:
             # There is nothing to save before a command starts, so the signal may kill the process.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        from .app import run
-        from .streams import prepare_streams
+        from .streams import first_sign, prepare_streams
 
-        signal.signal(signal.SIGINT, handler)
         prepare_streams()
-        code = run(arguments)
+        with first_sign(sys.argv[1:] if arguments is None else arguments):
+            from .app import run
+
+            signal.signal(signal.SIGINT, handler)
+            code = run(arguments)
     except KeyboardInterrupt:
         code = 130
     except RuntimeError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -11,64 +13,56 @@ from genai.common.log import to_stderr
 from genai.common.start import out_of_memory
 from genai.errors import GenaiError, OptionError
 
-from . import (
-    batch,
-    bench,
-    build,
-    doctor,
-    embed as embed_command,
-    evaluate,
-    evaluate_diff,
-    generate,
-    info,
-    lora,
-    models,
-    quantize,
-    quantize_onnx,
-    run as run_command,
-)
-from .chat.command import chat
 from .commands import App
 from .help_page import usage_error
 from .streams import OutputLost, drop_output
 from .terminal import say
 
-app = App(
-    name="genai",
-    help="Run, chat with, evaluate and benchmark generative language models from ONNX graphs.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for one in (
-    chat,
-    generate.generate,
-    batch.batch,
-    embed_command.embed,
-    embed_command.rerank,
-    info.info,
-    models.pull,
-    models.list_models,
-    models.show,
-    models.rm,
-    run_command.run,
-    build.build,
-    quantize.quantize,
-    quantize_onnx.quantize_onnx,
-    doctor.doctor,
-):
-    app.command("list" if one is models.list_models else None)(one)
-app.add_typer(bench.app, name="bench")
-app.add_typer(lora.app, name="lora")
-evaluations = App(help="Measure quality: perplexity, KL divergence and accuracy on tasks.", no_args_is_help=True)
-for one in (evaluate.ppl, evaluate.kld, evaluate_diff.diff, evaluate.tasks):
-    evaluations.command()(one)
-app.add_typer(evaluations, name="eval")
+# The functions of the commands, and the groups of commands, by the modules that define them. Only the module of the
+# command that runs is imported.
+_COMMANDS = {
+    "chat": "chat.command:chat",
+    "generate": "generate:generate",
+    "batch": "batch:batch",
+    "embed": "embed:embed",
+    "rerank": "embed:rerank",
+    "info": "info:info",
+    "pull": "models:pull",
+    "list": "models:list_models",
+    "show": "models:show",
+    "rm": "models:rm",
+    "run": "run:run",
+    "build": "build:build",
+    "quantize": "quantize:quantize",
+    "quantize-onnx": "quantize_onnx:quantize_onnx",
+    "doctor": "doctor:doctor",
+    "bench": "bench:app",
+    "lora": "lora:app",
+    "eval": "evaluations:app",
+}
 
 
-def command() -> Any:
-    """Return the root command. Every option can also be set by an environment variable: --top-k by GENAI_TOP_K."""
+def command(only: str = "") -> Any:
+    """Return the root command, with the command `only`, or with all commands if there is no command of this name.
+
+    Every option can also be set by an environment variable: --top-k by GENAI_TOP_K.
+    """
+    app = App(
+        name="genai",
+        help="Run, chat with, evaluate and benchmark generative language models from ONNX graphs.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for name in (only,) if only in _COMMANDS else _COMMANDS:
+        module, _, attribute = _COMMANDS[name].partition(":")
+        found = getattr(import_module(f".{module}", __package__), attribute)
+        if isinstance(found, App):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
     return typer.main.get_command(app)
 
 
@@ -80,7 +74,6 @@ def _version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
@@ -96,8 +89,10 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    named = next((argument for argument in given if not argument.startswith("-")), "")
     try:
-        code = command().main(arguments, prog_name="genai", standalone_mode=False)
+        code = command(named).main(given, prog_name="genai", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except GenaiError as error:
         say(f"error: {error}")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress_line import ProgressLine
+from genai.common.progress import quietly, task
 from genai.errors import OptionError
 
 from . import options as opt
 from .options import sampling_flags
-from .terminal import SHOWN_AFTER, need_chat_template
+from .terminal import need_chat_template
 
 if TYPE_CHECKING:
     from genai.llm.batch.cluster import Cluster
@@ -95,20 +95,20 @@ def batch(
     with _engine(model, ray, workers, flags, max_sequences) as llm:
         if as_chat:
             need_chat_template(llm)
-        with _Line(quiet=flags.quiet) as line:
+        with quietly(flags.quiet), _Line() as line:
             try:
                 report = run_batch(
                     llm, lines, output, asking, begin=begin, in_order=in_order, window=window, progress=line.show,
                     **options,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                line.close()
                 flags.voice.say(
                     f"{output} contains the replies so far; to continue, run the command again with --resume"
                 )
                 raise
     if html is not None:
-        write_page(report, html)
+        with quietly(flags.quiet), task(f"Writing {html.name}"):
+            write_page(report, html)
     _say(report, flags)
     if report.figures.failed or report.kept_failed:
         raise typer.Exit(1)
@@ -137,7 +137,8 @@ def _engine(
     folder = flags.folder_of(model)
     engine = {**flags.options, "context_size": flags.ctx_size, "quiet": True, "max_sequences": max_sequences}
     engine["speculation"] = flags.speculation()
-    return Cluster(folder, ray, workers=workers, **engine)
+    with task("Starting the engines of the Ray cluster"):
+        return Cluster(folder, ray, workers=workers, **engine)
 
 
 def _beginning(*, resume: bool, retry: bool, force: bool) -> str:
@@ -154,9 +155,8 @@ def _beginning(*, resume: bool, retry: bool, force: bool) -> str:
 class _Line:
     """The live progress bar."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._line = ProgressLine("Processing", after=SHOWN_AFTER)
-        self._quiet = quiet
+    def __init__(self) -> None:
+        self._line = task("Processing")
         self._recent: list[tuple[float, int, int]] = []
 
     def show(self, progress: BatchProgress) -> None:
@@ -171,21 +171,16 @@ class _Line:
             f"{figures.done:,} lines{failed}; prompt {(figures.prompt_tokens - read) / seconds:,.0f} tok/s, "
             f"generated {(figures.generated_tokens - written) / seconds:,.0f} tok/s"
         )
-        if self._quiet:
-            return
         if progress.total is None:
-            self._line.show_count(counted)
+            self._line.count(counted)
         else:
             self._line.show(progress.done, progress.total, counted)
-
-    def close(self) -> None:
-        self._line.close()
 
     def __enter__(self) -> _Line:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._line.close()
 
 
 def _say(report: BatchReport, flags: opt.EngineFlags) -> None:

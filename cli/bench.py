@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress_line import ProgressLine
+from genai.common.progress import task
 from genai.errors import OptionError
 
 from . import options as opt
@@ -60,7 +60,7 @@ def decode(
     """Measure decode speed in tokens per second. Also reports the share of the memory bandwidth that decoding uses."""
     from genai.bench.speed import bench_decode
 
-    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
+    with flags.load(model) as loaded, task("Measuring") as line:
         options = {"context": context, "tokens": tokens, "batch": batch, "repeat": repeat}
         result = bench_decode(loaded, **options, progress=line.show)
     _report(result, as_json)
@@ -79,7 +79,7 @@ def prefill(
     """Measure prefill speed in tokens per second. Also reports matmul speed as a percentage of the machine's peak."""
     from genai.bench.speed import bench_prefill
 
-    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
+    with flags.load(model) as loaded, task("Measuring") as line:
         result = bench_prefill(loaded, tokens=tokens, repeat=repeat, progress=line.show)
     _report(result, as_json)
 
@@ -106,12 +106,12 @@ def context(
         loaded = [stack.enter_context(flags.load(model))]
         if beside is not None:
             loaded.append(stack.enter_context(replace(flags, kv_type=beside).load(model)))
-        line = stack.enter_context(ProgressLine("Measuring"))
+        line = stack.enter_context(task("Measuring"))
         most = min(one.context_size for one in loaded)
         fitting = [length for length in _CONTEXTS if length + tokens < most]
         chosen = lengths or fitting or [most // 2]
         rows = sweep_context(loaded, chosen, tokens=tokens, repeat=repeat, progress=line.show)
-        _table(rows, as_json, line, plot)
+        _table(rows, as_json, plot)
 
 
 @app.command()
@@ -130,10 +130,10 @@ def batch(
     """Measure decode speed by number of sequences decoded together. Default numbers: 1, 2, 4, 8 and 16."""
     from genai.bench.speed import sweep_batch
 
-    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
+    with flags.load(model) as loaded, task("Measuring") as line:
         options = {"context": context, "tokens": tokens, "repeat": repeat}
         rows = sweep_batch(loaded, sizes or _BATCHES, **options, progress=line.show)
-        _table(rows, as_json, line, plot)
+        _table(rows, as_json, plot)
 
 
 @app.command()
@@ -159,9 +159,9 @@ def threads(
         # The command varies the number of CPU threads, so it overrides the device that the folder's config names.
         return opt.ModelFlags(count, accuracy, kv_type, kv_force, device="cpu").load(model)
 
-    with ProgressLine("Measuring") as line:
+    with task("Measuring") as line:
         rows = sweep_threads(load, chosen, context=context, tokens=tokens, repeat=repeat, progress=line.show)
-        _table(rows, as_json, line, plot)
+        _table(rows, as_json, plot)
 
 
 @app.command()
@@ -169,22 +169,58 @@ def startup(
     model: opt.ModelArgument = None,
     tokens: PromptTokens = 128,
     cold: Annotated[bool, typer.Option("--cold", help="Start each run with an empty kernel cache.")] = False,
+    commands: Annotated[
+        bool | None,
+        typer.Option("--commands/--no-commands", help="Also measure the start of each command [default: if possible]."),
+    ] = None,
     repeat: Repeat = 5,
     threads: opt.ThreadsOption = None,
     device: opt.Device = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure the time from the start of a process to the first token, in seconds."""
+    """Measure the time from the start of a process to the first token, in seconds.
+
+    Also measures the time that each command needs on a terminal to show a first sign and its first output.
+    """
+    from genai.bench.commands import bench_commands, can_measure, import_seconds
     from genai.bench.speed import bench_startup
     from genai.devices import check_device
+    from genai.doctor.processor import read_processor
     from genai.models.model_options import check_model_options
 
     check_model_options(threads=threads, device=device)
     check_device(device)
     folder, options = opt.folder_of(model), dict[str, Any](threads=threads, device=device)
-    with ProgressLine("Measuring") as line:
+    with task("Measuring the model") as line:
         result = bench_startup(folder, tokens=tokens, **options, cold=cold, repeat=repeat, progress=line.show)
-    _report(result, as_json)
+        result = {"processor": read_processor().name, **result, "import s": import_seconds(repeat)}
+    if not as_json:
+        _report(result, as_json)
+    rows: list[Mapping[str, Any]] = []
+    if can_measure() if commands is None else commands:
+        with task("Measuring the commands") as line:
+            measured = bench_commands(_commands(), repeat=repeat, progress=line.show)
+            rows = list(_printed(measured, as_json))
+    if as_json:
+        emit(json.dumps({**result, "commands": rows}), "\n")
+
+
+def _commands() -> dict[str, list[str]]:
+    """Return the arguments with which each command is started: its help, or a short run with the bundled model."""
+    from .app import command  # it imports this module
+
+    names: list[list[str]] = []
+    for name, one in command().commands.items():
+        names += [[name, inner] for inner in one.commands] if hasattr(one, "commands") else [[name]]
+    runs = {
+        "genai --version": ["--version"],
+        "genai --help": ["--help"],
+        "genai chat": ["chat"],
+        "genai generate -n 8": ["generate", "-p", "Luna", "-n", "8"],
+        "genai info": ["info"],
+        "genai list": ["list"],
+    }
+    return runs | {f"genai {' '.join(name)} --help": [*name, "--help"] for name in names}
 
 
 @app.command()
@@ -223,16 +259,16 @@ def kernels(
                 "--formats measures only CPU kernels",
                 "remove one of the two",
             )
-        with ProgressLine("Measuring") as line:
+        with task("Measuring"):
             exact = accuracy == "fp32"
             rows_measured = bench_formats(rows=rows or _ROWS_OF_FORMATS, threads=threads, repeat=repeat, exact=exact)
-            _table(rows_measured, as_json, line, None)
+            _table(rows_measured, as_json, None)
         return
-    with opt.ModelFlags(threads, accuracy, device=device).load(model) as loaded, ProgressLine("Measuring") as line:
+    with opt.ModelFlags(threads, accuracy, device=device).load(model) as loaded, task("Measuring"):
         products = bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat)
         attention = bench_attention(loaded, context=context, repeat=repeat)
         rows_measured = chain(products, attention)
-        _table(rows_measured if as_json else map(_for_a_column, rows_measured), as_json, line, None)
+        _table(rows_measured if as_json else map(_for_a_column, rows_measured), as_json, None)
 
 
 def _for_a_column(row: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +304,7 @@ def throughput(
     """
     from genai.bench.throughput import bench_throughput
 
-    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
+    with flags.load(model) as loaded, task("Measuring") as line:
         longest = long_prompt or min(2048, loaded.context_size // 2)
         results = list(
             bench_throughput(
@@ -276,7 +312,6 @@ def throughput(
                 max_sequences=sequences, progress=line.show,
             )
         )  # fmt: skip
-        line.close()
     if as_json:
         emit(json.dumps(results), "\n")
         return
@@ -306,12 +341,12 @@ def lora(
     """
     from genai.bench.lora import bench_lora
 
-    with ProgressLine("Measuring") as line:
+    with task("Measuring") as line:
         rows = bench_lora(
             lambda lora: flags.load(model, lora=lora), ranks=ranks or [16], batches=batches or [1, 16], context=context,
             tokens=tokens, prompt=prompt, repeat=repeat, progress=line.show,
         )  # fmt: skip
-        _table(rows, as_json, line, None)
+        _table(rows, as_json, None)
 
 
 @app.command()
@@ -341,12 +376,12 @@ def speculation(
     from genai.llm.speculation import Speculation
 
     cases = [Case(file.name, read_text_file(file)) for file in files or ()]
-    with flags.load(model) as loaded, ExitStack() as stack, ProgressLine("Measuring") as line:
+    with flags.load(model) as loaded, ExitStack() as stack, task("Measuring") as line:
         beside = flags if flags.device else replace(flags, device=loaded.decoder.executor.device)
         guesser = stack.enter_context(beside.load(Path(draft))) if draft else None
         chosen = Speculation(draft=guesser, lookup_file=lookup_file)
         options: dict[str, Any] = {"cases": cases, "tokens": tokens, "batch": batch, "repeat": repeat}
-        _table(bench_speculation(loaded, chosen, **options, progress=line.show), as_json, line, None)
+        _table(bench_speculation(loaded, chosen, **options, progress=line.show), as_json, None)
 
 
 @app.command()
@@ -363,7 +398,9 @@ def session(
     """Measure the time in milliseconds to load any ONNX model and to run it on random inputs."""
     from genai.bench.session import bench_session
 
-    _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
+    with task("Measuring"):
+        result = bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare)
+    _report(result, as_json)
 
 
 @app.command()
@@ -390,10 +427,9 @@ def _report(result: Mapping[str, object], as_json: bool) -> None:
     emit_figures(json.dumps(result) if as_json else rows)
 
 
-def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine, plot: Path | None) -> None:
+def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, plot: Path | None) -> None:
     """Print rows as they arrive, under one heading, then a plot; with `as_json`, print all rows at the end."""
-    printed = list(_printed(rows, as_json, line))
-    line.close()
+    printed = list(_printed(rows, as_json))
     if as_json:
         emit(json.dumps(printed), "\n")
     speeds = [name for name in printed[0] if name.endswith("tok/s")] if printed else []
@@ -406,7 +442,7 @@ def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine,
         show_chart(chart, plot, as_json=as_json)
 
 
-def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine) -> Iterator[Mapping[str, Any]]:
+def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool) -> Iterator[Mapping[str, Any]]:
     """Yield each row and print it in narrow columns. Heading words are stacked, and names appear above their rows."""
     widths: list[int] = []
     named = ""
@@ -414,7 +450,6 @@ def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLin
         yield row
         if as_json:
             continue
-        line.close()
         (first, value), *_ = row.items()
         name = value if isinstance(value, str) else ""
         cells = {key: _text_of(key, value) for key, value in row.items() if not name or key != first}

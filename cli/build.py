@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,9 +61,8 @@ def build(
     if is_encoder:
         _build_encoder(expanded(checkpoint), output, options)
         return
-    report: list[Any] = []
-    plan = plan_build(checkpoint, options, force=force, progress=lambda count: report[0](count))
-    report.append(watch(plan))
+    plan = plan_build(checkpoint, options, force=force)
+    say_remarks(plan)
     with interruptible():
         folder = execute(plan, output)
     for name in plan.weights.replaced:
@@ -96,9 +95,9 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
 
     plans: list[BuildPlan] = []
 
-    def watched(plan: BuildPlan) -> Callable[[int], None]:
+    def watched(plan: BuildPlan) -> None:
         plans.append(plan)
-        return watch(plan)
+        say_remarks(plan)
 
     pulling = PullDialog(yes=yes, precision=precision)
     building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watched, waiting)
@@ -126,8 +125,7 @@ def interruptible(message: str = "genai: interrupted, nothing was built") -> Ite
         with termination_raises():
             yield
     except (KeyboardInterrupt, SystemExit):
-        # The progress bar has not yet written the end of its line.
-        say(("\n" if sys.stderr.isatty() else "") + message)
+        say(message)
         raise
 
 
@@ -144,10 +142,7 @@ def ask(question: str) -> bool:
     return agreed(question)
 
 
-def watch(plan: BuildPlan) -> Callable[[int], None]:
-    """Print remarks about the checkpoint, then return a callback for a progress bar (shown on terminals only)."""
-    from genai.convert.resolve import build_task
-
+def say_remarks(plan: BuildPlan) -> None:
+    """Print remarks about the checkpoint."""
     for remark in plan.remarks:
         say(f"genai: {remark}")
-    return build_task(plan)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import task
+
 from . import options as opt
 from .terminal import emit, interrupts_end_the_process
 from .wrapping import printable, table, width_of
@@ -44,7 +46,8 @@ def report(machine: Machine | None = None, *, as_json: bool) -> int:
     """Print the findings and return the exit code."""
     from genai.doctor.checkup import Mark, examine, usable
 
-    findings = examine(machine)
+    with task("Examining this machine"):
+        findings = examine(machine)
     is_usable = usable(findings)
     if as_json:
         _emit_json({"usable": is_usable, "findings": [asdict(finding) for finding in findings]})
@@ -75,7 +78,8 @@ def clean(*, as_json: bool) -> int:
     from genai.common.memory_limits import format_bytes
     from genai.doctor.caches import inspect_caches, remove_stale
 
-    removed, errors = remove_stale(inspect_caches())
+    with task("Deleting kernels"):
+        removed, errors = remove_stale(inspect_caches())
     if as_json:
         _emit_json(
             {

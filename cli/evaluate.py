@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress_line import ProgressLine
+from genai.common.progress import Task, task
 from genai.common.to_json import to_json
 from genai.errors import InputError
-from genai.models.kv_quality import MEASURED
 
 from . import options as opt
 from .terminal import PlotFile, emit, emit_figures, read_stdin, say, show_chart
 
 if TYPE_CHECKING:
-    from genai.evaluate import Divergence, Perplexity, ScoringProgress
+    from genai.evaluate import ScoringProgress
     from genai.models.model import Model
 
 Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Prepend BOS [default: as the tokenizer does].")]
@@ -60,6 +59,8 @@ class PairFlags(opt.ModelFlags):
 
     def sides(self, base: Path | None, other: Path | None) -> tuple[Side, Side]:
         """Return both sides. OTHER uses the value of BASE for each option that it does not set."""
+        from genai.models.kv_quality import MEASURED
+
         # These commands measure the loss from an int4 KV cache, so they must accept such a cache on either side.
         flags = opt.ModelFlags(self.threads, self.accuracy, self.kv_type, self.kv_type == MEASURED, self.device)
         accuracy = self.accuracy if self.other_accuracy is None else self.other_accuracy
@@ -91,7 +92,7 @@ def tasks(
     questions = read_questions(file or bundled_tasks())
     if html is not None:
         write_page(html, "")  # reports an unwritable path before the long evaluation
-    with flags.load(model) as loaded, ProgressLine("Evaluating") as line:
+    with flags.load(model) as loaded, task("Evaluating") as line:
         outcomes = evaluate(loaded, questions, batch_size=batch, progress=line.show)
         model_name = loaded.folder.name
     table = summary(outcomes)
@@ -134,10 +135,10 @@ def ppl(
     text = _read(file)
     from genai.evaluate import perplexity
 
-    with flags.load(model) as subject, ProgressLine("Scoring") as line:
+    with flags.load(model) as subject, task("Scoring") as line:
         keep = (32 if ctx_keep is None else ctx_keep) if ctx_shift else None
         result = perplexity(subject, text, **dataclasses.asdict(cut), ctx_shift=keep, progress=partial(_tell, line))
-    emit_figures(to_json(result) if as_json else _perplexity_rows(result))
+    emit_figures(to_json(result) if as_json else result.rows())
 
 
 @opt.flag_groups
@@ -156,11 +157,12 @@ def kld(
     from genai.common.plots import Chart
     from genai.evaluate import kl_divergence
     from genai.evaluate.divergence import keep_kv_quality
+    from genai.models.kv_quality import MEASURED
 
-    with loaded(*flags.sides(base, other)) as (reference, subject), ProgressLine("Scoring") as line:
+    with loaded(*flags.sides(base, other)) as (reference, subject), task("Scoring") as line:
         result = kl_divergence(reference, subject, text, **dataclasses.asdict(cut), progress=partial(_tell, line))
         recorded = keep_kv_quality(reference, subject, result)
-    emit_figures(to_json(result) if as_json else _divergence_rows(result))
+    emit_figures(to_json(result) if as_json else result.rows())
     if recorded is not None:
         say(f"{MEASURED} KV cache: {recorded}")
     names = {"median": result.median, "90 %": result.p90, "99 %": result.p99, "maximum": result.maximum}
@@ -178,50 +180,12 @@ def _read(file: str) -> str:
     return text
 
 
-def _perplexity_rows(result: Perplexity) -> list[tuple[str, str]]:
-    return [
-        ("perplexity", f"{result.perplexity:.4f} ± {result.perplexity_error:.4f}"),
-        ("nats per token", f"{result.nats_per_token:.5f} ± {result.nats_error:.5f}"),
-        ("bits per byte", f"{result.bits_per_byte:.5f}"),
-        ("scored", f"{result.tokens} tokens, {result.num_bytes} bytes"),
-        ("windows", _windows(result) if result.ctx_shift is None else _shifted(result)),
-    ]
-
-
-def _shifted(result: Perplexity) -> str:
-    beginning = f"but never the first {result.ctx_shift}"
-    return f"one pass, context {result.window} tokens; when it is full, {result.stride} tokens are dropped, {beginning}"
-
-
-def _divergence_rows(result: Divergence) -> list[tuple[str, str]]:
-    return [
-        ("mean KLD", f"{result.mean:.6f} ± {result.mean_error:.6f} nats"),
-        ("median", f"{result.median:.6f}"),
-        ("90 %", f"{result.p90:.6f}"),
-        ("99 %", f"{result.p99:.6f}"),
-        ("maximum", f"{result.maximum:.6f}"),
-        ("same top token", f"{100 * result.top1_agreement:.3f} %"),
-        ("RMS Δp", f"{100 * result.rms_probability_difference:.3f} %"),
-        ("perplexity BASE", f"{result.base_perplexity:.4f}"),
-        ("perplexity OTHER", f"{result.other_perplexity:.4f}"),
-        ("ln(OTHER / BASE)", f"{result.log_ratio:.6f} ± {result.log_ratio_error:.6f}"),
-        ("scored", f"{result.tokens} tokens"),
-        ("windows", _windows(result)),
-    ]
-
-
-def _windows(result: Perplexity | Divergence) -> str:
-    bos = "with BOS" if result.bos else "no BOS"
-    return f"{result.windows} of up to {result.window} tokens, stride {result.stride}, {bos}"
-
-
-def _tell(line: ProgressLine, progress: ScoringProgress) -> None:
+def _tell(line: Task, progress: ScoringProgress) -> None:
     """Show the progress; at the end, print the total."""
     speed = f"{progress.tokens_per_second:.0f} tok/s"
     counted = f"{progress.scored}/{progress.total} tokens scored · {speed}"
     line.show(progress.scored, progress.total, counted)
     if progress.scored == progress.total:
-        line.close()
         say(f"{counted} in {progress.seconds:.1f} s")
 
 

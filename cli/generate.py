@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress_line import ProgressLine
+from genai.common.progress import quietly, task
 from genai.common.reading import read_text_file
 from genai.errors import InputError, OptionError, located
 
 from . import options as opt
 from .options import sampling_flags
 from .terminal import (
-    SHOWN_AFTER,
     Voice,
     dump_prompt,
     emit,
     footer,
+    generating,
     need_chat_template,
     read_stdin,
-    reading_line,
     say,
     termination_raises,
     with_stdin,
@@ -176,9 +175,8 @@ def _text_of(file: Path, voice: Voice) -> str:
 
 
 def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any]) -> Completion:
-    with llm.stream(text, adapter=flags.adapter, **options) as stream, reading_line() as line:
-        if not flags.quiet:
-            stream.on_prompt = line.show
+    with generating(quiet=flags.quiet) as line, llm.stream(text, adapter=flags.adapter, **options) as stream:
+        stream.on_prompt = line.show
         try:
             for piece in stream:
                 line.close()
@@ -192,9 +190,8 @@ def _searched(
     llm: LLM, prompts: Sequence[str], flags: opt.TextFlags, options: dict[str, Any], *, as_json: bool
 ) -> list[Completion]:
     """Print the results of a beam search."""
-    with ProgressLine("Generating", after=SHOWN_AFTER) as line:
-        progress = None if flags.quiet else line.show
-        completions = llm.generate(prompts, progress=progress, adapter=flags.adapter, **options)
+    with quietly(flags.quiet), task("Generating") as line:
+        completions = llm.generate(prompts, progress=line.show, adapter=flags.adapter, **options)
     for completion in completions:
         emit(_shown(llm, completion, as_json=as_json), "\n")
     return completions
@@ -219,7 +216,6 @@ def _batch(
     def show(answer: Answer[str]) -> None:
         nonlocal failed
         del finished[answer.index]
-        line.close()
         if answer.error is not None:
             failed = True
             if len(prompts) == 1:
@@ -231,12 +227,12 @@ def _batch(
             printed.append(replace(completion, prompt_index=answer.index))
             emit(_shown(llm, printed[-1], as_json=as_json), "\n")
 
-    with ProgressLine("Generating", after=SHOWN_AFTER) as line, termination_raises():
+    with quietly(flags.quiet), task("Generating") as line, termination_raises():
         try:
             for answer in llm.map(
                 prompts,
                 on_answer=lambda answer: finished.update({answer.index: answer}),
-                progress=None if flags.quiet else lambda figures: line.show(figures.done, len(prompts)),
+                progress=lambda figures: line.show(figures.done, len(prompts)),
                 adapter=flags.adapter,
                 **options,
             ):

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from genai.common.progress import task
+
 from . import options as opt
 from .terminal import emit_figures
 from .wrapping import printable
@@ -45,13 +47,14 @@ def info(
                     "this option does not apply to an .onnx file",
                     "remove the option",
                 )
-        facts = describe_onnx(model)
+        with task(f"Reading {model.name}"):
+            facts = describe_onnx(model)
         rows = ((name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items())
     else:
         check_model_options(device=device, kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
-        facts = describe(
-            model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy, device=device
-        )
+        folder = model or bundled_model()
+        with task(f"Reading {folder.name}"):
+            facts = describe(folder, context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy, device=device)
         rows = figures_of(facts)
     emit_figures(json.dumps(facts, indent=2) if as_json else ((name, printable(text)) for name, text in rows))
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import task
 from genai.errors import OptionError
 
 from . import options as opt
-from .build import checkpoint_of, interruptible, watch
+from .build import checkpoint_of, interruptible, say_remarks
 from .commands import App
 from .terminal import emit, emit_figures, say
 
@@ -35,7 +36,8 @@ def ls(
     from genai.lora.describe import find_adapters
     from genai.models.folders import bundled_adapter
 
-    adapters = [describe_briefly(path) for path in find_adapters(folder or bundled_adapter(""))]
+    with task("Reading adapters"):
+        adapters = [describe_briefly(path) for path in find_adapters(folder or bundled_adapter(""))]
     if as_json:
         emit(json.dumps(adapters), "\n")
         return
@@ -72,7 +74,8 @@ def info(adapter: AdapterArgument, as_json: opt.AsJson = False) -> None:
     from genai.lora.describe import describe
     from genai.lora.read import read_adapter
 
-    facts = describe(read_adapter(adapter))
+    with task(f"Reading {adapter.name}"):
+        facts = describe(read_adapter(adapter))
     rows = ((name.replace("_", " "), _shown(value)) for name, value in facts.items())
     emit_figures(json.dumps(facts, indent=2) if as_json else rows)
 
@@ -115,16 +118,17 @@ def convert(
 
     if dtype not in _DTYPES:
         raise OptionError(f"--dtype is {dtype}", f"allowed: {', '.join(_DTYPES)}", "use one of these types")
-    read = read_adapter(adapter)
-    if model is not None:
-        decoder = Config(model).model.decoder
-        read = in_our_order(read, decoder.num_attention_heads, decoder.num_key_value_heads)
-        read = replace(read, base=model.name, base_hash=base_identity(model))
-    require_our_order(read)
-    if output.suffix == SUFFIX:
-        write_onnx_adapter(read, output, dtype, names=input_names(read, _inputs_of(model)))
-    else:
-        write_peft(read, output, dtype)
+    with task(f"Converting {adapter.name}"):
+        read = read_adapter(adapter)
+        if model is not None:
+            decoder = Config(model).model.decoder
+            read = in_our_order(read, decoder.num_attention_heads, decoder.num_key_value_heads)
+            read = replace(read, base=model.name, base_hash=base_identity(model))
+        require_our_order(read)
+        if output.suffix == SUFFIX:
+            write_onnx_adapter(read, output, dtype, names=input_names(read, _inputs_of(model)))
+        else:
+            write_peft(read, output, dtype)
     emit(str(output), "\n")
 
 
@@ -153,9 +157,8 @@ def merge(
 
     read = _finite(weight, adapter)
     options = ExportOptions(precision=precision, block_size=block_size)  # type: ignore[arg-type]  # ExportOptions checks it
-    report: list[Any] = []
-    plan = plan_build(checkpoint_of(checkpoint), options, progress=lambda count: report[0](count), merge=(read, weight))
-    report.append(watch(plan))
+    plan = plan_build(checkpoint_of(checkpoint), options, merge=(read, weight))
+    say_remarks(plan)
     with interruptible():
         emit(str(execute(plan, output)), "\n")
 

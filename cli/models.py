@@ -14,10 +14,10 @@ import typer
 from genai.errors import GenaiError, ModelFolderError, did_you_mean
 
 from . import options as opt
-from .build import ask as ask_to_build, interruptible, waiting, watch
+from .build import ask as ask_to_build, interruptible, say_remarks, waiting
 from .info import figures_of
 from .pulling import PullDialog, size
-from .terminal import emit, emit_figures, say
+from .terminal import agreed, emit, emit_figures, say
 from .wrapping import printable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def pull(
     pulling = PullDialog(yes=True, precision=precision).hooks
     with interruptible("genai: interrupted; the download is kept, and the same command resumes it"):
         if precision is not None:
-            path = resolve_model(reference, pulling, BuildHooks(True, ask_to_build, watch, waiting), precision)
+            path = resolve_model(reference, pulling, BuildHooks(True, ask_to_build, say_remarks, waiting), precision)
         else:
             path = source_path(find_or_pull(reference, pulling), reference)
     emit(str(path), "\n")
@@ -89,8 +89,7 @@ def rm(
                 "removal needs confirmation, and stdin is not a terminal",
                 f"add --yes: `genai rm {quote(name)} --yes`",
             )
-        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if not agreed(question, default=False):
             say("genai: nothing was removed")
             raise typer.Exit(1)
     freed = bytes_below(folder)
@@ -100,6 +99,7 @@ def rm(
 
 def show(name: Name, as_json: opt.AsJson = False) -> None:
     """Describe a cached model: path, files, licence, revision, and the output of `genai info`."""
+    from genai.common.progress import task
     from genai.doctor.model_info import describe
     from genai.hub.choosing import ONNX
 
@@ -116,7 +116,8 @@ def show(name: Name, as_json: opt.AsJson = False) -> None:
     }
     folders = [model.path] if model.kind == ONNX else model.built()
     try:
-        facts["info"] = describe(folders[0], device="cpu") if folders else None
+        with task(f"Reading {model.name}"):
+            facts["info"] = describe(folders[0], device="cpu") if folders else None
     except GenaiError as error:
         say(f"genai: {error}")
     emit_figures(json.dumps(facts, indent=2) if as_json else [(key, printable(text)) for key, text in _lines(facts)])

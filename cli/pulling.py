@@ -29,10 +29,9 @@ class PullDialog:
     @property
     def hooks(self) -> PullHooks:
         """The hooks for `pull_model`."""
-        from genai.convert.resolve import pull_task
         from genai.hub.pull import PullHooks
 
-        return PullHooks(ask=self._ask, watch=pull_task, waiting=_waiting, notice=lambda text: say(f"genai: {text}"))
+        return PullHooks(ask=self._ask, waiting=_waiting, notice=lambda text: say(f"genai: {text}"))
 
     def agreed(self, question: str) -> bool:
         """Return True if the user already agreed to the download, so that the build needs no confirmation."""

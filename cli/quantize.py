@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress_line import ProgressLine
+from genai.common.progress import Task, task
 from genai.errors import OptionError
 
 from .build import checkpoint_of, interruptible
@@ -122,7 +122,7 @@ def quantize(
             "--max-kld limits the output that --compare recommends",
             "add --compare",
         )
-    with interruptible(_INTERRUPTED), PhaseProgress() as phases:
+    with interruptible(_INTERRUPTED), task(f"Quantising {model.name}"), PhaseProgress() as phases:
         report = quantize_model(model, output, options, progress=phases.show, command=command)
     for remark in report.remarks:
         say(f"genai: {remark}")
@@ -170,7 +170,7 @@ def _compare(
     from genai.quantize.compare import MOST_KLD, compare, parse_variants, rows
 
     parsed = parse_variants(variants)
-    with interruptible(_INTERRUPTED), PhaseProgress() as phases:
+    with interruptible(_INTERRUPTED), task(f"Quantising {model.name}"), PhaseProgress() as phases:
         most = MOST_KLD if max_kld is None else max_kld
         result = compare(model, output, parsed, options, most_kld=most, progress=phases.show, command=command)
     say(f"genai: recommended: {result.taken}, {result.why}; report: {output / 'comparison.html'}")
@@ -186,14 +186,14 @@ class PhaseProgress:
     """A progress line for each phase."""
 
     def __init__(self) -> None:
-        self._line: ProgressLine | None = None
+        self._line: Task | None = None
         self._phase = ""
 
     def show(self, phase: str, done: float, total: float) -> None:
         """Update the progress of a phase."""
         if phase != self._phase:
             self.close()
-            self._phase, self._line = phase, ProgressLine(phase)
+            self._phase, self._line = phase, task(phase)
             self._line.show(0, total)
         if self._line is not None:
             self._line.show(done, total)

@@ -44,6 +44,7 @@ def quantize_onnx(
     """
     from tempfile import TemporaryDirectory
 
+    from genai.common.progress import task
     from genai.onnx.reader import read_model
     from genai.onnx.writer import write_model
     from genai.quantize.onnx_graph.dynamic import DynamicRequest, quantize_dynamically
@@ -60,7 +61,7 @@ def quantize_onnx(
         "exclude": exclude or None,
         "op_types": op_type or None,
     }
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, task(f"Quantising {model.name}"):
         source = model
         if prepare:
             source, prepared = Path(folder) / "prepared.onnx", read_model(model)

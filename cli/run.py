@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import task
 from genai.errors import OptionError, whole_number
 
 from .options import check_apart
@@ -50,10 +51,12 @@ def run(
     _check_choice("--compare", compare, (None, *PEERS))
     for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
         check_apart([("an input file", Path(given)), ("--output", output)])
-    session = Session(file, _config(level, threads, profile))
+    with task(f"Loading {file.name}"):
+        session = Session(file, _config(level, threads, profile))
     feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
     began, compiled = time.perf_counter(), compile_seconds()
-    results = session.run(feed)
+    with task(f"Running {file.name}"):
+        results = session.run(feed)
     took, compiling = time.perf_counter() - began, compile_seconds() - compiled
     say(
         f"{(took - compiling) * 1e3:.1f} ms"
@@ -64,8 +67,10 @@ def run(
     if output is not None:
         save_arrays(output, results)
     if compare is not None:
+        with task("Running onnxruntime"):
+            expected = Peer(str(file), threads).run(feed)
         emit("largest differences from onnxruntime:", "\n")
-        for name, absolute, relative in differences(results, Peer(str(file), threads).run(feed)):
+        for name, absolute, relative in differences(results, expected):
             emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} relative to the largest value)")
     if session.profiler is not None:
         totals = session.profiler.totals()

@@ -7,7 +7,14 @@ import io
 import os
 import select
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
+
+from genai.common.progress import Task
+from genai.common.progress_line import ProgressLine, other_output
+
+_FALSE = ("", "0", "false", "f", "no", "n", "off")
+_LONGEST_NAME = 20
 
 
 class OutputLost(Exception):
@@ -24,13 +31,17 @@ class OutputLost(Exception):
 
 
 class _Stream(io.FileIO):
-    """An output stream that waits if its file descriptor is not ready: another process may make it non-blocking."""
+    """An output stream that waits if its file descriptor is not ready: another process may make it non-blocking.
+
+    On a terminal, the status line makes room for the output.
+    """
 
     def write(self, data: Any, /) -> int:
-        written: int | None
-        while (written := super().write(data)) is None:
-            select.select([], [self], [])
-        return written
+        with other_output(self, data):
+            written: int | None
+            while (written := super().write(data)) is None:
+                select.select([], [self], [])
+            return written
 
 
 class _Output(_Stream):
@@ -78,3 +89,16 @@ def _rebuilt(stream: TextIO, kind: type[_Stream]) -> TextIO:
 def drop_output() -> None:
     """Redirect stdout to the null device after it was lost; otherwise the interpreter reports an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def first_sign(arguments: Sequence[str]) -> Task:
+    """Show on the terminal that the command has started, before modules that load slowly are imported.
+
+    The sign ends when the command starts a task or prints anything. There is no sign if the user wants none (--quiet),
+    or if a shell runs the command to complete a command line.
+    """
+    is_quiet = not {"-q", "--quiet"}.isdisjoint(arguments) or os.environ.get("GENAI_QUIET", "0").lower() not in _FALSE
+    if is_quiet or "_GENAI_COMPLETE" in os.environ:
+        return Task()
+    named = next((argument for argument in arguments if not argument.startswith("-")), "")
+    return ProgressLine(f"Starting genai {named[:_LONGEST_NAME]}".rstrip(), is_first=True)

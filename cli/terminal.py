@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress_line import ProgressLine
+from genai.common.progress import Task, quietly, task
+from genai.common.progress_line import at_line_start
 from genai.errors import ChatTemplateError, InputError
 
 from .help_page import OUTPUT
@@ -32,23 +33,36 @@ if TYPE_CHECKING:
 _SILENT_SECONDS = 2.0
 
 
-# Progress is shown only for work that takes longer than this, in seconds.
-SHOWN_AFTER = 1.0
-
-
-def reading_line() -> ProgressLine:
-    """Return a progress line for a long prefill."""
-    return ProgressLine("Processing the prompt", amount=lambda count: f"{count:,.0f}", after=SHOWN_AFTER)
-
-
-def agreed(question: str) -> bool:
-    """Ask a yes-or-no question on the terminal. The default is yes; the end of the input (Ctrl-D) means no."""
-    print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline()
+def agreed(question: str, *, default: bool = True) -> bool:
+    """Ask a yes-or-no question on the terminal. An empty line means the default; the end of the input means no."""
+    answer = typed_line(f"{question} {'[Y/n]' if default else '[y/N]'} ")
     if not answer:
         print(file=sys.stderr)
         return False
-    return answer.strip().lower() in ("", "y", "yes")
+    return answer.strip().lower() in ("y", "yes", *([""] if default else []))
+
+
+def typed_line(prompt: str) -> str:
+    """Return a line that the user types after a prompt, with its line end; "" at the end of the input."""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    at_line_start()
+    return line
+
+
+@contextmanager
+def generating(*, quiet: bool, streamed: bool = True) -> Iterator[Task]:
+    """Show that a prompt is processed, and then that text is generated, until the text itself appears.
+
+    Yields the task of the prompt, which the caller closes when the prompt has been processed.
+
+    Args:
+        quiet: True to show nothing.
+        streamed: True if the text appears as it is generated, in parts that do not end in a line end.
+    """
+    until_output = streamed and sys.stdout.isatty()
+    with quietly(quiet), task("Generating", until_output=until_output), task("Processing the prompt") as prompt:
+        yield prompt
 
 
 def say(message: str, *, exactly: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genai.common.atomic_files import alone_with
+from genai.common.progress import task
 from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal
@@ -77,6 +78,9 @@ def chat(
             raise
         return llm
 
+    if prompt is None:
+        from .loop import Loop  # the line editor loads slowly, so it is loaded before the first message is printed
+
     session_path = None if session_name is None else session_file(session_name)
     session_options: dict[str, Any] = {
         "system": system,
@@ -89,8 +93,6 @@ def chat(
         session.use_adapter(flags.adapter)
         with _session_saved_to(session, session_path, flags.voice, system, sampling):
             if prompt is None:
-                from .loop import Loop
-
                 loop_options = {"show_stats": flags.stats is not False, "markdown": markdown, "dump": flags.show_prompt}
                 loop = Loop(session, flags.voice, load, session_path=session_path, **loop_options)
                 loop.functions = functions
@@ -128,7 +130,8 @@ def _session_saved_to(
         return
     with _locked(session_path):
         if session_path.exists():
-            session.load(session_path)
+            with task(f"Loading the session {session_path.stem}"):
+                session.load(session_path)
             session.set_options(**sampling)  # flags override the saved options
             session.system = session.system if system is None else system
             voice.say(f"(session {session_path.stem}: {len(session.messages)} messages)")
@@ -137,7 +140,8 @@ def _session_saved_to(
             yield
         finally:
             if session.messages or session_path.exists():
-                session.save(session_path)
+                with task(f"Saving the session {session_path.stem}"):
+                    session.save(session_path)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-from ..terminal import Voice, state_folder
+from ..terminal import Voice, state_folder, typed_line
 
 _QUOTES = '"""'
 # Values of TERM for terminals that can only print characters.
@@ -111,9 +111,7 @@ class LineEditor:
 
 
 def _plain_line(prompt: str) -> str:
-    sys.stderr.write(prompt)
-    sys.stderr.flush()
-    line = sys.stdin.readline()
+    line = typed_line(prompt)
     if not line:
         raise EOFError
     return line.rstrip("\n")

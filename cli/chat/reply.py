@@ -6,12 +6,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .. import terminal
-from ..terminal import Voice, emit
+from ..terminal import Voice, emit, generating
 from ..wrapping import WordWrap, harmless
 
 if TYPE_CHECKING:
-    from genai.common.progress_line import ProgressLine
+    from genai.common.progress import Task
     from genai.llm.chat import ChatSession
     from genai.text.parsing import Event
 
@@ -25,13 +24,13 @@ def say_problem(session: ChatSession, voice: Voice) -> None:
 
 def answer(session: ChatSession, events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
     """Print the next reply of a session; show the progress of its prefill first."""
-    with terminal.reading_line() as line:
-        session.on_prompt = None if voice.quiet else line.show
+    with generating(quiet=voice.quiet, streamed=not markdown) as line:
+        session.on_prompt = line.show
         show_reply(_without(line, events), voice, markdown=markdown)
 
 
-def _without(line: ProgressLine, events: Iterator[Event]) -> Iterator[Event]:
-    """Yield the events, and remove the progress line before each event."""
+def _without(line: Task, events: Iterator[Event]) -> Iterator[Event]:
+    """Yield the events; the first event ends the task of the prompt."""
     for event in events:
         line.close()
         yield event

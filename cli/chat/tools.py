@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import inspect
 import json
@@ -50,7 +49,11 @@ class ToolFunctions:
         try:
             with redirect_stdout(sys.stderr):
                 result = function(**arguments)
-                text = _text_of(asyncio.run(result) if inspect.iscoroutine(result) else result)
+                if inspect.iscoroutine(result):
+                    import asyncio  # loads slowly, and few functions need it
+
+                    result = asyncio.run(result)
+                text = _text_of(result)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() in a function ends the function, not the chat

@@ -10,6 +10,7 @@ import sys
 from contextlib import ExitStack
 
 from . import progress
+from .notebook import NotebookTask, is_here
 from .progress_line import ProgressLine, is_terminal, tell
 
 _ROOT = logging.getLogger("genai")
@@ -24,10 +25,10 @@ def logger(name: str) -> logging.Logger:
 
 
 def to_stderr() -> ExitStack:
-    """Show the same output on stderr as the `genai` command: log records as lines and, on a terminal, progress.
+    """Show the same output as the `genai` command: log records as lines on stderr, and progress.
 
-    The effect is permanent, or ends with the block of a `with to_stderr():` statement. If stderr is closed, full or
-    absent, nothing is shown.
+    Progress is shown on a terminal and in a notebook. The effect is permanent, or ends with the block of a
+    `with to_stderr():` statement. If stderr is closed, full or absent, nothing is shown.
     """
     undo = ExitStack()
     if _ON_STDERR not in _ROOT.handlers:
@@ -35,7 +36,7 @@ def to_stderr() -> ExitStack:
         undo.callback(_ROOT.removeHandler, _ON_STDERR)
         undo.callback(_ROOT.setLevel, _ROOT.level)
         _ROOT.setLevel(min(_ROOT.getEffectiveLevel(), logging.INFO))
-        undo.callback(progress.render_with, progress.render_with(ProgressLine))
+        undo.callback(progress.render_with, progress.render_with(NotebookTask if is_here() else ProgressLine))
     return undo
 
 
@@ -49,7 +50,7 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not hasattr(record, progress.BEGINS_TASK):
             tell(f"genai: {self.format(record)}")
-        elif not is_terminal(sys.stderr):  # a terminal shows the task's progress line instead
+        elif not (is_terminal(sys.stderr) or is_here()):  # a terminal and a notebook show the task instead
             tell(self.format(record))
 
 

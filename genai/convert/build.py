@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from genai.common.progress import task
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
 from ..common.paths import expanded
@@ -96,6 +97,14 @@ def plan_build(
         UnsupportedModelError: the architecture, or a part of it, is not supported.
         TokenizerError: the tokenizer cannot be used.
     """
+    with task(f"Reading {Path(checkpoint_dir).name}"):
+        return _planned(checkpoint_dir, options, force, progress, merge)
+
+
+def _planned(
+    checkpoint_dir: str | Path, options: ExportOptions | None, force: bool, progress: Callable[[int], None],
+    merge: tuple[AdapterParameters, float] | None,
+) -> BuildPlan:  # fmt: skip
     checkpoint = open_checkpoint(checkpoint_dir)
     architecture = checkpoint.architecture
     if merge and checkpoint.precision != Checkpoint.precision:
@@ -180,9 +189,14 @@ def build_model(
 def execute(plan: BuildPlan, output: Path) -> Path:
     """Write the planned folder. Raises as write_model_folder does, and ModelFolderError if the disk is full."""
     _require_room(output, plan.written_bytes)
-    return write_model_folder(
-        output, plan.spec, plan.options, plan.weights, tokenizer_dir=plan.checkpoint.folder, search=plan.search
-    )
+    with (
+        task("Writing the model"),
+        task("Building", plan.read_bytes, amount=lambda count: f"{count / 1e9:.2f} GB") as reading,
+    ):
+        plan.weights.reports.append(reading.add)
+        return write_model_folder(
+            output, plan.spec, plan.options, plan.weights, tokenizer_dir=plan.checkpoint.folder, search=plan.search
+        )
 
 
 def _require_room(output: Path, needed: int) -> None:
@@ -206,15 +220,13 @@ _BUILDER_VERSION = 2
 # The files that the builder reads, which are part of a checkpoint's identity.
 _READ = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", *PATTERNS)
 
-Progress = Callable[[int], None]
-
 
 def resolve_model_folder(
     path: str | Path,
     *,
     build: bool = True,
     ask: Callable[[str], bool] = lambda question: True,
-    watch: Callable[[BuildPlan], Progress] = lambda plan: lambda count: None,
+    watch: Callable[[BuildPlan], None] = lambda plan: None,
     waiting: Callable[[Path], None] = lambda folder: None,
     options: ExportOptions | None = None,
     into: Path | None = None,
@@ -228,7 +240,7 @@ def resolve_model_folder(
     Args:
         build: False to raise an error instead of building.
         ask: called before a build with a question that states the sizes; the build is cancelled if the result is False.
-        watch: called when a build starts; returns the callback to call with the size in bytes of each tensor read.
+        watch: called with the plan when the build starts.
         waiting: called with the cache folder if another process is building in it; only one build runs at a time.
         options: None means int4 in blocks of 32; weights that are already quantised stay as they are.
         into: folder to build in instead of the cache; the names of the folders built there contain the precision.
@@ -256,8 +268,7 @@ def resolve_model_folder(
             "builds are disabled (--no-build)",
             f"omit --no-build, or build the model first: genai build {source} -o FOLDER",
         )
-    report: list[Progress] = []
-    plan = plan_build(source, options, progress=lambda count: report[0](count))
+    plan = plan_build(source, options)
     kind = "a GGUF file" if is_file else "a checkpoint"
     keeps_weights = options.precision == "kept"
     result = "a model with unchanged weights," if keeps_weights else f"an {options.precision.upper()} model"
@@ -280,7 +291,7 @@ def resolve_model_folder(
     with _alone(target.parent, waiting):
         if (target / "genai_config.json").is_file():  # another process has built the model in the meantime
             return target
-        report.append(watch(plan))
+        watch(plan)
         return execute(plan, target)
 
 

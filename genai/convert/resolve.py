@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
 
 from genai.common.log import logger
-from genai.common.progress import quietly, task
+from genai.common.progress import quietly
 
 from ..common.paths import expanded
 from ..errors import (
@@ -28,7 +28,7 @@ from ..hub.references import parse
 from ..hub.store import PulledModel, models
 from ..models.config import Config
 from .architectures import find
-from .build import BuildPlan, Progress, resolve_model_folder
+from .build import BuildPlan, resolve_model_folder
 from .checkpoint import is_checkpoint, read_config
 from .folder import check_tokenizer
 from .options import ExportOptions
@@ -43,7 +43,7 @@ class BuildHooks:
 
     build: bool = True
     ask: Callable[[str], bool] = lambda question: True
-    watch: Callable[[BuildPlan], Progress] = field(default=lambda plan: lambda count: None)
+    watch: Callable[[BuildPlan], None] = lambda plan: None
     waiting: Callable[[Path], None] = lambda folder: None
 
 
@@ -190,24 +190,11 @@ def loadable(name: str | Path, *, fetch: bool, precision: str | None, quiet: boo
         return resolve_model(name, _PULLING if fetch else None, _BUILDING, precision)
 
 
-def pull_task(plan: PullPlan) -> Progress:
-    """Start the progress task of a pull, and return the callback to call with each number of bytes received."""
-    unit, name = (1e9, "GB") if plan.missing_bytes >= 1e9 else (1e6, "MB")
-    return task("Pulling", plan.missing_bytes, amount=lambda count: f"{count / unit:.2f} {name}").add
-
-
-def build_task(plan: BuildPlan) -> Progress:
-    """Start the progress task of a build, and return the callback to call with each number of bytes read."""
-    return task("Building", plan.read_bytes, amount=lambda count: f"{count / 1e9:.2f} GB").add
-
-
 def _said(question: str) -> bool:
     _log.info("%s", question.replace("Build a", "Building a", 1).rstrip("?"))
     return True
 
 
 # Hooks for programs. Programs cannot prompt the user, so the log announces each step instead.
-_PULLING = PullHooks(
-    watch=pull_task, notice=_log.info, waiting=lambda folder: _log.info("waiting for another pull (%s)", folder)
-)
-_BUILDING = BuildHooks(ask=_said, watch=build_task)
+_PULLING = PullHooks(notice=_log.info, waiting=lambda folder: _log.info("waiting for another pull (%s)", folder))
+_BUILDING = BuildHooks(ask=_said)

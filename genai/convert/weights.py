@@ -201,6 +201,9 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         force: True to replace NaN and infinity with 0 instead of raising; `replaced` then lists the tensors.
         progress: called with the size in bytes of every tensor that is read.
 
+    Attributes:
+        reports: the functions that are called with these sizes.
+
     Raises:
         InputError: tensors are missing or unused, or a tied head differs from the embeddings.
     """
@@ -214,7 +217,8 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         force: bool = False,
         progress: Progress = lambda count: None,
     ) -> None:
-        self._checkpoint, self._force, self._progress = checkpoint, force, progress
+        self._checkpoint, self._force = checkpoint, force
+        self.reports = [progress]
         prefix, _, rest = (table := architecture.source(spec, TABLE).names[0]).partition(".")
         # Checkpoints of a base model without a head omit a prefix such as "transformer.".
         self._prefix = f"{prefix}." if table not in checkpoint and rest in checkpoint else ""
@@ -242,7 +246,8 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
             ) from error
         if name not in self._seen:
             self._seen.add(name)
-            self._progress(tensor.nbytes)
+            for report in self.reports:
+                report(tensor.nbytes)
         return self._without_gaps(source.names[0], tensor) if self._force else tensor
 
     def kind(self, name: str) -> np.dtype[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from shlex import quote
 
 from genai.common.interrupts import InterruptsDeferred
+from genai.common.progress import Task, task
 
 from ..common.foreign_models import downloaded
 from ..common.locks import locked
@@ -62,14 +63,14 @@ class PullHooks:
         ask: called with the plan before the download; if it returns False, the download is cancelled.
         check: called with the kind and path of the model when all files except its weights are present; raises an error
             if the model cannot run.
-        watch: called with the plan when the download starts; returns the callback for numbers of bytes received.
+        watch: called with the plan when the download starts.
         waiting: called with the folder while another process pulls the same model.
         notice: called with the cause of a wait.
     """
 
     ask: Callable[[PullPlan], bool] = lambda plan: True
     check: Callable[[str, Path], None] = lambda kind, folder: None
-    watch: Callable[[PullPlan], Progress] = lambda plan: lambda count: None
+    watch: Callable[[PullPlan], None] = lambda plan: None
     waiting: Callable[[Path], None] = lambda folder: None
     notice: Notice = lambda text: None
 
@@ -120,7 +121,8 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
     """
     if (pulled := store.find(reference.name)) is not None:
         return pulled
-    plan = plan_pull(reference, quantised=quantised, notice=hooks.notice)
+    with task(f"Looking up {reference.name}"):
+        plan = plan_pull(reference, quantised=quantised, notice=hooks.notice)
     _require_room(plan)
     if not hooks.ask(plan):
         raise ModelFolderError(
@@ -134,19 +136,27 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
         if (pulled := store.find(reference.name)) is not None:  # another process has pulled it meanwhile
             shutil.rmtree(partial, ignore_errors=True)
             return pulled
+        hooks.watch(plan)
         try:
-            return _fetch(plan, partial, hooks)
+            with _pulling(plan) as receiving:
+                return _fetch(plan, partial, hooks, receiving.add)
         except GenaiError:
             if not store.bytes_below(partial):  # a refused download leaves nothing to resume
                 shutil.rmtree(partial, ignore_errors=True)
             raise
 
 
-def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
+def _pulling(plan: PullPlan) -> Task:
+    """Return the task that counts the bytes received."""
+    unit, name = (1e9, "GB") if plan.missing_bytes >= 1e9 else (1e6, "MB")
+    return task("Pulling", plan.missing_bytes, amount=lambda count: f"{count / unit:.2f} {name}")
+
+
+def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks, report: Progress) -> PulledModel:
     listing, choice, folder = plan.listing, plan.choice, plan.folder
     folder.mkdir(parents=True, exist_ok=True)
     remove_strangers(choice.files, folder)
-    client, report = Client(listing.page if listing.commit else "", hooks.notice), hooks.watch(plan)
+    client = Client(listing.page if listing.commit else "", hooks.notice)
     order = sorted(choice.files, key=lambda file: (not _is_description(file), file.path))
     descriptions = [file for file in order if _is_description(file)]
     pulled = {file.path: fetch_file(client, listing, file, folder, report) for file in descriptions}

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
+from ..common.html_parts import figures
+from ..common.progress import quietly
 from ..common.single import Single
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from ..engine.sampling.params import SamplingOptions, SamplingParams, has_grammar
@@ -139,7 +141,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             SHARED.start()  # the process starts while the model is loaded
         self._owns_model = not isinstance(model, Model)
         self.model = loaded = _loaded(self._model_class, model, model_options, pull=pull, precision=precision)
-        self.tokenizer = self._tokenizer_class(loaded)
+        with quietly(bool(model_options.get("quiet"))):
+            self.tokenizer = self._tokenizer_class(loaded)
         self.parser = get_parser(detect(self.tokenizer.chat_template))
         try:
             self.adapters = Adapters(loaded, max_bytes=max_adapter_bytes)
@@ -868,6 +871,20 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     def __repr__(self) -> str:
         return f"LLM({str(self.model.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        """Return the facts about the model for a notebook."""
+        model = self.model
+        rows = [("model", model.folder.name), ("folder", model.folder), ("type", model.type)]
+        if not model.is_closed:
+            rows += [
+                ("parameters", f"{model.info.parameters:,}"),
+                ("context", f"{model.context_size:,} tokens"),
+                ("KV cache", model.info.kv_dtype),
+                ("device", f"{model.decoder.executor.device}, {model.threads} threads"),
+                ("adapters", ", ".join(self.adapters.names) or "none"),
+            ]
+        return figures([*rows, ("state", "closed" if model.is_closed else "loaded")])
 
 
 _LLM_OPTIONS = (

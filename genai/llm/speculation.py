@@ -194,7 +194,7 @@ def _read(path: Path, tokenizer: Tokenizer) -> LookupText:
             "use a part of the file",
         )
     tokens: list[int] = []
-    with task(f"Reading {path.name}", len(text), after=1.0) as reading:
+    with task(f"Reading {path.name}", len(text)) as reading:
         for piece in _pieces(text):
             tokens += tokenizer.encode(piece, add_special_tokens=False).tolist()
             reading.add(len(piece))

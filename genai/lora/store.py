@@ -16,6 +16,7 @@ import numpy as np
 
 from genai.common.forks import renew_locks
 from genai.common.memory_limits import available_memory, format_bytes
+from genai.common.progress import task
 from genai.kernels.device import DeviceAdapter, Factors
 
 from ..common.single import Single
@@ -179,9 +180,10 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
                 "adapter names must be unique",
                 "unload that adapter first, or choose another name",
             )
-        read = self._read(path)
-        self._check_base(read)
-        factors = self._factors(read, weight)
+        with task(f"Loading the adapter {name}"):
+            read = self._read(path)
+            self._check_base(read)
+            factors = self._factors(read, weight)
         key, modules = _key(read, weight), frozenset(read.pairs)
         entry = _Entry(name, Path(path).absolute(), weight, key, 0, None, read.ranks, modules, read.values)
         with self._lock:

@@ -46,8 +46,6 @@ from .memory_plan import budget_cache, plan_memory
 _log = logger(__name__)
 # Maximum size of the pool, in full contexts. More blocks would only enlarge the free list.
 MAX_CONTEXTS_IN_POOL = 256
-# A progress bar is shown if packing takes longer than this number of seconds.
-_QUIET_SECONDS = 1.0
 # Devices that use the host's memory.
 _ON_THE_HOST = ("cpu", "reference")
 
@@ -75,7 +73,7 @@ def load_decoder(
         accuracy = "fp32"
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "lora": lora, "files": files}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
-    with quietly(quiet):
+    with quietly(quiet), task(f"Loading {config.folder.name}"):
         executor = open_chosen(chosen, threads)
         check_kv_type(kv_dtype, executor.name, chosen)
         if chosen.cpu_serves_too and executor.name != "cpu":
@@ -132,7 +130,6 @@ def _load_on(
         "Packing weights",
         source.info.weight_bytes,
         amount=lambda count: memory_limits.format_bytes(int(count)),
-        after=_QUIET_SECONDS,
     )
     options = PlanOptions(kernel=kernel, on_packed=packing.add)
     with packing, refused_by(executor):

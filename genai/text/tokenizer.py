@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..common.progress import task
 from ..errors import GenaiError, InputError, OptionError, TokenizerError, kind_of
 from ..models.folders import folder_errors
 from .backend import Encoder, library_errors, load_tokenizer
@@ -55,7 +56,7 @@ class Tokenizer:
     def __init__(self, source: Model | LoadedFolder | Config | str | Path) -> None:
         files, config = find_files(source)
         self.folder = files.folder
-        with folder_errors(self.folder):
+        with folder_errors(self.folder), task("Loading the tokenizer"):
             self._load(files, config)
 
     def _load(self, files: SideFiles, config: Config | None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from genai.common import progress
+from genai.common import progress, shown_tasks
 from genai.common.log import logger, to_stderr
 from genai.common.progress import Task, quietly, task
 from genai.common.progress_line import ProgressLine
@@ -150,7 +150,10 @@ def test_levels(caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_lines_on_stderr(shown: Callable[..., Stream], log: logging.Logger, is_terminal: bool) -> None:
+def test_lines_on_stderr(
+    shown: Callable[..., Stream], log: logging.Logger, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown_tasks, "SHOWN_AFTER", 0.0)
     with to_stderr():
         stderr = shown(is_terminal=is_terminal)  # messages go to the current stderr
         log.debug("nobody wants to know")
@@ -160,7 +163,7 @@ def test_lines_on_stderr(shown: Callable[..., Stream], log: logging.Logger, is_t
             work.add(1)
     lines = "genai: 50 % of it\ngenai: that is bad\n"
     if is_terminal:
-        assert stderr.getvalue().startswith(f"{lines}\rWorking [####") and "..." not in stderr.getvalue()
+        assert stderr.getvalue().startswith(f"{lines}\r/ Working [----") and "..." not in stderr.getvalue()
     else:
         assert stderr.getvalue() == f"{lines}Working ...\n"
     log.warning("it is over")

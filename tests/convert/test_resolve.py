@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from genai.convert import ExportOptions, build as build_module, folder as folder_module, resolve_model_folder
+from genai.convert.build import BuildPlan
 from genai.errors import ModelFolderError, TokenizerError
 
 
@@ -28,20 +29,20 @@ def checkpoint(golden: Any, letter_tokenizer: Path, tmp_path: Path) -> Path:
 
 def test_built_once(checkpoint: Path, cache: Path) -> None:
     questions: list[str] = []
-    seen: list[int] = []
+    seen: list[BuildPlan] = []
 
     def ask(question: str) -> bool:
         questions.append(question)
         return True
 
-    first = resolve_model_folder(checkpoint, ask=ask, watch=lambda plan: seen.append)
+    first = resolve_model_folder(checkpoint, ask=ask, watch=seen.append)
     again = resolve_model_folder(str(checkpoint), ask=ask, build=False)
     assert first == again
     assert first.parent == cache
     assert first.name.startswith("tiny-qwen-")
     assert len(questions) == 1
     assert "Build an INT4 model of" in questions[0]
-    assert sum(seen) > 0
+    assert [plan.read_bytes > 0 for plan in seen] == [True]
     assert json.loads((first / "genai_config.json").read_text())["model"]["type"] == "qwen3"
 
 

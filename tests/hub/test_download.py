@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import genai
+from genai.common import progress
+from genai.common.progress import Task
 from genai.errors import DownloadError, ModelFolderError
 from genai.hub import client, download
 from genai.hub.pull import PullHooks, pull_model
@@ -289,7 +291,9 @@ def test_a_file_from_an_address(hub: LocalHub, cache: Path) -> None:
     assert [model.name for model in models()] == [url]
 
 
-def test_a_file_that_changes_at_its_address_is_not_put_together_of_two(hub: LocalHub, cache: Path) -> None:
+def test_a_file_that_changes_at_its_address_is_not_put_together_of_two(
+    hub: LocalHub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing but what the server calls the contents tells the two apart: while a pull waits, and between two pulls."""
     url, place, other = f"{hub.elsewhere}/files/a-Q8_0.gguf", "/files/a-Q8_0.gguf", WEIGHTS[::-1]
     hub.plain_files[place] = WEIGHTS
@@ -299,15 +303,16 @@ def test_a_file_that_changes_at_its_address_is_not_put_together_of_two(hub: Loca
     hub.plain_files[place] = other
     hub.faults.clear()
 
-    def change(plan: object) -> Callable[[int], None]:
-        hub.faults["/files/"] = [Fault(cut=1 << 20)]
-
-        def came(count: int) -> None:
+    class Receiving(Task):
+        def add(self, count: float) -> None:
             hub.plain_files[place] = WEIGHTS
 
-        return came
+    def change(plan: object) -> None:
+        hub.faults["/files/"] = [Fault(cut=1 << 20)]
 
-    assert pull_model(parse(url), PullHooks(watch=change)).path.read_bytes() == WEIGHTS
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "_renderer", lambda *arguments, **options: Receiving())
+        assert pull_model(parse(url), PullHooks(watch=change)).path.read_bytes() == WEIGHTS
     shutil.rmtree(cache / next(iter(left(cache))).split("/")[0])
     hub.faults["/files/"] = [Fault(), Fault(cut=1 << 20), *[Fault(cut=0)] * 5]
     with pytest.raises(DownloadError, match="the download failed"):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.common import progress_line
+from genai.common import shown_tasks
 from genai.common.log import to_stderr
 from genai.kernels.cpu.jit import kernel_cache
 from genai.kernels.cpu.jit.memory import read_int64, write_int64
@@ -493,7 +493,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress_line, "SHOWN_AFTER", 0.0)
+    monkeypatch.setattr(shown_tasks, "SHOWN_AFTER", 0.0)
     with to_stderr():
         Program(sources).prepare()
     shown = terminal.getvalue().split("\r")
@@ -518,7 +518,7 @@ def subtract_one(x: int, begin: int, end: int) -> int:
 def test_several_kernels_are_counted_on_a_terminal(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress_line, "SHOWN_AFTER", 0.0)
+    monkeypatch.setattr(shown_tasks, "SHOWN_AFTER", 0.0)
     program = Program(sources)
     with to_stderr():
         program.library.prepare([program.kernel, program.library.kernel(add_two)])

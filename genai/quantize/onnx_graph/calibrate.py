@@ -215,7 +215,7 @@ class Calibrator:
             names = self.activations() if self._names is None else self._names
             self._observations = Observations(names, self._make_observer)
         inputs = [value.name for value in session.inputs]
-        with task("Calibrating", after=0.5) as progress:
+        with task("Calibrating") as progress:
             total = _length(reader)
             for item, feed in enumerate(feeds_of(reader)):
                 progress.show(item, max(total, item + 1), f"{item} of {total or '?'} inputs")

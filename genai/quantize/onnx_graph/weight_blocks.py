@@ -141,7 +141,7 @@ def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
         )
     inputs = _inputs(model, chosen, request.reader) if request.method == "GPTQ" else {}
     writer = _Writer(model, request.format, METHODS[request.method], request.accuracy_level, inputs)
-    with task("Quantising", len(chosen), after=0.5) as progress:
+    with task("Quantising", len(chosen)) as progress:
         for graph, node in chosen:
             writer.write(graph, node, request.node_formats.get(node.name, request.block_format))
             progress.add(1)

@@ -460,7 +460,7 @@ def test_benchmarks_say_where_they_measure(
 
     monkeypatch.setattr(speed, "_run", started)
     for given in ([], ["--device", "cpu"]):
-        assert run(["bench", "startup", folder, "-r", "1", *given]) == 0
+        assert run(["bench", "startup", folder, "-r", "1", "--no-commands", *given]) == 0
     assert asked == ["", "", "cpu", "cpu"]
     monkeypatch.setitem(sys.modules, "cupy", None)
     for command in ("startup", "kernels"):
