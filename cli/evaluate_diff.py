@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from genai.common.progress import task
 from genai.common.to_json import to_json
 from genai.errors import OptionError
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from genai.evaluate import ModelDiff, ValueDiff
 
 _DEFAULT_PROMPT = "What is 12 + 7? Count from 3 to 7."
-# The numbers of rows shown before and after the first value that differs.
-_BEFORE, _AFTER = 3, 2
 _COLUMNS = f"  {'layer':>5}  {'operator':<32}  {'rel. RMS':>8}  {'max abs':>8}  {'cosine':>9}  {'shape':<16}  value"
 
 
@@ -72,11 +71,11 @@ def diff(
     text = read_stdin() if prompt == "-" else prompt
     if against == "onnxruntime":
         import_onnxruntime()
-        with flags.load(base) as model:
+        with flags.load(base) as model, task("Comparing"):
             tokens = encode_prompt(model, text, bos)
             result = diff_with_onnxruntime(model, tokens, tolerance=tolerance, isolate=isolate, threads=flags.threads)
     else:
-        with loaded(first, second) as (reference, subject):
+        with loaded(first, second) as (reference, subject), task("Comparing"):
             tokens = encode_prompt(reference, text, bos)
             result = diff_models(reference, subject, tokens, tolerance=tolerance, isolate=isolate)
     layers = {"layers_only_in_base": result.layers_only_in_base, "layers_only_in_other": result.layers_only_in_other}
@@ -111,7 +110,7 @@ def _chart(result: ModelDiff) -> Chart:
 
 
 def _report(result: ModelDiff, show_all: bool) -> str:
-    indices = range(len(result.values)) if show_all else _interesting(result)
+    indices = range(len(result.values)) if show_all else result.interesting()
     lines = [f"BASE   {result.base}", f"OTHER  {result.other}", f"prompt {result.tokens} tokens", "", _COLUMNS]
     last = -1
     for index in indices:
@@ -120,42 +119,15 @@ def _report(result: ModelDiff, show_all: bool) -> str:
         lines.append(_row(result.values[index], index == result.first))
         last = index
     lines += ["  …"] if last < len(result.values) - 1 else []
-    lines += ["", _verdict(result), *_one_sided(result, show_all)]
+    lines += ["", result.verdict(), *_one_sided(result, show_all)]
     return "\n".join(lines)
-
-
-def _interesting(result: ModelDiff) -> list[int]:
-    """Return the indices of the worst value in each layer and of the values around the first difference."""
-    worst: dict[int | None, int] = {}
-    for index, value in enumerate(result.values):
-        best = worst.setdefault(value.layer, index)
-        if value.relative_rms > result.values[best].relative_rms:
-            worst[value.layer] = index
-    near = range(result.first - _BEFORE, result.first + _AFTER + 1) if result.first is not None else range(0)
-    return sorted({*worst.values(), *(i for i in near if 0 <= i < len(result.values))})
 
 
 def _row(value: ValueDiff, marked: bool) -> str:
     layer = "-" if value.layer is None else str(value.layer)
-    shape = "×".join(map(str, value.shape)) or "scalar"
-    if value.shape != value.base_shape:
-        shape += f" ({'×'.join(map(str, value.base_shape)) or 'scalar'})"
     return (
         f"{'>' if marked else ' '} {layer:>5}  {value.op_type:<32}  {value.relative_rms:>8.1e}  {value.max_abs:>8.1e}"
-        f"  {value.cosine:>9.6f}  {shape:<16}  {value.name}"
-    )
-
-
-def _verdict(result: ModelDiff) -> str:
-    how = "each operator alone" if result.isolated else "errors accumulate"
-    if result.first is None:
-        return f"no value differs: relative RMS error ≤ {result.tolerance:g} in all {len(result.values)} values ({how})"
-    value = result.values[result.first]
-    where = "outside the layers" if value.layer is None else f"layer {value.layer}"
-    before = max((v.relative_rms for v in result.values[: result.first]), default=0.0)
-    return (
-        f"first difference: {where}, {value.op_type} {value.name!r}: relative RMS error {value.relative_rms:.2e} > "
-        f"{result.tolerance:g} ({how}; at most {before:.1e} in the preceding values)"
+        f"  {value.cosine:>9.6f}  {value.shape_text:<16}  {value.name}"
     )
 
 

@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..common.html_parts import figures
 from ..errors import ModelFolderError, VocabularyMismatchError
 from ..models.kv_quality import LEAST_TOKENS, MEASURED, MOST_DIVERGENCE, KvQuality, record
 from ..text.backend import first_difference, load_tokenizer
 from ..text.files import find_files
 from .prediction import Float32, Float64, exp, kl_rows, log_softmax, mean_and_error, normalizers, row_blocks
-from .scored_text import Meter, ProgressCallback, checked_window, prepare_text, rope_thresholds, scored_rows
+from .scored_text import (
+    Meter,
+    ProgressCallback,
+    checked_window,
+    prepare_text,
+    rope_thresholds,
+    scored_rows,
+    windows_text,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,6 +77,27 @@ class Divergence:
     bos: bool
     seconds: float
     tokens_per_second: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the figures as pairs of name and value."""
+        return [
+            ("mean KLD", f"{self.mean:.6f} ± {self.mean_error:.6f} nats"),
+            ("median", f"{self.median:.6f}"),
+            ("90 %", f"{self.p90:.6f}"),
+            ("99 %", f"{self.p99:.6f}"),
+            ("maximum", f"{self.maximum:.6f}"),
+            ("same top token", f"{100 * self.top1_agreement:.3f} %"),
+            ("RMS Δp", f"{100 * self.rms_probability_difference:.3f} %"),
+            ("perplexity BASE", f"{self.base_perplexity:.4f}"),
+            ("perplexity OTHER", f"{self.other_perplexity:.4f}"),
+            ("ln(OTHER / BASE)", f"{self.log_ratio:.6f} ± {self.log_ratio_error:.6f}"),
+            ("scored", f"{self.tokens} tokens"),
+            ("windows", windows_text(self.windows, self.window, self.stride, self.bos)),
+        ]
+
+    def _repr_html_(self) -> str:
+        """Return the figures for a notebook."""
+        return figures(self.rows())
 
 
 def kl_divergence(

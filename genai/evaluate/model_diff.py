@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.html_parts import figures, passage, table
 from ..errors import InputError, OptionError
 from .divergence import check_same_vocabulary
 from .values import TracedValue, import_onnxruntime, is_number, onnxruntime_values, trace_values
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 DEFAULT_TOLERANCE = 0.05
 # Maximum number of values that are copied to float64 at a time.
 _BLOCK = 1 << 20
+# The numbers of values that are interesting before and after the first value that differs.
+_BEFORE, _AFTER = 3, 2
 _LAYER = re.compile(r"(?:^|[./_])(?:layers?|blocks?|h)[._](\d{1,9})(?:[./_]|$)")
 
 
@@ -48,6 +51,12 @@ class ValueDiff:
     relative_rms: float
     max_abs: float
     cosine: float
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as text; if the shapes differ, followed by base's shape."""
+        shape, base = ("×".join(map(str, one)) or "scalar" for one in (self.shape, self.base_shape))
+        return shape if shape == base else f"{shape} ({base})"
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,43 @@ class ModelDiff:
     def layers_only_in_other(self) -> tuple[int, ...]:
         """The layers without any value in base's run."""
         return self._layers_without(self.only_in_other, self.only_in_base)
+
+    def interesting(self) -> list[int]:
+        """Return the indices of the worst value in each layer and of the values around the first difference."""
+        worst: dict[int | None, int] = {}
+        for index, value in enumerate(self.values):
+            best = worst.setdefault(value.layer, index)
+            if value.relative_rms > self.values[best].relative_rms:
+                worst[value.layer] = index
+        near = range(self.first - _BEFORE, self.first + _AFTER + 1) if self.first is not None else range(0)
+        return sorted({*worst.values(), *(i for i in near if 0 <= i < len(self.values))})
+
+    def verdict(self) -> str:
+        """Describe the first difference."""
+        how = "each operator alone" if self.isolated else "errors accumulate"
+        if self.first is None:
+            return f"no value differs: relative RMS error ≤ {self.tolerance:g} in all {len(self.values)} values ({how})"
+        value = self.values[self.first]
+        where = "outside the layers" if value.layer is None else f"layer {value.layer}"
+        before = max((v.relative_rms for v in self.values[: self.first]), default=0.0)
+        return (
+            f"first difference: {where}, {value.op_type} {value.name!r}: relative RMS error {value.relative_rms:.2e} > "
+            f"{self.tolerance:g} ({how}; at most {before:.1e} in the preceding values)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the most interesting values for a notebook."""
+        heads = ("", "layer", "operator", "relative RMS", "maximum", "cosine", "shape", "value")
+        rows = [
+            (
+                ">" if index == self.first else "", "-" if value.layer is None else value.layer, value.op_type,
+                f"{value.relative_rms:.1e}", f"{value.max_abs:.1e}", f"{value.cosine:.6f}", value.shape_text,
+                value.name,
+            )
+            for index, value in ((index, self.values[index]) for index in self.interesting())
+        ]  # fmt: skip
+        sides = figures([("BASE", self.base), ("OTHER", self.other), ("prompt", f"{self.tokens} tokens")])
+        return sides + passage(self.verdict()) + table(heads, rows)
 
     def _layers_without(self, names: tuple[str, ...], opposite: tuple[str, ...]) -> tuple[int, ...]:
         present = {value.layer for value in self.values} | {layer_of(name) for name in opposite}

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from genai.kernels.device import Executor
 
+from ..common.html_parts import figures
 from ..devices import open_executor
 from ..errors import ModelOutputError
-from .scored_text import Meter, ProgressCallback, prepare_text, rope_thresholds, scored_rows
+from .scored_text import Meter, ProgressCallback, prepare_text, rope_thresholds, scored_rows, windows_text
 from .streamed_text import streamed_rows, streamed_text
 
 if TYPE_CHECKING:
@@ -56,6 +57,22 @@ class Perplexity:
     seconds: float
     tokens_per_second: float
     ctx_shift: int | None = None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the figures as pairs of name and value."""
+        passes = f"one pass, context {self.window} tokens; when it is full, {self.stride} tokens are dropped, "
+        windows = windows_text(self.windows, self.window, self.stride, self.bos)
+        return [
+            ("perplexity", f"{self.perplexity:.4f} ± {self.perplexity_error:.4f}"),
+            ("nats per token", f"{self.nats_per_token:.5f} ± {self.nats_error:.5f}"),
+            ("bits per byte", f"{self.bits_per_byte:.5f}"),
+            ("scored", f"{self.tokens} tokens, {self.num_bytes} bytes"),
+            ("windows", windows if self.ctx_shift is None else f"{passes}but never the first {self.ctx_shift}"),
+        ]
+
+    def _repr_html_(self) -> str:
+        """Return the figures for a notebook."""
+        return figures(self.rows())
 
 
 def perplexity(

@@ -235,6 +235,11 @@ class Window:
     scored_from: int
 
 
+def windows_text(windows: int, window: int, stride: int, bos: bool) -> str:
+    """Describe how a text was cut into windows."""
+    return f"{windows} of up to {window} tokens, stride {stride}, {'with BOS' if bos else 'no BOS'}"
+
+
 def plan_windows(num_tokens: int, window: int, stride: int) -> list[Window]:
     """Cover a text with windows so that every token with context is scored exactly once.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..common.html_parts import escaped, folded, note, passage
+
 if TYPE_CHECKING:
     from ..engine.sampling.batch import TokenLogprob
     from ..text.parsing import Reply, ToolCall
@@ -122,6 +124,22 @@ class Completion:
         """The decode speed."""
         return self.timings.tokens_per_second(len(self.token_ids))
 
+    def _facts(self) -> list[str]:
+        """Return the counts and times as short texts."""
+        count, proposed = len(self.token_ids), self.proposed_tokens
+        return [
+            f"{count:,} token{'s' * (count != 1)}",
+            *([f"{self.tokens_per_second:,.1f} tokens/s"] if self.tokens_per_second else []),
+            f"first token after {self.timings.time_to_first_token:.2f} s",
+            f"prompt {self.prompt_tokens:,} ({self.cached_tokens:,} cached)",
+            *([f"accepted {self.accepted_tokens:,} of {proposed:,}"] if proposed else []),
+            self.finish_reason,
+        ]
+
+    def _repr_html_(self) -> str:
+        """Return the text and its figures for a notebook."""
+        return passage(self.text) + note(self._facts())
+
 
 @dataclass(frozen=True)
 class ChatReply:
@@ -171,6 +189,13 @@ class ChatReply:
                 for call in self.tool_calls
             ]
         return message
+
+    def _repr_html_(self) -> str:
+        """Return the parts of the reply and its figures for a notebook."""
+        parts = [folded("Reasoning", passage(self.reasoning))] if self.reasoning else []
+        parts += [passage(self.text)] if self.text or not self.tool_calls else []
+        parts += [f"<pre>{escaped(f'{call.name}({call.arguments_text})')}</pre>" for call in self.tool_calls]
+        return "".join([*parts, note(self.completion._facts())])
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..common.html_parts import figures
 from ..engine.engine import Engine, EngineCounts
 from ..models.model import Model
 
@@ -54,6 +55,11 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """Return the statistics by name."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        """Return the statistics for a notebook."""
+        items = asdict(self).items()
+        return figures((name.replace("_", " "), "-" if value is None else value) for name, value in items)
 
 
 def read_stats(model: Model, engine: Engine | None) -> Stats:

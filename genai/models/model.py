@@ -226,6 +226,11 @@ class Model(Single, AbstractContextManager["Model"]):
         """The number of CPU threads for kernels."""
         return self.decoder.executor.threads
 
+    @property
+    def is_closed(self) -> bool:
+        """True after `close`."""
+        return self._decoder is None
+
     def close(self) -> None:
         """Free the weights and the cache. Generators of this model cannot be used afterwards."""
         if self._decoder is not None:

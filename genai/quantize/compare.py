@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..common.atomic_files import write_whole
+from ..common.html_parts import passage, table as html_table
 from ..common.renamed import renamed_fields
 from ..errors import ModelFolderError, OptionError, whole_number
 from .choices import FORMATS, UNIFORM
 from .options import QuantizeOptions
-from .report import Point, curve_plot, html_page, html_table, read_report, size_text
+from .report import Point, curve_plot, html_page, read_report, size_text
 from .run import Progress, quantize_model, unwritable
 
 T = TypeVar("T")
@@ -99,6 +100,10 @@ class Comparison:
     front: Sequence[str]
     taken: str
     why: str
+
+    def _repr_html_(self) -> str:
+        """Return the table with one row per output for a notebook."""
+        return html_table(_HEADS, rows(self)) + passage(f"Recommended: {self.taken}, {self.why}.")
 
 
 def compare(

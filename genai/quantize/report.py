@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..common import html_parts
+from ..common.html_parts import escaped, table
 from ..common.svg import Bars, Scatter, Series
 from ..common.to_json import to_json
 from .quality import Quality
@@ -92,6 +93,10 @@ class Report:
     def to_json(self) -> str:
         """Return the report as JSON. Numbers that JSON cannot represent become null."""
         return to_json(self, indent=1) + "\n"
+
+    def _repr_html_(self) -> str:
+        """Return the main figures and the sizes of the parts for a notebook."""
+        return html_parts.figures(figures(self)) + table(_PART_HEADS, _part_rows(self))
 
     def write(self, folder: Path) -> None:
         """Write quantization_report.json, .md and .html."""
@@ -199,30 +204,22 @@ tr:nth-child(even) { background: #f6f6f6 } svg { max-width: 100%; height: auto }
 def page(report: Report) -> str:
     """Return the report as an HTML page without scripts or external resources; texts are escaped."""
     title = f"Quantisation of {Path(report.source).name}"
-    facts = "\n".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in figures(report))
-    remarks = "".join(f"<p><b>{escape(remark)}</b></p>" for remark in report.remarks)
+    remarks = "".join(f"<p><b>{escaped(remark)}</b></p>" for remark in report.remarks)
     plots = "\n".join(plot.svg() for plot in _plots(report))
     return html_page(
         title,
-        f"<table>{facts}</table>\n{remarks}\n{plots}\n"
-        f"<h2>Parts</h2>\n{html_table(_PART_HEADS, _part_rows(report))}\n"
-        f"<h2>Matrices</h2>\n{html_table(_MATRIX_HEADS, _matrix_rows(report))}",
+        f"{html_parts.figures(figures(report))}\n{remarks}\n{plots}\n"
+        f"<h2>Parts</h2>\n{table(_PART_HEADS, _part_rows(report))}\n"
+        f"<h2>Matrices</h2>\n{table(_MATRIX_HEADS, _matrix_rows(report))}",
     )
 
 
 def html_page(title: str, body: str) -> str:
     """Return an HTML page; `body` is HTML."""
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
+        f"<style>{_STYLE}</style></head><body>\n<h1>{escaped(title)}</h1>\n{body}\n</body></html>\n"
     )
-
-
-def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table of texts."""
-    lines = ["<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
-    lines += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-    return "<table>" + "\n".join(lines) + "</table>"
 
 
 def _plots(report: Report) -> list[Bars | Scatter]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from html import escape
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from ...common.atomic_files import write_whole
+from ...common.html_parts import escaped, figures
 from ...errors import InputError
 from ..mapping import MapFigures
-from .run import BatchReport, ReportedAnswer
+from .run import BatchReport, answers_table
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 160, 24
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; margin: 1em 0; }
 td, th { padding: .2em .8em; text-align: left; vertical-align: top; }
-tr + tr { border-top: 1px solid #8884; } td.n { text-align: right; font-variant-numeric: tabular-nums; }
-td.t { white-space: pre-wrap; overflow-wrap: anywhere; } svg { max-width: 100%; }
+tr + tr { border-top: 1px solid #8884; }
+svg { max-width: 100%; }
 polyline { fill: none; stroke: #36c; stroke-width: 2; } rect { fill: #36c; } text { font-size: 11px; fill: #888; }
 """
 
@@ -33,11 +33,11 @@ def write_page(report: BatchReport, path: Path) -> None:
 
 def page(report: BatchReport) -> str:
     """Return the page as HTML. Text from lines and replies is escaped."""
-    title = escape(f"{report.input} with {report.model}")
+    title = escaped(f"{report.input} with {report.model}")
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>",
         f"<h1>{title}</h1>",
-        _table(_summary(report)),
+        figures(report.summary()),
         "<h2>Generated tokens per second</h2>",
         _curve(report.moments, lambda moment: moment.generated_tokens),
         "<h2>Prompt tokens per second</h2>",
@@ -46,39 +46,10 @@ def page(report: BatchReport) -> str:
     if report.lengths:
         parts += ["<h2>Tokens per reply</h2>", _bars(report)]
     if report.errors:
-        parts += ["<h2>Failed lines</h2>", _table(report.errors.most_common()), _answers_table(report.failures)]
+        parts += ["<h2>Failed lines</h2>", figures(report.errors.most_common()), answers_table(report.failures)]
     if report.answers:
-        parts += ["<h2>First replies</h2>", _answers_table(report.answers)]
+        parts += ["<h2>First replies</h2>", answers_table(report.answers)]
     return "\n".join(parts) + "\n"
-
-
-def _summary(report: BatchReport) -> list[tuple[str, object]]:
-    figures = report.figures
-    seconds = max(figures.seconds, 1e-9)
-    cached = figures.cached_tokens / max(figures.prompt_tokens, 1)
-    ends = ", ".join(f"{count:,} {reason}" for reason, count in report.finished.most_common())
-    return [
-        ("output", report.output),
-        ("lines in this run", f"{figures.done:,}, of which {figures.failed:,} failed"),
-        ("lines from earlier runs", f"{report.kept:,}"),
-        ("time", f"{figures.seconds:,.1f} s, {figures.done / seconds:,.1f} lines per second"),
-        ("prompt tokens", f"{figures.prompt_tokens:,}, {figures.prompt_tokens / seconds:,.1f} per second"),
-        ("from the prefix cache", f"{figures.cached_tokens:,}, {cached:.0%} of the prompt tokens"),
-        ("generated tokens", f"{figures.generated_tokens:,}, {figures.generated_tokens / seconds:,.1f} per second"),
-        ("finish reasons", ends or "none"),
-    ]
-
-
-def _table(rows: Iterable[tuple[object, object]]) -> str:
-    cells = "".join(f"<tr><td>{escape(str(name))}<td>{escape(str(value))}" for name, value in rows)
-    return f"<table>{cells}</table>"
-
-
-def _answers_table(rows: Sequence[ReportedAnswer]) -> str:
-    cells = "".join(
-        f"<tr><td class=n>{row.number}<td>{escape(row.custom_id)}<td class=t>{escape(row.text)}" for row in rows
-    )
-    return f"<table><tr><th>line<th>id<th>text{cells}</table>"
 
 
 def _curve(moments: Sequence[MapFigures], count: Callable[[MapFigures], int]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
+from ...common.html_parts import figures as html_figures, folded, table
 from ...common.renamed import renamed_arguments
 from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError
@@ -38,6 +39,11 @@ class ReportedAnswer:
     number: int
     custom_id: str
     text: str
+
+
+def answers_table(answers: Iterable[ReportedAnswer]) -> str:
+    """Return replies or errors as an HTML table."""
+    return table(("line", "id", "text"), ((one.number, one.custom_id, one.text) for one in answers))
 
 
 @dataclass
@@ -93,6 +99,30 @@ class BatchReport:
             reported, text = self.answers, answer.text
         if len(reported) < _MOST_SHOWN:
             reported.append(ReportedAnswer(line.number, custom_id[:_MOST_TEXT], text[:_MOST_TEXT]))
+
+    def summary(self) -> list[tuple[str, object]]:
+        """Return the main figures as pairs of name and value."""
+        done = self.figures
+        seconds = max(done.seconds, 1e-9)
+        cached = done.cached_tokens / max(done.prompt_tokens, 1)
+        ends = ", ".join(f"{count:,} {reason}" for reason, count in self.finished.most_common())
+        return [
+            ("output", self.output),
+            ("lines in this run", f"{done.done:,}, of which {done.failed:,} failed"),
+            ("lines from earlier runs", f"{self.kept:,}"),
+            ("time", f"{done.seconds:,.1f} s, {done.done / seconds:,.1f} lines per second"),
+            ("prompt tokens", f"{done.prompt_tokens:,}, {done.prompt_tokens / seconds:,.1f} per second"),
+            ("from the prefix cache", f"{done.cached_tokens:,}, {cached:.0%} of the prompt tokens"),
+            ("generated tokens", f"{done.generated_tokens:,}, {done.generated_tokens / seconds:,.1f} per second"),
+            ("finish reasons", ends or "none"),
+        ]
+
+    def _repr_html_(self) -> str:
+        """Return the figures, the first errors and the first replies for a notebook."""
+        parts = [html_figures(self.summary())]
+        for name, answers in (("First errors", self.failures), ("First replies", self.answers)):
+            parts += [folded(f"{name} ({len(answers)})", answers_table(answers))] if answers else []
+        return "".join(parts)
 
     def note_moment(self, figures: MapFigures) -> None:
         """Record the current figures. In a long run, the intervals grow."""
