@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.common.cores import allowed_processors
+from genai.kernels.cpu.arrays.rounding import prepare
 from genai.kernels.weights import QuantizationError, QuantizedWeight
 
 from ..grids import (
@@ -148,6 +149,7 @@ def block_by_block(
     """
     rows, columns = weight.shape
     result = empty_blocks(rows, columns, grid.block_size)
+    prepare(grid.rounding)
 
     def work(part: slice) -> None:
         values = in_blocks(weight[part], grid.block_size, first_row=part.start)
@@ -170,6 +172,7 @@ def by_rows(weight: NDArray[Any], grid: CodeGrid, work: Callable[[NDArray[Any], 
     """
     rows, columns = weight.shape
     result = empty_blocks(rows, columns, grid.block_size)
+    prepare(grid.rounding)
     step = max(1, min(_PART_FLOATS // columns, -(-rows // len(allowed_processors()))))
 
     def fill(first: int) -> None:

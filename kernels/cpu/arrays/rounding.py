@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..jit.dsl import inline
 from ..jit.memory import keep_first, load, read_float32, store, store_as_bytes, write_float32
-from ..jit.native import NativeFunction, kernel
+from ..jit.native import LIBRARY, NativeFunction, kernel
 from ..jit.vector import (
     LANES,
     absolute,
@@ -196,6 +196,11 @@ def round_halves(numbers: int, count: int, out: int) -> int:
         off, most = absolute(rounded - x), absolute(x) * np.float32(2.0**-11)
         store(out + 4 * j, where_less(most, off, x, rounded), count - j)
     return 0
+
+
+def prepare(points: Points) -> None:
+    """Compile the kernels that round to these points together, before several threads need them one after another."""
+    LIBRARY.prepare([find_ranges, round_halves, points.kernels.codes])
 
 
 def ranges(values: Float32) -> tuple[Float32, Float32]:
