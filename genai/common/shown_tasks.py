@@ -18,7 +18,7 @@ SHOWN_AFTER = 0.3
 """Seconds without any output after which the current task appears; 0 = every task appears when it starts."""
 SECONDS_BETWEEN = 0.1
 """Seconds between two drawings of the display."""
-_BAR = 24
+_BAR, _TIME_WIDTH = 24, len(", 100 s left")
 # The share from which the remaining time is estimated, and the seconds from which it is given in minutes.
 _KNOWN, _MINUTES = 0.02, 120
 
@@ -181,7 +181,8 @@ class ShownTask(Task):
         label = width(self.label)
         if label + 1 + len(text) > columns:
             text = f"{share:4.0%}{left}"  # the remaining time matters most
-        bar = min(_BAR, columns - label - len(text) - 4)
+        # The bar does not become shorter when the time appears.
+        bar = min(_BAR, columns - label - max(len(text), len(text) - len(left) + _TIME_WIDTH) - 4)
         filled = round(share * bar)
         shown = f"[{'#' * filled}{'-' * (bar - filled)}] " if bar > 3 else ""
         return f"{self.label} {shown}{text}"
