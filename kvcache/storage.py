@@ -117,8 +117,8 @@ class CacheLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """The number of bytes in a page, which is large enough for a block of any group."""
-        return self.block_size * max(map(self.group_bytes_per_token, self.page_groups), default=0)
+        """The number of bytes in a page, which is large enough for a block of any group: at least one cache line."""
+        return max(_LINE, self.block_size * max(map(self.group_bytes_per_token, self.page_groups), default=0))
 
     @property
     def page_groups(self) -> tuple[CacheGroup, ...]:
@@ -223,7 +223,8 @@ class PagedStorage:
             for layer in group.layers:
                 end = start + sum(self._rounded_bytes(layer))
                 self.parts[layer], start = (start, end), end
-        block_bytes = max((self.parts[layer][1] for group in layout.page_groups for layer in group.layers), default=0)
+        ends = [self.parts[layer][1] for group in layout.page_groups for layer in group.layers]
+        block_bytes = max([_LINE, *ends]) if layout.page_groups else 0  # a model without layers has blocks, too
         self._memories: list[DeviceMemory] = []
         self.blocks = self._rows(num_blocks, block_bytes, allocate)
         self.slots = self._rows(num_slots, layout.bytes_per_state, allocate)

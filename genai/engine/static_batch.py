@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,31 @@ from .sequence import DecoderSequence, Logits
 
 # The memory that Python uses for a sequence and its options.
 _SEQUENCE_BYTES = 4096
+
+
+class Verified(NamedTuple):
+    """The result of `StaticBatch.verify`.
+
+    Attributes:
+        tokens: the chosen tokens, and tokens that the grammar determined.
+        num_evaluated: number of proposed tokens that were compared with a chosen token.
+        num_accepted: number of proposed tokens that were equal to it.
+        num_forced: number of tokens that the grammar determined.
+        num_steps: number of steps that were computed.
+        seconds: duration of these steps.
+        logits: float32 [rows, V], the logits after the first `first_length` tokens of the sequence, and after each
+            token that follows them.
+        first_length: see `logits`.
+    """
+
+    tokens: list[int]
+    num_evaluated: int
+    num_accepted: int
+    num_forced: int
+    num_steps: int
+    seconds: float
+    logits: Logits
+    first_length: int
 
 
 class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
@@ -124,6 +150,100 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         else:
             self.settle()
         return picked
+
+    def append_forced(self, most: int) -> list[int]:
+        """Append up to `most` tokens that the grammar determines after a chosen token; the batch has one sequence."""
+        (sequence,), (row,) = self.sequences, self.rows
+        has_begun = row.matcher is not None and row.matcher.num_followed
+        forced = row.matcher.forced()[:most] if row.matcher is not None and has_begun else []
+        for token in forced:
+            sequence.append([token])
+            row.follow(token)
+        return forced
+
+    def verify(self, proposed: Sequence[int], *, appends_forced: bool = False) -> Verified:
+        """Choose tokens as `step` would, and go on for as long as each chosen token equals the proposed one.
+
+        The batch has one sequence, which has not ended. All chosen tokens are appended; stop tokens, too, unless there
+        is a grammar, so the caller has to cut the sequence before the first of them. Usually, one step computes the
+        pending tokens together with the proposed ones.
+
+        Args:
+            proposed: tokens that may come next. If they do not fit into the cache, they are ignored.
+            appends_forced: True if tokens that the grammar determines are appended without being chosen.
+
+        Raises:
+            The same errors as `step`. In that case, the tokens are unchanged.
+        """
+        start = len(self.sequences[0].tokens)
+        try:
+            found = self._verified([*proposed], appends_forced)
+        except BaseException:
+            ranges = self.ranges
+            self.rewind([start])
+            self.ranges = ranges
+            raise
+        self._logits = self._no_logits
+        self.settle()
+        return found
+
+    def _verified(self, proposed: list[int], appends_forced: bool) -> Verified:
+        (sequence,), (row,) = self.sequences, self.rows
+        chosen: list[int] = []
+        num_evaluated = num_accepted = num_forced = num_steps = 0
+        logits, first, seconds = self._no_logits[:0], len(sequence.tokens), 0.0
+        if sequence.num_computed >= first:
+            logits = self.logits([0])
+        while True:
+            began = 0.0
+            if (at := len(sequence.tokens) - first) >= len(logits):
+                began = time.perf_counter()
+                try:
+                    logits, first, at = self._computed_with(proposed), len(sequence.tokens), 0
+                except CacheCapacityError:
+                    if chosen:
+                        break
+                    raise
+            token = int(self._sampler.sample(logits[at : at + 1], [row]).tokens[0])
+            if began:  # asynchronous devices have finished by now
+                num_steps, seconds = num_steps + 1, seconds + time.perf_counter() - began
+            chosen.append(token)
+            was_proposed, is_accepted = bool(proposed), proposed[:1] == [token]
+            num_evaluated, num_accepted = num_evaluated + was_proposed, num_accepted + is_accepted
+            del proposed[:1]
+            if token in self._plan.stop_ids and row.matcher is not None:
+                break
+            sequence.append([token])
+            row.follow(token)
+            if not is_accepted:
+                break
+            if appends_forced and row.matcher is not None and (forced := row.matcher.forced()):
+                if proposed[: len(forced)] != forced:
+                    break  # the next step computes them together with other proposals
+                chosen += self.append_forced(len(forced))
+                num_forced += len(forced)
+                del proposed[: len(forced)]
+        return Verified(chosen, num_evaluated, num_accepted, num_forced, num_steps, seconds, logits, first)
+
+    def _computed_with(self, proposed: list[int]) -> Logits:
+        """Compute the pending tokens, with as many of the proposed tokens as a step takes, if they fit into the cache.
+
+        Returns:
+            Logits after the last token and after each computed proposed token.
+        """
+        (sequence,) = self.sequences
+        sequence.propose(proposed)
+        try:
+            (logits,) = compute(self.decoder, [sequence], token_budget=self._token_budget)
+        except CacheCapacityError:
+            sequence.take_back()
+            if not proposed:
+                raise
+            proposed.clear()
+            (logits,) = compute(self.decoder, [sequence], token_budget=self._token_budget)
+        self._is_given = False
+        self._observe(logits)
+        return logits
 
     def _pick(self, active: Sequence[int], *, is_last: bool) -> dict[int, int]:
         """Choose the next token of each active sequence.

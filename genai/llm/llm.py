@@ -91,8 +91,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prefix_cache_bytes: size limit of prefix_cache_dir in bytes [default: 4 GiB].
         speculation: speculative decoding, which generates several tokens per step where that is expected to be faster;
             the output is unchanged. A genai.Speculation, "lookup" (propose the tokens that followed an earlier
-            occurrence of the last tokens), "auto" ("lookup" if the model supports it) or "off". A draft model is loaded
-            with the same model_options.
+            occurrence of the last tokens), "auto" ("lookup" if the model supports it, and the draft model of the folder
+            if its genai_config.json describes one) or "off". A draft model is loaded with the same model_options.
         model_options: options for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:
@@ -140,7 +140,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         with contextlib.suppress(ChatTemplateError):  # the error is raised again when a conversation is rendered
             SHARED.start()  # the process starts while the model is loaded
         self._owns_model = not isinstance(model, Model)
-        self.model = loaded = _loaded(self._model_class, model, model_options, pull=pull, precision=precision)
+        kind = partial(self._model_class, draft=speculation == "auto")
+        self.model = loaded = _loaded(kind, model, model_options, pull=pull, precision=precision)
         with quietly(bool(model_options.get("quiet"))):
             self.tokenizer = self._tokenizer_class(loaded)
         self.parser = get_parser(detect(self.tokenizer.chat_template))
@@ -925,7 +926,7 @@ def rendering(
 
 
 def _loaded(
-    kind: type[Model],
+    kind: Callable[..., Model],
     model: str | Path | Config | Model | None,
     options: ModelOptions,
     *,

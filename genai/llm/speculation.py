@@ -79,7 +79,7 @@ class Speculation:
 
 SpeculationChoice: TypeAlias = Speculation | str
 """A Speculation, or a name. "lookup": a Speculation with default arguments. "auto": "lookup" if the model supports it,
-else "off". "off": no speculative decoding."""
+with the draft model that the folder describes, if any; else "off". "off": no speculative decoding."""
 
 
 class SpeculationResources:
@@ -159,7 +159,7 @@ def _resolve(model: Model, choice: SpeculationChoice) -> Speculation | None:
     if isinstance(choice, str) and choice in WAYS:
         if choice == "off" or (choice == "auto" and not model.decoder.verifies):
             return None
-        choice = Speculation()
+        choice = Speculation(draft=model.draft if choice == "auto" else None)
     if not isinstance(choice, Speculation):
         raise OptionError(
             f"speculation = {choice!r:.80}",

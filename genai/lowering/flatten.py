@@ -57,7 +57,7 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     graph = model.graph
     graph.topological_sort()
     analysis = analyse_rows(graph, _input_states(graph, names))
-    if not analysis.attention:
+    if not analysis.attention and any(state.kind is Kind.CACHE for state in analysis.states.values()):
         raise NotFlattenable("no attention operator with a cache was found")
     if analysis.first_row_gathers:
         raise NotFlattenable("the first token of each sequence is selected")
@@ -74,7 +74,9 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
         _rewrite_attention(node, layer, tables)
     _gather_logits_rows(graph, analysis, head)
     others = [value for value in graph.outputs if value.name != names.logits and _is_of_rows(value.name, analysis)]
-    graph.outputs = [value for value in graph.outputs if value.name == names.logits]
+    is_whole = head is None and not analysis.last_row_gathers
+    (logits,) = (value for value in graph.outputs if value.name == names.logits)
+    graph.outputs = [_logits_rows(graph, logits) if is_whole else logits]
     graph.outputs += [_logits_rows(graph, value) for value in others]
     graph.invalidate()
     remove_dead_code.apply(model)
@@ -246,8 +248,8 @@ def _logits_rows(graph: Graph, output: Value) -> Value:
     return Value(gathered)
 
 
-def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node:
-    """Return the last matmul before the logits; only operators with a single per-token input may lie between."""
+def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node | None:
+    """Return the last matmul before the logits, if only operators with a single per-token input lie between."""
     name = logits
     while (node := graph.producer(name)) is not None:
         per_token = [i for i in node.inputs if i and analysis.states[i].kind is Kind.ROWS]
@@ -256,7 +258,7 @@ def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node:
         if node.op_type in PRODUCTS and per_token[0] == node.inputs[0]:
             return node
         name = per_token[0]
-    raise NotFlattenable(f"the model's head was not found: no matmul leads directly to {logits!r}")
+    return None
 
 
 def analyse_rows(graph: Graph, inputs: dict[str, State]) -> RowAnalysis:

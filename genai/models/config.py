@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..common.reading import json_object
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
+from ..engine.speculation import options as speculative_options
 from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean
 from ..hub.local import model_folder_of
 from ..onnx.decoder_names import GraphNames
 from . import config_schema
 from .chosen_device import ChosenDevice, folder_device
 from .config_schema import Key, Use
+from .draft_block import DECODER, DRAFT, check_draft
 from .folders import folder_json, no_config
 
 CONFIG_NAME = "genai_config.json"
 _LIMIT = 2**31
 _SEED = "search.random_seed"
 _SLIDING = "sliding_attention"
-_SESSION, _PROVIDERS = "model.decoder.session_options", "provider_options"
+_OPTIONS: Mapping[str, tuple[Collection[str], Callable[[str, Any], Any]]] = {
+    "search": (SEARCH_OPTIONS, checked),
+    "speculative": (speculative_options.SPECULATIVE_OPTIONS, speculative_options.checked),
+}
+_SESSION, _PROVIDERS = f"{DECODER}.session_options", "provider_options"
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class DecoderConfig:
     """The decoder block, with the file name, sizes, and the names of the graph's inputs and outputs.
 
     `sliding_window` is the number of tokens that a query of a layer in `windowed_layers` attends to, its own included.
-    If `windowed_layers` is None, these are all layers.
+    If `windowed_layers` is None, these are all layers. `block` is the dotted name of the block.
     """
 
     filename: str
@@ -41,6 +48,7 @@ class DecoderConfig:
     names: GraphNames
     sliding_window: int | None
     windowed_layers: tuple[int, ...] | None = None
+    block: str = DECODER
 
     def has_window(self, layer: int) -> bool:
         """Return True if the layer attends to the last `sliding_window` tokens only."""
@@ -90,7 +98,24 @@ class Config:
             self.ignored_keys = (*(key for key in self.ignored_keys if key != _SESSION), *others)
         self.model = _model_config(self.raw)
         self.search: dict[str, Any] = dict(self.raw.get("search", {}))
-        _check_search(self.search)
+        _check_options("search", self.search)
+        self.speculative: dict[str, Any] = dict(self.raw.get("speculative", {}))
+        _check_options("speculative", self.speculative)
+
+    def for_draft(self) -> Config | None:
+        """Return the configuration of the draft model (`model.draft`), which has the same vocabulary; None = no draft.
+
+        Raises:
+            ConfigError: the draft has no file name or a wrong one, or uses another device than the decoder; or one of
+                the two keeps a cache from which rejected tokens cannot be removed, or the model reads images or sound.
+        """
+        block = self.raw["model"].get("draft")
+        if block is None:
+            return None
+        check_draft(self.raw)
+        draft = copy(self)
+        draft.model = replace(self.model, decoder=_decoder_config(block, DRAFT), embedding="")
+        return draft
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -214,15 +239,19 @@ def _require(block: Mapping[str, Any], where: str, name: str) -> Any:
     return block[name]
 
 
-def _positive(block: Mapping[str, Any], where: str, name: str) -> int:
+def _at_least(least: int, block: Mapping[str, Any], where: str, name: str) -> int:
     value = int(_require(block, where, name))
-    if value < 1:
+    if value < least:
         raise ConfigError(
             f"{where}.{name} = {value} in {CONFIG_NAME}",
-            "the value must be at least 1",
-            "set the key to a value of at least 1",
+            f"the value must be at least {least}",
+            f"set the key to a value of at least {least}",
         )
     return value
+
+
+def _positive(block: Mapping[str, Any], where: str, name: str) -> int:
+    return _at_least(1, block, where, name)
 
 
 def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -247,7 +276,7 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
         bos_token_id=bos,
         eos_token_ids=tuple(e for e in eos_ids if e >= 0),
         pad_token_id=pad,
-        decoder=_decoder_config(_require(model, "model", "decoder")),
+        decoder=_decoder_config(_require(model, "model", "decoder"), DECODER),
         embedding=_embedding(model["embedding"]) if model.get("embedding") else "",
     )
 
@@ -266,24 +295,24 @@ def _inside(where: str, filename: str) -> str:
     return filename
 
 
-def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
+def _decoder_config(decoder: Mapping[str, Any], block: str) -> DecoderConfig:
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
-    filename = _inside("model.decoder.filename", str(_require(decoder, "model.decoder", "filename")))
+    filename = _inside(f"{block}.filename", str(_require(decoder, block, "filename")))
     windows = decoder.get("sliding_window", {})
     window = windows.get("window_size")
     # Only the sizes that a graph may leave open are required, because some folders omit the other sizes.
     either = "num_attention_heads" if "num_attention_heads" in decoder else "num_key_value_heads"
-    heads = _positive(decoder, "model.decoder", either if either in decoder else "num_attention_heads")
+    heads = _positive(decoder, block, either if either in decoder else "num_attention_heads")
     kv_heads = int(decoder.get("num_key_value_heads", heads))
-    head_size = _positive(decoder, "model.decoder", "head_size")
+    head_size = _positive(decoder, block, "head_size")
     sizes = {"hidden_size": heads * head_size, **decoder}
     return DecoderConfig(
         filename=filename,
         head_size=head_size,
-        hidden_size=_positive(sizes, "model.decoder", "hidden_size"),
+        hidden_size=_positive(sizes, block, "hidden_size"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        num_hidden_layers=_positive(decoder, "model.decoder", "num_hidden_layers"),
+        num_hidden_layers=_at_least(0, decoder, block, "num_hidden_layers"),
         names=GraphNames(
             input_ids=inputs.get("input_ids", "input_ids"),
             attention_mask=inputs.get("attention_mask", "attention_mask"),
@@ -298,11 +327,12 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
             inputs_embeds=inputs.get("inputs_embeds", "inputs_embeds"),
         ),
         sliding_window=window if window and window > 0 else None,
-        windowed_layers=_windowed_layers(decoder, windows),
+        windowed_layers=_windowed_layers(decoder, windows, block),
+        block=block,
     )
 
 
-def _windowed_layers(decoder: Mapping[str, Any], windows: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _windowed_layers(decoder: Mapping[str, Any], windows: Mapping[str, Any], block: str) -> tuple[int, ...] | None:
     """Return the layers that sliding_window.layers lists, or whose layer_types say so; None if there is no list."""
     types, layers = decoder.get("layer_types"), windows.get("layers")
     if layers is None:
@@ -313,7 +343,7 @@ def _windowed_layers(decoder: Mapping[str, Any], windows: Mapping[str, Any]) -> 
     for layer in layers:
         if type(layer) is not int or not 0 <= layer < count:
             raise ConfigError(
-                f"model.decoder.sliding_window.layers contains {layer!r:.40} in {CONFIG_NAME}",
+                f"{block}.sliding_window.layers contains {layer!r:.40} in {CONFIG_NAME}",
                 f"the model's layers are 0 to {count - 1}",
                 "correct the list, or remove it",
             )
@@ -331,14 +361,16 @@ def _template(block: Mapping[str, Any], name: str, default: str) -> str:
     return value
 
 
-def _check_search(search: Mapping[str, Any]) -> None:
-    for name, value in search.items():
-        if name in SEARCH_OPTIONS and value is not None:
+def _check_options(block: str, options: Mapping[str, Any]) -> None:
+    """Check the values of the block "search" or "speculative"."""
+    for name, value in options.items():
+        known, check = _OPTIONS[block]
+        if name in known and value is not None:
             try:
-                checked(name, value)
+                check(name, value)
             except OptionError as error:
                 raise ConfigError(
-                    f"search.{name} = {value!r} in {CONFIG_NAME}",
+                    f"{block}.{name} = {value!r} in {CONFIG_NAME}",
                     error.why,
                     "correct the value in that file, or remove the key",
                 ) from error

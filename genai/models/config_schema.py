@@ -91,16 +91,21 @@ EMBEDDING = {
     "session_options": Key((dict,), Use.FOREIGN),
     "run_options": Key((dict,), Use.FOREIGN),
 }
+SPECULATIVE = {
+    **_keys(INT, "max_draft_tokens ngram_size min_adaptive_k"),
+    **_keys(BOOL, "ngram_chained_lookup cooldown"),
+}
 MODEL = {
     **_keys(STR, "type tokenizer_dir"),
     **_keys(INT, "vocab_size context_length bos_token_id pad_token_id sep_token_id decoder_start_token_id"),
     **_keys(INT, "bot_token_id eot_token_id bor_token_id eor_token_id"),
     "eos_token_id": Key(IDS),
     "decoder": Key((dict,), keys=DECODER),
+    "draft": Key((dict,), keys=DECODER),
     **_keys(INT, "image_token_id audio_token_id boa_token_id video_token_id vision_start_token_id", Use.FOREIGN),
     "embedding": Key((dict,), keys=EMBEDDING),
     **_keys((dict,), "vision speech", Use.FOREIGN),
-    **_keys((dict,), "draft encoder joiner vad mtp dflash2 dspark moonshine audio_output", Use.LATER),
+    **_keys((dict,), "encoder joiner vad mtp dflash2 dspark moonshine audio_output", Use.LATER),
 }
 SEARCH = {
     **_keys(BOOL, "do_sample early_stopping past_present_share_buffer"),
@@ -117,7 +122,7 @@ SEARCH = {
 ROOT = {
     "model": Key((dict,), keys=MODEL),
     "search": Key((dict,), keys=SEARCH),
-    "speculative": Key((dict,), Use.LATER),
+    "speculative": Key((dict,), keys=SPECULATIVE),
     "engine": Key((dict,), Use.FOREIGN),
     "runtime_profiles": Key((list,), Use.FOREIGN),
 }

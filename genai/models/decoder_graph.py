@@ -21,7 +21,14 @@ from genai.kernels.float_bits import FLOAT_BITS
 from genai.kvcache.groups import CacheGroup, GroupKind
 from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape, grouped_layout
 
-from ..errors import CacheCapacityError, ConfigError, OptionError, UnsupportedModelError, malformed
+from ..errors import (
+    CacheCapacityError,
+    ConfigError,
+    OptionError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+    malformed,
+)
 from ..lora.inputs import take_out_empty_factors, with_defaults
 from ..lowering.flatten import AttentionLayer, FlatDecoder, flatten_decoder
 from ..lowering.rows import NotFlattenable
@@ -36,6 +43,7 @@ from ..optimize.shapes import infer_shapes
 from ..optimize.simplify import remove_dead_code, remove_identities
 from .config import Config
 from .decoder_file import read_decoder_file
+from .draft_block import DRAFT
 from .identity import LoadedFiles
 from .kv_types import KV_TYPES
 
@@ -186,12 +194,17 @@ def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> F
 
 def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
     inputs, outputs = {v.name for v in graph.inputs}, {v.name for v in graph.outputs}
-    for kind, name, present in (("input", names.input_ids, inputs), ("output", names.logits, outputs)):
+    decoder = config.model.decoder
+    who = "Draft" if decoder.block == DRAFT else "the"
+    for kind, what, name, present in (
+        ("input", "token ids", names.input_ids, inputs),
+        ("output", "logits", names.logits, outputs),
+    ):
         if name not in present:
             raise ConfigError(
-                f"{config.model.decoder.filename}: no {kind} named {name!r}",
-                f"its {kind}s are {', '.join(sorted(present)) or 'none'}",
-                f"set its name in genai_config.json under model.decoder.{kind}s",
+                f"{decoder.filename}: {who} {what} {kind} {name!r} was not found",
+                f"the graph's {kind}s are {', '.join(sorted(present)) or 'none'}",
+                f"set its name in genai_config.json under {decoder.block}.{kind}s",
             )
     _check_cache(config, inputs, outputs)
 
@@ -205,20 +218,21 @@ def _check_cache(config: Config, inputs: Collection[str], outputs: Collection[st
         for name in sorted(inputs)
         if (match := re.fullmatch(re.escape(past).replace("%d", r"(\d{1,20})"), name))
     ]
-    if not pairs:
+    if not pairs and decoder.num_hidden_layers:
         raise UnsupportedModelError(
             f"{decoder.filename}: no input for the keys and values of earlier tokens, such as "
             f"{next(iter(decoder.names.pasts)) % 0!r}",
             f"a step computes only new tokens, which would not see the earlier ones; the graph's inputs are "
             f"{', '.join(sorted(inputs)) or 'none'}",
-            "export the model with a cache, or name the inputs in genai_config.json under model.decoder.inputs",
+            f"export the model with a cache, or name the inputs in genai_config.json under {decoder.block}.inputs",
         )
     for past, present in pairs:
         if present not in outputs:
+            where = f"genai_config.json under {decoder.block}.outputs"
             raise UnsupportedModelError(
                 f"{decoder.filename}: no output named {present!r}",
                 f"it replaces the input {past!r} after each step; the outputs are {', '.join(sorted(outputs))}",
-                "export the model with a cache, or name the outputs in genai_config.json under model.decoder.outputs",
+                f"export the model with a cache, or name the outputs in {where}",
             )
 
 
@@ -228,6 +242,13 @@ def _check_vocabulary(graph: Graph, names: GraphNames, config: Config) -> None:
     shape = getattr(graph.type_of(names.logits), "shape", None)
     num_logits = shape[-1] if shape else None
     if isinstance(num_logits, int) and num_logits != vocab_size:
+        if config.model.decoder.block == DRAFT:
+            raise VocabularyMismatchError(
+                f"{config.model.decoder.filename}: Target and draft logit dimensions don't match. Target vocab: "
+                f"{vocab_size}, Draft vocab: {num_logits}",
+                "a proposal is a token id, so both models must have the same vocabulary",
+                "use a smaller model of the same family, with the same tokenizer, as the draft",
+            )
         raise _disagree(f"the model returns {num_logits} logits", "model.vocab_size", vocab_size, num_logits)
     if vocab_size * _BYTES_PER_LOGIT > available_memory():
         raise CacheCapacityError(
@@ -310,7 +331,8 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
     expected = config.model.decoder.num_hidden_layers
     if len(flat.layers) != expected:
         actual = len(flat.layers)
-        raise _disagree(f"the graph has {actual} attention layers", "model.decoder.num_hidden_layers", expected, actual)
+        key = f"{config.model.decoder.block}.num_hidden_layers"
+        raise _disagree(f"the graph has {actual} attention layers", key, expected, actual)
     for layer in flat.layers:
         if min(layer.kv_heads, layer.head_size, layer.v_head_size) < 1:
             raise malformed(

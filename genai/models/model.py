@@ -57,6 +57,8 @@ class Model(Single, AbstractContextManager["Model"]):
             with accuracy "fp32", nothing is rounded, and NumPy chooses the number of threads.
         lora: True to add target modules for adapters when the model is loaded; otherwise, loading the first adapter
             adds them between two steps, which takes a moment.
+        draft: True to also load the draft model that the folder describes in genai_config.json (`model.draft`), if any,
+            with the same options and on the same device. Generators then decode speculatively [default: True].
         quiet: True to log only warnings while loading, and to report no progress. The log then omits the messages that
             kernels are compiled and that the graph cannot be batched (see `info.reason`), and the reason why the CPU
             is used in place of a GPU (see `device_type`).
@@ -69,6 +71,7 @@ class Model(Single, AbstractContextManager["Model"]):
     """
 
     _config_class = Config
+    _loads_draft = False  # only Generators use the draft model without being asked
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class Model(Single, AbstractContextManager["Model"]):
         device: str | None = None,
         lora: bool = False,
         kv_dtype_force: bool = False,
+        draft: bool | None = None,
     ) -> None:
         if device is None and isinstance(source, Config):
             device = source.device or None
@@ -95,6 +99,7 @@ class Model(Single, AbstractContextManager["Model"]):
         }
         self.config = source if isinstance(source, Config) else self._config_class(source)
         self.folder, self.accuracy = self.config.folder, accuracy
+        draft_config = self.config.for_draft() if (self._loads_draft if draft is None else draft) else None
         self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None
         with folder_errors(self.folder):
@@ -112,6 +117,18 @@ class Model(Single, AbstractContextManager["Model"]):
         self._identity: Identity | None = None
         self._lora_targets_lock = threading.Lock()
         renew_locks(self, "_lora_targets_lock")
+        self.draft: Model | None = None
+        if draft_config is not None:
+            try:
+                options |= {"device": self._decoder.executor.device, "lora": False, "kv_dtype_force": kv_dtype_force}
+                self.draft = Model(draft_config, quiet=quiet, **options)
+            except BaseException:
+                self.close()
+                raise
+
+    draft: Model | None
+    """The draft model for speculative decoding, which has the same tokenizer; None if there is none or if it was not
+    loaded. It is closed with this model."""
 
     info: DecoderInfo
     """Facts about the graph: its layers, parameters and bytes, and the way in which it runs."""
@@ -236,6 +253,8 @@ class Model(Single, AbstractContextManager["Model"]):
         if self._decoder is not None:
             self._decoder.close()
             self._decoder = self._as_exported = None
+        if self.draft is not None:
+            self.draft.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

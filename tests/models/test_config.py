@@ -89,7 +89,7 @@ def test_reads_what_the_engine_needs(tmp_path: Path) -> None:
         ("model.decoder.filename", ..., "filename is missing"),
         ("model.decoder.filename", "../model.onnx", "inside the model folder"),
         ("model.decoder.filename", "/etc/passwd", "inside the model folder"),
-        ("model.decoder.num_hidden_layers", -1, "at least 1"),
+        ("model.decoder.num_hidden_layers", -1, "at least 0"),
         ("model.eos_token_id", 100, "below vocab_size 100"),
         ("model.eos_token_id", ["2"], "below vocab_size"),
         ("model.decoder.inputs", {"past_key_names": "past"}, "exactly one %d"),

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -30,6 +30,7 @@ from ...engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ...engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
 from ...engine.sampling.state import SamplerState
 from ...engine.sequence import DecoderSequence, Logits
+from ...engine.speculation.options import SPECULATIVE_OPTIONS, SpeculativeOptions, checked as checked_speculative
 from ...engine.state_file import SavedState, read_state, state_path, write_state
 from ...engine.static_batch import StaticBatch, check_batch_size
 from ...errors import (
@@ -39,6 +40,7 @@ from ...errors import (
     OptionError,
     StateError,
     StateMismatchError,
+    UnsupportedModelError,
 )
 from ...lora.store import Adapters, PinnedAdapters
 from ...models.model import Model
@@ -46,9 +48,13 @@ from ...text.vocabulary import guidance_of
 from ..refused import GENERATING_PAGE, REASONS, refusing_method
 from .guidance import guidance_grammar
 from .log import log, log_values
+from .round_counts import RoundCounts
+from .rounds import Rounds, is_speculative
 from .token_rows import LastRun, PaddedRows, token_rows
 
-_GUESSES = "a Generator computes one token per step; use LLM(speculation=…) for speculative decoding"
+# The lengths at which onnxruntime-genai computes a sequence again with the RoPE tables for long contexts. No round
+# computes tokens on both sides.
+_ROPE_SWITCHES = {"phi3": 4097, "phimoe": 4097, "phi3small": 8193}
 
 
 class GeneratorParams:
@@ -80,6 +86,8 @@ class GeneratorParams:
         if model.context_size < configured.get("max_length", 0) <= model.config.model.context_length:
             configured["max_length"] = model.context_size
         self.set_search_options(**configured)
+        self._speculative = {name: option.default for name, option in SPECULATIVE_OPTIONS.items()}
+        self.set_speculative_options(**model.config.speculative)
 
     def set_search_options(self, **options: Unpack[SearchOptions]) -> None:
         """Set search options; see `SEARCH_OPTIONS` for names, types and ranges.
@@ -104,9 +112,27 @@ class GeneratorParams:
 
     def get_search_options(self) -> dict[str, Any]:
         """Return the current options; numbers are floats, as in onnxruntime-genai."""
-        return {name: value if isinstance(value, bool) else float(value) for name, value in self._options.items()}
+        return _as_floats(self._options)
 
-    get_speculative_options = refusing_method("get_speculative_options", _GUESSES, GENERATING_PAGE)
+    def set_speculative_options(self, **options: Unpack[SpeculativeOptions]) -> None:
+        """Set options of speculative decoding, which never changes a token.
+
+        The draft model proposes tokens if the model has one. Otherwise, the n-gram lookup does if ngram_size is not 0.
+
+        Args:
+            options: max_draft_tokens (proposed tokens per round, 1 to 16; default 4); ngram_size (0 = no lookup, or 2
+                to 16: the last ngram_size - 1 tokens must match); ngram_chained_lookup (look up each token separately);
+                min_adaptive_k (0 = fixed width, or 1 to 16: the first and least width of rounds that adapt to the
+                measured speed, up to 16); cooldown (pause for one step after three rounds without an accepted token).
+
+        Raises:
+            OptionError: an option is unknown, of the wrong type or out of range. In that case, no option is set.
+        """
+        self._speculative.update({name: checked_speculative(name, value) for name, value in options.items()})
+
+    def get_speculative_options(self) -> dict[str, Any]:
+        """Return the current speculative options; numbers are floats, as in onnxruntime-genai."""
+        return _as_floats(self._speculative)
 
     def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
         """Make the output match a grammar. The match starts after the last appended tokens.
@@ -123,8 +149,6 @@ class GeneratorParams:
         """
         self._grammar = guidance_grammar(type, data)
         self._appends_forced = bool(enable_ff_tokens)
-
-    set_speculative_options = refusing_method("set_speculative_options", _GUESSES, GENERATING_PAGE)
 
 
 class Generator(Single, AbstractContextManager["Generator"]):
@@ -171,6 +195,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._model = model
         self._eos = model.config.model.eos_token_ids
         _check_beams(self._options, guided=params._grammar is not None)
+        speculates = is_speculative(model, self._options, params._speculative)
         count = self._options["batch_size"]
         check_batch_size(model.decoder, count * self._options["num_beams"])
         sampling = SamplingParams.from_search_options(self._options)
@@ -183,6 +208,15 @@ class Generator(Single, AbstractContextManager["Generator"]):
             model.decoder, model.sampler, plan, count, seed=seed, token_budget=budget,
             observe=partial(log_values, "model_logits"),
         )  # fmt: skip
+        self._rounds: Rounds | None = None
+        if speculates:
+            forced, switch = self._appends_forced, _ROPE_SWITCHES.get(model.type)
+            self._rounds = Rounds(
+                self._batch, params._speculative, max_length=self.max_length, draft=model.draft,
+                appends_forced=forced, switch=switch,
+            )  # fmt: skip
+        # True until the first token is chosen after append_tokens.
+        self._is_fresh = True
         self._shown = PaddedRows(count, self._pad_token())
         self._next_tokens: NDArray[np.int32] | None = None
         self._terminated = False
@@ -197,6 +231,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
 
     @property
     def _last_run(self) -> LastRun:
+        self._drop_ahead()
         names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
         return LastRun(self._batch, names, inputs, self._pad_token())
 
@@ -238,13 +273,15 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 f"the model's context_length is {config.context_length}, and each row has the length of the longest",
                 "shorten the prompt, or raise max_length if the context allows",
             )
+        discarded = self._rounds is not None and self._rounds.discard(before)
         self._shown.append(rows)
         try:
-            self._batch.append_tokens(rows)
+            with self._rounds.reconciling() if self._rounds is not None and discarded else nullcontext():
+                self._batch.append_tokens(rows)
         except BaseException:
             self._shown.rewind(before)
             raise
-        self._next_tokens = self._shown.last()
+        self._next_tokens, self._is_fresh = self._shown.last(), True
         log("append_next_tokens", "{count}, token_count {width}", count=longest, width=self._shown.width)
         self._note_padding()
         for row in self._batch.rows:
@@ -261,6 +298,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or not 0 <= length <= width:
             why = f"a rewind can only shorten the sequences, which have {width} tokens"
             raise InputError(f"rewind_to({length!r})", why, f"pass the number of tokens to keep, from 0 to {width}")
+        if self._rounds is not None:
+            self._rounds.reset()
         self._batch.rewind(self._shown.rewind(int(length)))
         self._note_padding()
         self._next_tokens = None
@@ -286,9 +325,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if self.is_done():
             self._next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
             return
-        if self._appends_forced and not self._append_forced():
+        if self._rounds is None and self._appends_forced and not self._append_forced():
             return
-        picked, pad = self._batch.step(is_last=self._shown.width + 1 >= self.max_length), self._pad_token()
+        picked, pad = self._choose(), self._pad_token()
         shown = [picked.get(index, pad) for index in range(len(self._batch.ended))]
         self._next_tokens = np.array(shown, np.int32)
         if ended := [index for index in picked if self._batch.ended[index]]:
@@ -298,21 +337,31 @@ class Generator(Single, AbstractContextManager["Generator"]):
             if self._shown.width >= self.max_length:
                 log("hit_max_length", "{length}", length=self.max_length)
 
+    def _choose(self) -> dict[int, int]:
+        """Choose the next token of every sequence that has not ended, by index of the sequence."""
+        width = self._shown.width
+        if self._rounds is None:
+            return self._batch.step(is_last=width + 1 >= self.max_length)
+        ranges = self._batch.ranges if self._is_fresh else {0: (width - 1, width)}
+        token = self._rounds.next(width)
+        self._batch.ranges, self._is_fresh = ranges, False
+        return {0: token}
+
     def _append_forced(self) -> bool:
         """Append the tokens that the grammar determines after a chosen token.
 
         Returns:
             True if another token must be chosen.
         """
-        (row,), (sequence,) = self._batch.rows, self._sequences
-        for token in row.matcher.forced() if row.matcher is not None and row.matcher.num_followed else ():
-            sequence.append([token])
-            row.follow(token)
+        for token in self._batch.append_forced(self.max_length - self._shown.width):
             self._shown.append_column([token], {0})
             self._next_tokens = np.array([token], np.int32)
-            if self._shown.width >= self.max_length:
-                return False
-        return True
+        return self._shown.width < self.max_length
+
+    def _drop_ahead(self) -> None:
+        """Discard tokens that are chosen but not shown yet."""
+        if self._rounds is not None:
+            self._rounds.discard(self._shown.width)
 
     def _pad_token(self) -> int:
         config = self._model.config.model
@@ -323,6 +372,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
     def _compute(self, indices: Sequence[int]) -> Logits:
         """Return logits [B, V]; see StaticBatch.logits."""
         self._open_decoder()
+        if self._rounds is not None and (known := self._rounds.logits(self._shown.width)) is not None:
+            return known
+        self._drop_ahead()
         return self._batch.logits(indices)
 
     def is_done(self) -> bool:
@@ -406,6 +458,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
             raise InputError(
                 f"set_model_input received {array.dtype}", "an array of numbers is expected", "pass a numeric array"
             )
+        self._drop_ahead()
         for sequence in self._sequences:
             sequence.give(name, array)
 
@@ -434,6 +487,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 "load all adapters of a generator into one Adapters object",
             )
         self._open_decoder()
+        self._drop_ahead()
         self._batch.settle()
         # Neither cached tokens nor the last logits of sequences that have ended may change.
         if lost := [
@@ -461,6 +515,12 @@ class Generator(Single, AbstractContextManager["Generator"]):
 
     def _give_values(self, adapters: Adapters, name: str) -> None:
         """Switch to the graph as it was exported, whose inputs include the adapter's arrays."""
+        if self._rounds is not None:
+            raise UnsupportedModelError(
+                f"adapter {name!r} cannot be used with speculative decoding",
+                "it replaces inputs of the graph, which then runs as exported, without verifying proposed tokens",
+                "turn speculation off: ngram_size=0, and Model(folder, draft=False)",
+            )
         if self._active:
             raise InputError(
                 f"adapter {name!r} replaces inputs of the graph, but adapter {self._active[0].choice!r} is active",
@@ -491,6 +551,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._terminated = value == "1"
         if self._terminated:
             self._batch.decoder.interrupt(self._sequences)
+            if self._rounds is not None:
+                self._rounds.interrupt()
 
     def _open_decoder(self) -> Decoder:
         """Return the decoder. Raises StateError if the generator or its model is closed."""
@@ -521,6 +583,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 "change the array that get_logits returned and pass it back",
             )
         self._open_decoder()
+        if self._rounds is not None:
+            self._rounds.settle(self._shown.width)
         self._batch.set_logits(array.reshape(len(self._sequences), -1))
 
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
@@ -541,6 +605,10 @@ class Generator(Single, AbstractContextManager["Generator"]):
         other.__dict__.update(self.__dict__)
         other._batch, other._shown, other._options = self._batch.fork(), self._shown.copy(), dict(self._options)
         other._active = list(self._active)
+        if self._rounds is not None:
+            other._rounds = self._rounds.fork(other._batch)
+            if len(other._batch.sequences[0].tokens) > other._shown.width:
+                other._batch.rewind([other._shown.width])
         return other
 
     def save_state(self, path: str | Path) -> int:
@@ -557,6 +625,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         (sequence,) = self._only("save_state")
         if not sequence.tokens:
             raise StateError("there are no tokens yet", "there is no state to save", "call append_tokens first")
+        self._drop_ahead()
         self._batch.settle()
         (row,) = self._batch.rows
         notes = {"ended": self._batch.ended[0], "prompt": row.prompt_length}
@@ -595,6 +664,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         row = RowSampler(own.plan, sequence.tokens, seed=seed, row=number, prompt_length=length)
         if state is not None:
             state.put_into(row)
+        if self._rounds is not None:
+            self._rounds.reset()
         self._batch.replace(sequence, row)
         self._batch.ended = [saved.notes.get("ended") is True]
         self._next_tokens = None
@@ -625,6 +696,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
     def close(self) -> None:
         """Free the KV cache. Garbage collection of the generator also does this."""
         sequences = self._batch.sequences
+        if self._rounds is not None and sequences:
+            self._rounds.reset()
         self._batch.close()
         for sequence in sequences if self._active else ():
             sequence.adapt(None)
@@ -636,7 +709,19 @@ class Generator(Single, AbstractContextManager["Generator"]):
     set_inputs = refusing_method("set_inputs", "text models need tokens; use append_tokens()", GENERATING_PAGE)
     set_hidden_states = refusing_method("set_hidden_states", REASONS["MtpGenerator"], GENERATING_PAGE)
     snapshot_state = refusing_method("snapshot_state", "recurrent models are not supported yet", GENERATING_PAGE)
-    get_speculative_stats = refusing_method("get_speculative_stats", _GUESSES, GENERATING_PAGE)
+
+    def get_speculative_stats(self) -> dict[str, Any]:
+        """Return counters of speculative decoding, with onnxruntime-genai's names; all are 0 without speculation.
+
+        The counters are sums since the generator was created. tokens_buffered, active_rounds, effective_k,
+        cooldown_remaining and adaptive_k_throughput describe the current state. docs/reference/generator.md lists all
+        of them.
+        """
+        return RoundCounts().stats() if self._rounds is None else self._rounds.stats()
+
+
+def _as_floats(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, bool) else float(value) for name, value in options.items()}
 
 
 def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:

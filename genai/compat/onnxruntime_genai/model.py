@@ -11,6 +11,7 @@ class Model(core.Model):
     __doc__ = core.Model.__doc__
     config: Config
     _config_class = Config
+    _loads_draft = True
 
     create_multimodal_processor = refusing_method(
         "create_multimodal_processor", "this version runs only text models", GENERATING_PAGE

@@ -49,6 +49,7 @@ class DraftModel:
 
     Attributes:
         costs: durations of the draft model's steps.
+        num_drafted: number of steps that chose draft tokens.
         read_seconds: time that the last call to `read` took to process prompts.
     """
 
@@ -57,6 +58,7 @@ class DraftModel:
         self._context_size, self._vocab_size = context_size, vocab_size
         self._followers: dict[Followed, _Follower] = {}
         self.costs = StepCosts()
+        self.num_drafted = 0
         self.read_seconds = 0.0
 
     def read(self, requests: Sequence[Followed]) -> None:
@@ -75,6 +77,20 @@ class DraftModel:
         except CacheCapacityError:
             _refuse(behind)
         self.read_seconds = time.perf_counter() - began
+
+    def catch_up(self, request: Followed) -> None:
+        """Compute all tokens of a request that lags far behind, except the last one, so that `draft` can begin.
+
+        The alternative to `read`, for callers that draft for one request and do not share steps.
+        """
+        own = self._follow(request)
+        if own.refused or _lag(own) <= _MOST_BEHIND:
+            return
+        try:
+            compute(self._decoder, [own.sequence])
+            own.sequence.truncate(len(own.sequence.tokens) - 1)
+        except CacheCapacityError:
+            _refuse([own])
 
     def room(self, request: Followed) -> int:
         """Return the number of tokens that could be drafted for a request now."""
@@ -117,6 +133,10 @@ class DraftModel:
             own.sequence.publish()
             own.sequence.close()
 
+    def interrupt(self) -> None:
+        """Cancel the current step; see Decoder.interrupt."""
+        self._decoder.interrupt([own.sequence for own in self._followers.values()])
+
     def _step(self, own: Sequence[_Follower]) -> list[int]:
         """Choose the next token of each sequence; return an empty list if the cache is full or a row has no token."""
         sequences = [one.sequence for one in own]
@@ -126,6 +146,7 @@ class DraftModel:
             logits: list[Logits] = compute(self._decoder, sequences)
             sampled = self._sampler.sample(stacked([one[-1] for one in logits]), [one.row for one in own])
             self.costs.note(rows, rows, time.perf_counter() - began)  # asynchronous devices have finished by now
+            self.num_drafted += 1
         except CacheCapacityError:
             _refuse(own)
             return []

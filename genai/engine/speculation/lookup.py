@@ -79,6 +79,42 @@ def _longest(text: Tokens, positions: NDArray[np.int64], history: Tokens) -> tup
     return int(positions[-1]), length
 
 
+def match_ngram(history: Tokens, size: int, most: int, *, chained: bool = False) -> list[int]:
+    """Return the tokens that followed the last earlier occurrence of the history's last `size` - 1 tokens.
+
+    This is onnxruntime-genai's n-gram lookup: the length of a match is fixed, and a continuation ends with the history.
+
+    Args:
+        history: int32 [n].
+        size: number of tokens of an n-gram, at least 2: the tokens that match, and the token that follows.
+        most: maximum number of tokens to return, at least 1.
+        chained: True to look up each token separately, so that each may follow another occurrence. The tokens found so
+            far extend the text to match, but not the text to search.
+
+    Returns:
+        The tokens; empty if these last tokens did not occur earlier.
+    """
+    context = history[max(len(history) - size + 1, 0) :].tolist()
+    follows = _after_last(history, context) if len(history) >= size else None
+    if not chained:
+        return [] if follows is None else history[follows : follows + most].tolist()
+    found: list[int] = []
+    while follows is not None and len(found) < most:
+        found.append(int(history[follows]))
+        context = [*context[1:], found[-1]]
+        follows = _after_last(history, context) if len(found) < most else None
+    return found
+
+
+def _after_last(history: Tokens, context: Sequence[int]) -> int | None:
+    """Return the index of the token after the last occurrence of some tokens, except at the end of the history."""
+    last = len(context) - 1
+    ends = np.flatnonzero(history[last:-1] == context[last]) + last
+    for back in range(1, len(context)):
+        ends = ends[history[ends - back] == context[last - back]]
+    return int(ends[-1]) + 1 if len(ends) else None
+
+
 class LookupText:
     """An additional text to look up continuations in, such as the files of a project.
 
