@@ -218,11 +218,14 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
             if not is_accepted:
                 break
             if appends_forced and row.matcher is not None and (forced := row.matcher.forced()):
-                if proposed[: len(forced)] != forced:
-                    break  # the next step computes them together with other proposals
-                chosen += self.append_forced(len(forced))
-                num_forced += len(forced)
-                del proposed[: len(forced)]
+                fitting = forced[: len(proposed)]
+                if fitting != proposed[: len(forced)]:
+                    break  # they are computed together with the next proposals
+                chosen += self.append_forced(len(fitting))
+                num_forced += len(fitting)
+                del proposed[: len(fitting)]
+                if fitting != forced:
+                    break
         return Verified(chosen, num_evaluated, num_accepted, num_forced, num_steps, seconds, logits, first)
 
     def _computed_with(self, proposed: list[int]) -> Logits:
@@ -292,7 +295,8 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
             CacheCapacityError: the cache is full.
         """
         if any(not self.sequences[i].tokens for i in indices):
-            raise StateError("there are no tokens yet", "logits are computed from tokens", "call append_tokens first")
+            why = "logits are computed from tokens, and there is no prior state"
+            raise StateError("there are no tokens yet", why, "call append_tokens first")
         if any(sequence.ahead is not None for sequence in self.sequences):
             self._take_ahead()
         behind = [i for i in indices if self.sequences[i].num_computed < len(self.sequences[i].tokens)]

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..onnx.decoder_names import GraphNames
-from ..onnx.ir import Attribute, Graph, Node, OnnxModel, Value
+from ..onnx.ir import Attribute, DataType, Graph, Node, OnnxModel, Value
 from ..onnx.node import OURS
 from ..ops.weights import PRODUCTS
 from ..optimize.simplify import remove_dead_code
 from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, rows, uniform
 from .rules import apply_rule
+
+_NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     others = [value for value in graph.outputs if value.name != names.logits and _is_of_rows(value.name, analysis)]
     is_whole = head is None and not analysis.last_row_gathers
     (logits,) = (value for value in graph.outputs if value.name == names.logits)
+    logits = _not_narrowed(graph, logits)
     graph.outputs = [_logits_rows(graph, logits) if is_whole else logits]
     graph.outputs += [_logits_rows(graph, value) for value in others]
     graph.invalidate()
@@ -234,6 +237,14 @@ def select_logits_rows(gathers: Sequence[Node]) -> None:
     for node in gathers:
         node.domain, node.op_type, node.inputs = OURS, "LogitsRows", node.inputs[:1]
         node.attributes = {"squeeze": Attribute.of("squeeze", 1)}
+
+
+def _not_narrowed(graph: Graph, logits: Value) -> Value:
+    """Return the logits before a conversion to 16 bits, because samplers read float32."""
+    node = graph.producer(logits.name)
+    if node is not None and node.key == ("", "Cast") and node.attribute("to") in _NARROW:
+        return Value(node.input(0))
+    return logits
 
 
 def _is_of_rows(name: str, analysis: RowAnalysis) -> bool:

@@ -238,6 +238,16 @@ def load_as_exported(config: Config, executor: Executor, accuracy: str, files: L
     return decoder
 
 
+def check_draft_inputs(decoder: Decoder, filename: str) -> None:
+    """Raise UnsupportedModelError if a draft model's graph has inputs that no caller can set."""
+    if isinstance(decoder, UnbatchedDecoder) and decoder.wanted:
+        raise UnsupportedModelError(
+            f"{filename}: the draft model's graph has the input {decoder.wanted[0]!r}",
+            "a Generator sets additional inputs only for the target model",
+            "export the draft model without this input, remove model.draft, or use Model(folder, draft=False)",
+        )
+
+
 def _no_lora_targets(info: DecoderInfo) -> UnsupportedModelError:
     return UnsupportedModelError(
         "the model has no target modules for adapters",

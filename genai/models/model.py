@@ -25,7 +25,7 @@ from .decoder_graph import DecoderInfo
 from .folders import folder_errors
 from .identity import LoadedFiles
 from .kv_quality import MEASURED, check_kv_quality
-from .loading import add_lora_targets, keep_prefixes, load_as_exported, load_decoder
+from .loading import add_lora_targets, check_draft_inputs, keep_prefixes, load_as_exported, load_decoder
 from .model_options import check_model_options
 from .side_files import LoadedFolder
 
@@ -58,7 +58,8 @@ class Model(Single, AbstractContextManager["Model"]):
         lora: True to add target modules for adapters when the model is loaded; otherwise, loading the first adapter
             adds them between two steps, which takes a moment.
         draft: True to also load the draft model that the folder describes in genai_config.json (`model.draft`), if any,
-            with the same options and on the same device. Generators then decode speculatively [default: True].
+            with the same options (except kv_dtype) and on the same device. Generators then decode speculatively
+            [default: True].
         quiet: True to log only warnings while loading, and to report no progress. The log then omits the messages that
             kernels are compiled and that the graph cannot be batched (see `info.reason`), and the reason why the CPU
             is used in place of a GPU (see `device_type`).
@@ -120,8 +121,10 @@ class Model(Single, AbstractContextManager["Model"]):
         self.draft: Model | None = None
         if draft_config is not None:
             try:
-                options |= {"device": self._decoder.executor.device, "lora": False, "kv_dtype_force": kv_dtype_force}
+                # The type of the draft's cache affects no token, and another type may not fit the draft's heads.
+                options |= {"device": self._decoder.executor.device, "lora": False, "kv_dtype": "auto"}
                 self.draft = Model(draft_config, quiet=quiet, **options)
+                check_draft_inputs(self.draft.decoder, draft_config.model.decoder.filename)
             except BaseException:
                 self.close()
                 raise
