@@ -228,7 +228,7 @@ class PagedDecoder(Decoder):
 
     def _group_bytes(self, group: int) -> int:
         """Return the number of bytes that the layers of a group use in a block."""
-        return max(self.storage.parts[layer][1] for layer in self.groups[group].layers)
+        return max((self.storage.parts[layer][1] for layer in self.groups[group].layers), default=0)
 
     def stored_blocks(self, cache: SequenceCache, num_stored: int, group: int) -> Iterator[NDArray[np.uint8]]:
         """Yield the bytes of each block of a group, in the order of `arrays_for`."""

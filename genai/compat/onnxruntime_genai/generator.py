@@ -231,7 +231,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
 
     @property
     def _last_run(self) -> LastRun:
-        self._drop_ahead()
+        if self._rounds is not None and self._shown.width:
+            self._rounds.settle(self._shown.width)
         names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
         return LastRun(self._batch, names, inputs, self._pad_token())
 
@@ -372,7 +373,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
     def _compute(self, indices: Sequence[int]) -> Logits:
         """Return logits [B, V]; see StaticBatch.logits."""
         self._open_decoder()
-        if self._rounds is not None and (known := self._rounds.logits(self._shown.width)) is not None:
+        width = self._shown.width
+        if self._rounds is not None and (known := self._rounds.logits(width)) is not None:
+            self._batch.ranges = {0: (width - 1, width)}
             return known
         self._drop_ahead()
         return self._batch.logits(indices)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -135,10 +135,11 @@ class Rounds:
         self._batch.ranges = ranges
 
     def settle(self, length: int) -> None:
-        """Compute the logits after the shown tokens again, if the buffer is discarded for that."""
-        if self.discard(length):
-            with self.reconciling():
-                self._batch.logits([0])
+        """Discard the buffered tokens, if any, and compute the logits after the shown tokens if they are not known."""
+        discarded, ranges = self.discard(length), self._batch.ranges
+        with self.reconciling() if discarded else nullcontext():
+            self._batch.logits([0])
+        self._batch.ranges = ranges
 
     @contextmanager
     def reconciling(self) -> Iterator[None]:
@@ -258,7 +259,7 @@ class Rounds:
         self._cooldown.note(is_least=proposed == self._width.least, **taken)
         if self._is_full:
             self._width.note(proposed, tokens=self._num_shown, milliseconds=self._ms, **taken)
-        if self._draft is None:
+        if self._draft is None and length < self._max_length:
             self._read_history()
         if self._switch == length + 1:  # a round from here would compute tokens on both sides of the switch
             began = time.perf_counter()
