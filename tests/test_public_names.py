@@ -116,8 +116,8 @@ def test_what_is_not_there_says_so(name: str) -> None:
 
 def test_methods_that_are_not_there_name_the_page_of_their_api(bundled_folder: Path) -> None:
     with genai.Model(bundled_folder, threads=1) as model:
-        params = genai.GeneratorParams(model)
-        for method in (params.set_speculative_options, model.create_streaming_processor):
+        generator = genai.Generator(model, genai.GeneratorParams(model))
+        for method in (generator.set_hidden_states, model.create_streaming_processor):
             with pytest.raises(NotSupportedYetError) as caught:
                 method()
             assert caught.value.fix == "for the supported names, see docs/how-to/onnxruntime-genai.md"
@@ -145,11 +145,11 @@ def test_looking_at_what_is_not_there_is_harmless(name: str) -> None:
 
 
 def test_what_models_and_options_refuse(bundled: Any) -> None:
-    params = genai.GeneratorParams(bundled)
+    generator = genai.Generator(bundled, genai.GeneratorParams(bundled))
     for action in (
         bundled.create_multimodal_processor,
         bundled.create_streaming_processor,
-        params.get_speculative_options,
+        generator.snapshot_state,
         lambda: genai.register_execution_provider_library("x", "y"),
     ):
         with pytest.raises(NotSupportedYetError):

@@ -20,7 +20,6 @@ from genai.errors import (
     CacheCapacityError,
     ContextOverflowError,
     InputError,
-    NotSupportedYetError,
     OptionError,
     StateError,
 )
@@ -411,12 +410,6 @@ def test_contradicting_lengths(small: og.Model) -> None:
 def test_params_of_another_model(small: og.Model, form_folder: Callable[..., Path]) -> None:
     with og.Model(form_folder("fp32")) as other, pytest.raises(InputError, match="another model"):
         og.Generator(other, og.GeneratorParams(small))
-
-
-def test_speculation_is_refused(small: og.Model) -> None:
-    params = og.GeneratorParams(small)
-    with pytest.raises(NotSupportedYetError, match="speculative"):
-        params.set_speculative_options(max_draft_tokens=4)
 
 
 def test_a_closed_model_says_so(form_folder: Callable[..., Path]) -> None:

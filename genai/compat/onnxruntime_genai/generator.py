@@ -215,8 +215,6 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 self._batch, params._speculative, max_length=self.max_length, draft=model.draft,
                 appends_forced=forced, switch=switch,
             )  # fmt: skip
-        # True until the first token is chosen after append_tokens.
-        self._is_fresh = True
         self._shown = PaddedRows(count, self._pad_token())
         self._next_tokens: NDArray[np.int32] | None = None
         self._terminated = False
@@ -282,7 +280,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
         except BaseException:
             self._shown.rewind(before)
             raise
-        self._next_tokens, self._is_fresh = self._shown.last(), True
+        if self._rounds is not None:
+            self._rounds.follows_prompt = True
+        self._next_tokens = self._shown.last()
         log("append_next_tokens", "{count}, token_count {width}", count=longest, width=self._shown.width)
         self._note_padding()
         for row in self._batch.rows:
@@ -343,10 +343,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         width = self._shown.width
         if self._rounds is None:
             return self._batch.step(is_last=width + 1 >= self.max_length)
-        ranges = self._batch.ranges if self._is_fresh else {0: (width - 1, width)}
-        token = self._rounds.next(width)
-        self._batch.ranges, self._is_fresh = ranges, False
-        return {0: token}
+        return {0: self._rounds.next(width)}
 
     def _append_forced(self) -> bool:
         """Append the tokens that the grammar determines after a chosen token.
@@ -373,9 +370,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
     def _compute(self, indices: Sequence[int]) -> Logits:
         """Return logits [B, V]; see StaticBatch.logits."""
         self._open_decoder()
-        width = self._shown.width
-        if self._rounds is not None and (known := self._rounds.logits(width)) is not None:
-            self._batch.ranges = {0: (width - 1, width)}
+        if self._rounds is not None and (known := self._rounds.logits(self._shown.width)) is not None:
             return known
         self._drop_ahead()
         return self._batch.logits(indices)

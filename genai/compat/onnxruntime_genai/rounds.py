@@ -40,6 +40,9 @@ class Rounds:
         draft: the draft model; None = the n-gram lookup proposes tokens.
         appends_forced: True if tokens that the grammar determines are appended without being chosen.
         switch: a length at which a round ends, because the model switches to other RoPE tables; None = none.
+
+    Attributes:
+        follows_prompt: True if tokens were appended since the last chosen token.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Rounds:
             self._draft = DraftModel(draft.decoder, draft.sampler, **limits)
         self._width = DraftWidth(options["max_draft_tokens"], options["min_adaptive_k"])
         self._cooldown = Cooldown(options["cooldown"])
+        self.follows_prompt = False
         self._counts = RoundCounts()
         self._buffer: deque[int] = deque()
         # The current round: its number of proposed tokens, or 0 if the buffered tokens belong to no round; the result
@@ -98,8 +102,18 @@ class Rounds:
         Raises:
             The same errors as StaticBatch.step.
         """
+        # The tokens that were computed last without speculation.
+        start = length - 1 if self._buffer else min(self.sequence.num_computed, length - 1)
+        ranges = self._batch.ranges if self.follows_prompt else {0: (start, length)}
+        self.follows_prompt = False
         if not self._buffer:
             self._begin(length)
+        token = self._take(length)
+        self._batch.ranges = ranges
+        return token
+
+    def _take(self, length: int) -> int:
+        """Take the next token from the buffer."""
         token = self._buffer.popleft()
         if token in self.row.plan.stop_ids:
             self._counts.tokens_discarded += bool(self._num_proposed)
@@ -155,7 +169,7 @@ class Rounds:
             self._interrupt()
         self._width.reset()
         self._cooldown.reset()
-        self._num_known = 0
+        self._num_known, self.follows_prompt = 0, False
         if self._draft is not None:
             self._draft.forget(self)
 
@@ -169,6 +183,7 @@ class Rounds:
         at = length - self._verified.first_length
         if not self._buffer or not 0 <= at < len(self._verified.logits):
             return None
+        self._batch.ranges = {0: (length - 1, length)}
         return self._verified.logits[at : at + 1]
 
     def stats(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from genai.models.folders import bundled_adapter
 from tools.random_weights import RandomWeights
 
 from ...engine.late_executor import LateExecutor, Log
-from .table_models import after, block, drafted_model, table_model, write_config, write_graph
+from ...table_models import after, block, drafted_model, table_model, write_config, write_graph
 from .test_ahead import act, drawn_calls
 
 TEXT = "one, two, three, four, five, one, two, three, four, five, one, two,"
@@ -270,6 +270,15 @@ def test_a_rewind_in_the_middle_of_a_round(swapping: Callable[..., Any], length:
         generator.append_tokens([1, 2, 1, 2])
     rest = finished(generator)
     assert rest == [1 + index % 2 for index in range(30)]
+
+
+def test_outputs_after_a_rewind_of_appended_tokens(swapping: Callable[..., Any]) -> None:
+    generator = swapping()
+    generator.append_tokens([7, 1])
+    generator.rewind_to(6)
+    generator.generate_next_token()
+    assert generator.get_input("attention_mask").shape == (1, 6)
+    assert generator.get_output("logits").argmax() == 1
 
 
 def test_a_rewind_resets_the_width(swapping: Callable[..., Any]) -> None:

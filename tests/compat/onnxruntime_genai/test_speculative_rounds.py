@@ -12,7 +12,7 @@ import pytest
 
 import genai
 
-from .table_models import EOS, VOCAB, after, drafted_model, table_model
+from ...table_models import EOS, VOCAB, after, drafted_model, table_model
 
 # Tokens 1 and 2 follow each other.
 SWAP = {1: 2, 2: 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.engine.speculation.lookup import LEAST_MATCH, MOST_MATCH, LookupText, match_history
+from genai.engine.speculation.lookup import LEAST_MATCH, MOST_MATCH, LookupText, match_history, match_ngram
 
 
 def array(tokens: list[int]) -> np.ndarray:
@@ -68,3 +68,45 @@ def test_a_run_that_repeats_goes_round() -> None:
     assert found is not None and found.tokens.tolist() == [1, 2, 1, 2, 1, 2]
     found = match_history(array([5, 5, 5]), 4)
     assert found is not None and found.tokens.tolist() == [5, 5, 5, 5]
+
+
+# --- n-grams ---------------------------------------------------------------------------------------------------------
+
+
+def ngram_plainly(history: list[int], size: int, most: int, chained: bool) -> list[int]:
+    """By comparing all slices."""
+    key, found = history[len(history) - size + 1 :], []
+    if len(key) < size - 1:
+        return []
+    while len(found) < most:
+        starts = [i for i in range(len(history) - size + 1) if history[i : i + size - 1] == key]
+        if not starts:
+            break
+        follows = history[starts[-1] + size - 1 :]
+        if not chained:
+            return follows[:most]
+        found.append(follows[0])
+        key = [*key[1:], follows[0]]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ngrams_equal_the_plain_search(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    history = rng.integers(0, 2 + seed % 5, rng.integers(0, 50)).tolist()
+    for size in (2, 3, 5, 16):
+        for most in (1, 3, 16):
+            for chained in (False, True):
+                found = match_ngram(array(history), size, most, chained=chained)
+                assert found == ngram_plainly(history, size, most, chained)
+
+
+def test_ngrams_by_hand() -> None:
+    """The last occurrence of 1 2 with a continuation is followed by 8 1 2; chained, 2 8 and 8 1 are looked up next."""
+    history = array([1, 2, 3, 4, 1, 2, 8, 1, 2])
+    assert match_ngram(history, 3, 2) == [8, 1]
+    assert match_ngram(history, 3, 9) == [8, 1, 2]
+    assert match_ngram(history, 3, 9, chained=True) == [8, 1, 2, 8, 1, 2, 8, 1, 2]
+    assert match_ngram(history, 5, 9) == []
+    assert match_ngram(array([1, 1]), 2, 4) == [1]
+    assert match_ngram(array([7]), 2, 4) == match_ngram(array([]), 2, 4) == []
