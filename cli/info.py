@@ -82,6 +82,8 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "full cache", f"{size(facts['kv_bytes_full_context'])} at {facts['context_length']:,} tokens{_by_kind(facts)}"
     yield "chat template", _template(facts)
     yield "runs", _how_it_runs(facts)
+    if facts["draft_model"] is not None:
+        yield "draft model", f"{facts['draft_model']} (not described here); --speculate auto uses it"
     yield "operators", ", ".join(f"{name} {count}" for name, count in facts["operators"].items())
     yield "without kernel", ", ".join(facts["operators_without_kernel"]) or "none"
     if facts["sampling_defaults_without_effect"]:

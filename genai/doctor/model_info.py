@@ -62,7 +62,7 @@ def describe(
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
         missing = missing_operators(decoder.model, find_lowering_rule)
-    info, model, sizes = decoder.info, config.model, config.model.decoder
+    info, model, sizes, draft = decoder.info, config.model, config.model.decoder, config.for_draft()
     plan, free = plan_memory(decoder, config), None
     if context_size is not None:
         check_limit(plan, context_size)
@@ -104,6 +104,7 @@ def describe(
         **_text_interface(config),
         "batched": decoder.flat is not None,
         "not_batched_because": info.reason or None,
+        "draft_model": None if draft is None else draft.model.decoder.filename,
         "operators": dict(decoder.operators),
         "operators_without_kernel": missing,
         "config_keys_without_effect": list(config.ignored_keys),

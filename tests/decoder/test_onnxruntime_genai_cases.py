@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 
 from genai import AdapterFormat
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
-from tools.api_tests import WAITING
+from tools.api_tests import DIFFERS, WAITING
 from tools.random_weights import RandomWeights
 
 from .conftest import SMALL
@@ -383,3 +383,8 @@ def test_the_page_lists_what_is_here() -> None:
     waits = {name: state.removeprefix(start) for name, state in rows.items() if state.startswith(start)}
     assert waits == {name: next(why for prefix, why in WAITING.items() if name.startswith(prefix)) for name in waits}
     assert all(any(name.startswith(prefix) for name in rows) for prefix in WAITING)
+
+
+def test_the_page_lists_what_differs() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `(test_[^`.]+)` \| \d+ \| (.+) \|$", text, re.M)) == DIFFERS

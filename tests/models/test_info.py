@@ -77,6 +77,19 @@ def test_architecture_and_operators(folder: Path) -> None:
     assert facts["files"]["model.onnx"] == (folder / "model.onnx").stat().st_size
 
 
+def test_a_draft_model_is_named(folder: Path) -> None:
+    assert describe(folder)["draft_model"] is None
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["draft"] = {**config["model"]["decoder"], "filename": "draft/model.onnx"}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    facts = describe(folder)
+    assert facts["draft_model"] == "draft/model.onnx" and "draft/model.onnx" in dict(figures_of(facts))["draft model"]
+    del config["model"]["draft"]["filename"]
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"model\.draft\.filename is not set"):
+        describe(folder)
+
+
 def test_cache_types(folder: Path) -> None:
     assert describe(folder, kv_dtype="fp32")["kv_bytes_per_token"] == 2 * BYTES_PER_TOKEN
     assert describe(folder, accuracy="fp32")["kv_dtype"] == "fp32"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import api_tests
-from tools.api_tests import FILES, WAITING, WAITING_FILES, Case
+from tools.api_tests import DIFFERS, FILES, WAITING, WAITING_FILES, Case
 
 API = """
 import onnxruntime_genai as og
@@ -31,6 +31,7 @@ def test_new():
 def test_far():
     pytest.skip("far away")
 """
+OTHER = "test_get_logits_after_rewind_matches_reappend"
 CONFTEST = 'def pytest_addoption(parser):\n    parser.addoption("--test_models")\n'
 
 
@@ -42,10 +43,9 @@ def checkout(tmp_path: Path) -> Path:
     (python / "conftest.py").write_text(CONFTEST)
     (python / FILES[0]).write_text(API)
     (python / FILES[1]).write_text("def test_decoder_state():\n    pass\n")
-    guess = (
-        "class TestGuess:\n    def test_stats(self):\n        assert False\n\n    def test_none(self):\n        pass\n"
-    )
-    (python / "models" / "test_n_gram_decoding.py").write_text(guess)
+    images = "class TestI:\n    def test_vision(self):\n        assert 0\n\n    def test_none(self):\n        pass\n"
+    (python / "models" / "test_gemma4_models.py").write_text(images)
+    (python / "models" / "test_n_gram_decoding.py").write_text(f"def {OTHER}():\n    assert False\n")
     return tmp_path
 
 
@@ -57,12 +57,14 @@ def test_outcomes(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ("test_new", "failed"),
         ("test_far", "skipped"),
         ("test_decoder_state", "passed"),
-        ("test_stats", "waits"),
+        ("test_vision", "waits"),
         ("test_none", "passed"),
+        (OTHER, "differs"),
     ]
     assert cases["test_whisper"] == Case("test_whisper", "waits", WAITING["test_whisper"], "test_onnxruntime_genai_api")
-    waits = WAITING_FILES["test_n_gram_decoding"]
-    assert cases["test_stats"] == Case("test_stats", "waits", waits, "test_n_gram_decoding")
+    waits = WAITING_FILES["test_gemma4_models"]
+    assert cases["test_vision"] == Case("test_vision", "waits", waits, "test_gemma4_models")
+    assert cases[OTHER] == Case(OTHER, "differs", DIFFERS[OTHER], "test_n_gram_decoding")
     assert cases["test_far"].reason == "far away"
     assert "is None" in cases["test_new"].reason
     (checkout / "test" / "python" / FILES[0]).write_text("def test_module():\n    pass\n")
@@ -71,7 +73,7 @@ def test_outcomes(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         api_tests.main()
     assert not ended.value.code
     printed = capsys.readouterr().out
-    assert "3 passed, 1 waits" in printed and "test_n_gram_decoding: 1 waits, 1 passed" in printed
+    assert "3 passed, 1 waits, 1 differs" in printed and "test_gemma4_models: 1 waits, 1 passed" in printed
     monkeypatch.setattr(sys, "argv", ["api_tests", str(checkout / "test")])
     with pytest.raises(SystemExit):
         api_tests.main()
