@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,9 +54,18 @@ def write_folder(quantizer: MatrixQuantizer, folder: Path, *, accuracy_level: in
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)
     write_model(model, target, external_data=f"{target.name}.data")
-    shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
+    _copy_config(source.folder / CONFIG, folder / CONFIG)
     copy_tokenizer(source.folder, folder)
     return sum(tensor.nbytes for tensor in model.graph.initializers.values())
+
+
+def _copy_config(source: Path, target: Path) -> None:
+    """Copy a configuration, without the draft model, whose file is not part of the output."""
+    config = json.loads(source.read_text(encoding="utf-8"))
+    if config["model"].pop("draft", None) is None:
+        shutil.copyfile(source, target)
+    else:
+        target.write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
 
 
 def _replace_matrices(quantizer: MatrixQuantizer, model: OnnxModel, accuracy_level: int) -> None:

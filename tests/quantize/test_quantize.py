@@ -517,6 +517,19 @@ def test_parameters_are_counted_without_scales(small: Path, tmp_path: Path) -> N
         assert model.info.weight_bytes == report.nbytes
 
 
+def test_the_draft_model_is_not_part_of_the_output(tmp_path: Path) -> None:
+    """Otherwise, the output would name a file that it does not have."""
+    source = small_folder(tmp_path / "source")
+    config = json.loads((source / "genai_config.json").read_text())
+    config["model"]["draft"] = {**config["model"]["decoder"], "filename": "draft/model.onnx"}
+    (source / "genai_config.json").write_text(json.dumps(config))
+    quantize_model(source, tmp_path / "out", quick(method="rtn", evaluate=False))
+    del config["model"]["draft"]
+    assert json.loads((tmp_path / "out" / "genai_config.json").read_text()) == config
+    with Model(tmp_path / "out", quiet=True, threads=1) as model:
+        assert model.draft is None
+
+
 def test_head_and_embedding(small: Path, tmp_path: Path) -> None:
     report = quantize_model(small, tmp_path / "out", quick(head_bits=8, embedding_bits=0, evaluate=False))
     stored = {row.part: row.stored for row in report.matrices if row.layer is None}

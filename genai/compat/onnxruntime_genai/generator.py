@@ -212,7 +212,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if speculates:
             forced, switch = self._appends_forced, _ROPE_SWITCHES.get(model.type)
             self._rounds = Rounds(
-                self._batch, params._speculative, max_length=self.max_length, draft=model.draft,
+                self._batch, dict(params._speculative), max_length=self.max_length, draft=model.draft,
                 appends_forced=forced, switch=switch,
             )  # fmt: skip
         self._shown = PaddedRows(count, self._pad_token())

@@ -26,8 +26,13 @@ _MOST_BEHIND = 32
 class Followed(Protocol):
     """The part of a request that a draft model uses; see request.EngineRequest."""
 
-    sequence: DecoderSequence
-    row: RowSampler
+    @property
+    def sequence(self) -> DecoderSequence:
+        """The sequence of the target model."""
+
+    @property
+    def row(self) -> RowSampler:
+        """The sampler of the sequence."""
 
 
 @dataclass
@@ -135,7 +140,7 @@ class DraftModel:
 
     def interrupt(self) -> None:
         """Cancel the current step; see Decoder.interrupt."""
-        self._decoder.interrupt([own.sequence for own in self._followers.values()])
+        self._decoder.interrupt([own.sequence for own in list(self._followers.values())])
 
     def _step(self, own: Sequence[_Follower]) -> list[int]:
         """Choose the next token of each sequence; return an empty list if the cache is full or a row has no token."""
