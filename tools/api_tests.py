@@ -144,13 +144,13 @@ def write_stand_ins(models: Path) -> None:
     from genai.convert import DecoderSpec, ExportOptions, write_model_folder
     from tools.random_weights import RandomWeights
 
-    for seed, (name, changes, tokenizer) in enumerate(_STAND_INS, 1):
+    for name, changes, tokenizer in _STAND_INS:
         folder = models / name
         if not (models / tokenizer).is_dir():
             continue
         spec = DecoderSpec(**{**_SIZES, **changes})
         folder.parent.mkdir(parents=True, exist_ok=True)
-        weights = RandomWeights(spec, seed=seed)
+        weights = RandomWeights(spec, seed=spec.num_layers)  # a target and its draft differ
         write_model_folder(folder, spec, ExportOptions(), weights, tokenizer_dir=models / tokenizer)
         if "speculative" in name:
             _put_into_one_file(folder / "model.onnx")
