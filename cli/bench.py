@@ -418,8 +418,8 @@ def embed(
     from genai.bench.embeddings import bench_embed
 
     rows = bench_embed(model, repeat=repeat, threads=threads, precision=precision, compare=compare)
-    with ProgressLine("Measuring") as line:
-        _table(rows, as_json, line, None)
+    with task("Measuring"):
+        _table(rows, as_json, None)
 
 
 def _report(result: Mapping[str, object], as_json: bool) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress_line import ProgressLine
+from genai.common.progress import quietly, task
 from genai.errors import OptionError
 
 from . import options as opt
-from .terminal import SHOWN_AFTER, Voice
+from .terminal import Voice
 
 if TYPE_CHECKING:
     from genai.embed.files import EmbedProgress
@@ -112,14 +112,13 @@ def embed(
             return
         settings = {"model": embedder.identity(), "file": file, **options}
         begin = "force" if force else "resume" if resume else "new"
-        with _Line(quiet=quiet) as line:
+        with quietly(quiet), _Line() as line:
             try:
                 report = embed_file(
                     lines, output, lambda texts: embedder.embed(texts, **options), dimensions or embedder.dimensions,
                     column=column, begin=begin, settings=settings, progress=line.show,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                line.close()
                 voice.say(f"the vectors so far are kept; to continue, run the command again with --resume ({output})")
                 raise
         new = report.texts - report.kept
@@ -183,24 +182,19 @@ def _check_sources(input: Path | None, texts: list[str] | None, output: Path | N
 class _Line:
     """The live progress bar."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._line, self._quiet = ProgressLine("Embedding", after=SHOWN_AFTER), quiet
+    def __init__(self) -> None:
+        self._line = task("Embedding")
 
     def show(self, progress: EmbedProgress) -> None:
         """Update the bar."""
         counted = f"{progress.texts:,} texts"
-        if self._quiet:
-            return
         if progress.total is None:
-            self._line.show_count(counted)
+            self._line.count(counted)
         else:
             self._line.show(progress.done, progress.total, counted)
-
-    def close(self) -> None:
-        self._line.close()
 
     def __enter__(self) -> _Line:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._line.close()

@@ -205,7 +205,7 @@ class Encoder:
         kinds = {inputs.input_ids: Ids.TOKENS, inputs.token_type_ids: Ids.TYPES, flat.position_ids: Ids.POSITIONS}
         ids = {value.name: (kinds[value.name], _dtype(value.type)) for value in flat.model.graph.inputs}
         self._reads_types = inputs.token_type_ids in ids
-        packing = task("Packing weights", weight_bytes, amount=lambda count: format_bytes(int(count)), after=1.0)
+        packing = task("Packing weights", weight_bytes, amount=lambda count: format_bytes(int(count)))
         kernel = {"accuracy": self._accuracy, "threads": executor.host_threads, "executor": executor}
         with packing, refused_by(executor):
             program = build_program(flat.model, ids, PlanOptions(kernel=kernel, on_packed=packing.add))

@@ -68,8 +68,8 @@ class KernelCompiler:
                 task("Compiling CUDA kernels (once per kernel)", len(absent), log=_log) as compiling,
                 ThreadPoolExecutor(min(len(absent), os.cpu_count() or 1, _MOST_THREADS)) as threads,
             ):
-                for source, image in zip(absent, threads.map(make, absent), strict=True):
-                    found[source] = image
+                for source, made in zip(absent, threads.map(make, absent), strict=True):
+                    found[source] = made
                     compiling.add(1)
             if self._folder.path is not None:
                 trim(self._folder.path)

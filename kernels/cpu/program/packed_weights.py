@@ -107,15 +107,16 @@ class WeightLayouts(PackedWeights):
             type_, bits = dense_bits(constants.array(weight.data))
             return DenseMatrix(rows, columns, type_, self._array(dense_shape(rows, columns), bits.dtype))
         if weight.is_uniform:
-            form: dict[str, int] = {"bits": weight.bits, "block_size": weight.block_size}
-            blocks = -(-columns // weight.block_size)
-            stored = stored_blocks(*_block_arrays(weight, constants), n=rows, blocks=blocks, **form)
-            layout = layout_of([stored], **form, fits=fits_half)
+            bits, size = weight.bits, weight.block_size
+            data, scales, points = _block_arrays(weight, constants)
+            blocks = -(-columns // size)
+            stored = stored_blocks(data, scales, points, n=rows, blocks=blocks, bits=bits, block_size=size)
+            layout = layout_of([stored], bits=bits, block_size=size, fits=fits_half)
         else:
             layout = record_layout(weight.load(constants.array))
         self.packers.update(_packers(layout.bits, layout.block_size))
-        data = self._array((num_tiles(rows), num_records(columns, layout), layout.nbytes), np.dtype(np.uint8))
-        return BlockMatrix(rows, columns, layout, data)
+        packed = self._array((num_tiles(rows), num_records(columns, layout), layout.nbytes), np.dtype(np.uint8))
+        return BlockMatrix(rows, columns, layout, packed)
 
     def _pack_experts(self, weight: Weight, constants: Constants) -> ExpertMatrices:
         if isinstance(weight, DenseWeight):
