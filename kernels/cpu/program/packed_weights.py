@@ -107,11 +107,11 @@ class WeightLayouts(PackedWeights):
             type_, bits = dense_bits(constants.array(weight.data))
             return DenseMatrix(rows, columns, type_, self._array(dense_shape(rows, columns), bits.dtype))
         if weight.is_uniform:
-            bits, size = weight.bits, weight.block_size
+            size = weight.block_size
             data, scales, points = _block_arrays(weight, constants)
             blocks = -(-columns // size)
-            stored = stored_blocks(data, scales, points, n=rows, blocks=blocks, bits=bits, block_size=size)
-            layout = layout_of([stored], bits=bits, block_size=size, fits=fits_half)
+            stored = stored_blocks(data, scales, points, n=rows, blocks=blocks, bits=weight.bits, block_size=size)
+            layout = layout_of([stored], bits=weight.bits, block_size=size, fits=fits_half)
         else:
             layout = record_layout(weight.load(constants.array))
         self.packers.update(_packers(layout.bits, layout.block_size))
