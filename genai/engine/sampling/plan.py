@@ -19,7 +19,7 @@ from .breakers import NO_BREAKERS, Breakers
 from .guidance import Matcher
 from .option_rules import MOST_TOKENS, SAMPLERS
 from .params import NEUTRAL, SamplingParams
-from .sequence_biases import NO_SEQUENCES, SequenceBiases
+from .sequence_biases import SequenceBiases
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SamplingPlan:
         matcher: a matcher at the start of the grammar; None = no grammar.
         skips_forced: True if tokens that the grammar forces are appended without sampling; False if another option has
             to process every token.
-        sequences: the biases of sequences of several tokens.
+        sequences: the biases of sequences of several tokens; None = there are none.
     """
 
     params: SamplingParams
@@ -54,7 +54,7 @@ class SamplingPlan:
     most_history: float
     matcher: Matcher | None = None
     skips_forced: bool = False
-    sequences: SequenceBiases = NO_SEQUENCES
+    sequences: SequenceBiases | None = None
 
 
 def plan_sampling(
@@ -103,7 +103,9 @@ def plan_sampling(
         most_history=_most_history(steps, settings),
         matcher=matcher,
         skips_forced=_skips_forced(params),
-        sequences=SequenceBiases((ids, bias) for ids, bias in sequences.items() if len(ids) > 1),
+        sequences=SequenceBiases(several)
+        if (several := [pair for pair in sequences.items() if len(pair[0]) > 1])
+        else None,
     )
 
 
@@ -295,7 +297,7 @@ class RowSampler:
         The result is valid for as long as `changes` stays the same; it is 0 if the inputs change with every token.
         """
         params, length = self.plan.params, len(self.tokens)
-        reads = self.plan.most_history or self.plan.sequences
+        reads = self.plan.most_history or self.plan.sequences is not None
         is_own = self.matcher is not None or params.logits_processors or params.mirostat or reads
         if is_own or self._forbidden[0] == length:
             return 0
@@ -345,7 +347,7 @@ class RowSampler:
         masked = []
         plan, params = self.plan, self.plan.params
         edits = [(plan.edit_ids, plan.edit_values)]
-        if plan.sequences:
+        if plan.sequences is not None:
             edits.append(plan.sequences.after(self.tokens))
         if len(plan.not_first) and self.num_generated == 0:
             masked.append(plan.not_first)

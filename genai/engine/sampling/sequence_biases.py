@@ -30,10 +30,6 @@ class SequenceBiases:
         for (*prefix, last), bias in biases:
             self._known.setdefault(prefix[-1], []).append((prefix, last, bias))
 
-    def __bool__(self) -> bool:
-        """True if there is a sequence."""
-        return bool(self._known)
-
     def within(self, vocab_size: int) -> SequenceBiases:
         """Return the biases of the sequences whose tokens are below `vocab_size`."""
         known = (([*prefix, last], bias) for one in self._known.values() for prefix, last, bias in one)
@@ -46,7 +42,3 @@ class SequenceBiases:
             return _NO_EDITS
         found = [(last, bias) for prefix, last, bias in known if [*tokens[-len(prefix) :]] == prefix]
         return np.array([last for last, _ in found], np.int32), np.array([bias for _, bias in found], np.float32)
-
-
-NO_SEQUENCES = SequenceBiases(())
-"""No biases of sequences."""

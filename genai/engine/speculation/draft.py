@@ -224,5 +224,5 @@ def _narrowed(plan: SamplingPlan, vocab_size: int) -> SamplingPlan:
         edit_values=plan.edit_values[known],
         held_back=plan.held_back[plan.held_back < vocab_size],
         not_first=plan.not_first[plan.not_first < vocab_size],
-        sequences=plan.sequences.within(vocab_size),
+        sequences=None if plan.sequences is None else plan.sequences.within(vocab_size),
     )
