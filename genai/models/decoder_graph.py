@@ -49,6 +49,8 @@ from .kv_types import KV_TYPES
 
 BLOCK_SIZE = PAGE_TOKENS
 DECODER_RULES = (remove_identities, pack_dequantized_products, fuse_matmul_bias, fuse_swiglu, remove_dead_code)
+# Operators that combine tokens, in addition to attention. Attention without an operator of its own has a Softmax.
+_MIXING = ("Conv", "CumSum", "GRU", "LSTM", "Loop", "RNN", "Scan", "Softmax")
 # Bytes of memory for a logit, including the sampler's working data.
 _BYTES_PER_LOGIT = 64
 
@@ -206,10 +208,16 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
                 f"the graph's {kind}s are {', '.join(sorted(present)) or 'none'}",
                 f"set its name in genai_config.json under {decoder.block}.{kind}s",
             )
-    _check_cache(config, inputs, outputs)
+    _check_cache(config, graph, inputs, outputs)
 
 
-def _check_cache(config: Config, inputs: Collection[str], outputs: Collection[str]) -> None:
+def _mixing_operator(graph: Graph) -> str | None:
+    """Return the first operator that may combine the tokens of a sequence; None if there is none."""
+    kinds = (node.op_type for node in graph.nodes)
+    return next((kind for kind in kinds if kind in _MIXING or kind.endswith("Attention")), None)
+
+
+def _check_cache(config: Config, graph: Graph, inputs: Collection[str], outputs: Collection[str]) -> None:
     """Raise an error unless the graph has a cache: past inputs, and an output that replaces each of them."""
     decoder = config.model.decoder
     pairs = [
@@ -218,6 +226,13 @@ def _check_cache(config: Config, inputs: Collection[str], outputs: Collection[st
         for name in sorted(inputs)
         if (match := re.fullmatch(re.escape(past).replace("%d", r"(\d{1,20})"), name))
     ]
+    mixing = None if decoder.num_hidden_layers else _mixing_operator(graph)
+    if not pairs and mixing is not None:
+        raise ConfigError(
+            f"{decoder.block}.num_hidden_layers is 0 in genai_config.json, but {decoder.filename} has a node {mixing}",
+            "without layers, the logits depend on one token only, but this operator may combine tokens",
+            "export the model with a cache, and set num_hidden_layers to its number of layers",
+        )
     if not pairs and decoder.num_hidden_layers:
         raise UnsupportedModelError(
             f"{decoder.filename}: no input for the keys and values of earlier tokens, such as "

@@ -106,6 +106,16 @@ def test_the_number_of_layers_must_be_right(folder: Path, form_folder: Callable[
         genai.Model(config)
 
 
+@pytest.mark.parametrize(("kind", "domain"), [("Softmax", ""), ("CumSum", ""), ("MultiHeadAttention", "com.microsoft")])
+def test_no_layers_but_operators_that_combine_tokens(kind: str, domain: str, folder: Path) -> None:
+    """Without a cache, such a graph would not see earlier tokens."""
+    model = onnx.load(folder / "model.onnx")
+    model.graph.node.insert(1, helper.make_node(kind, ["rows"], ["mixed"], domain=domain))
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(ConfigError, match=rf"num_hidden_layers is 0 .* has a node {kind}"):
+        genai.Model(folder)
+
+
 def test_logits_that_the_graph_rounds_to_16_bits(folder: Path) -> None:
     """Samplers read float32, so the logits before the rounding are used, as in float16 graphs that run as exported."""
     table = np.random.default_rng(1).normal(size=(10, 10)).astype(np.float32)
