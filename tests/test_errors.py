@@ -34,7 +34,7 @@ def test_parts_that_are_missing() -> None:
 
 
 def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def command() -> None:
+    def command(name: str) -> None:
         raise DeviceError("kernels do not compile", LOG, "report it")
 
     monkeypatch.setattr(app, "command", command)
