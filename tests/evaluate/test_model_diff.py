@@ -19,7 +19,7 @@ from genai.errors import (
     ContextOverflowError,
     InputError,
     MissingPackageError,
-    ModelOutputError,
+    ModelFolderError,
     OptionError,
     UnsupportedModelError,
     VocabularyMismatchError,
@@ -222,7 +222,7 @@ def test_what_onnxruntime_cannot_load(
         (folder / "model.onnx").unlink()
         if content is not None:
             (folder / "model.onnx").write_bytes(content)
-        with pytest.raises(ModelOutputError, match="onnxruntime"):
+        with pytest.raises(ModelFolderError, match="was replaced after the model was loaded"):
             diff_with_onnxruntime(model, TOKENS)
 
 
