@@ -85,6 +85,7 @@ def batch(
     from genai.llm.batch.requests import PromptFormat, PromptTemplate
     from genai.llm.batch.run import run_batch
 
+    model, flags = flags.with_adapter(model)
     begin = _beginning(resume=resume, retry=retry, force=force)
     opt.check_apart([("INPUT", input), ("--output", output), ("--html", html)])
     for path, how in ((output, begin), *([(html, "force")] if html is not None else [])):

@@ -13,6 +13,7 @@ import typer
 
 from genai.common.paths import expanded
 
+from .model_names import model_path
 from .pulling import PullDialog
 from .terminal import agreed, emit, say, termination_raises
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 def build(
     checkpoint: Annotated[
-        Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer; a GGUF file; or org/name.")
+        Path,
+        typer.Argument(
+            help="Folder with config.json, *.safetensors and a tokenizer; a GGUF file; org/name; or a short name.",
+            parser=model_path,
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to create.")],
     precision: Annotated[

@@ -18,6 +18,7 @@ from genai.common.to_json import to_json
 from genai.errors import InputError
 
 from . import options as opt
+from .model_names import model_path
 from .terminal import PlotFile, emit, emit_figures, read_stdin, say, show_chart
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ WindowOption = Annotated[
 StrideOption = Annotated[
     int | None, typer.Option(help="Tokens between window starts, at most a window [default: half a window].")
 ]
-OtherArgument = Annotated[Path | None, typer.Argument(help="Folder of the other model [default: BASE].")]
+OtherArgument = Annotated[
+    Path | None, typer.Argument(help="The other model, named as BASE [default: BASE].", parser=model_path)
+]
 OtherAccuracy = Annotated[str | None, opt.model_option(help="--accuracy for OTHER [default: as for BASE].")]
 OtherKvType = Annotated[
     str | None, opt.model_option("--other-kv-type", help="--kv-type for OTHER [default: as for BASE].")

@@ -88,6 +88,7 @@ def generate(
     sampling: dict[str, Any],
 ) -> None:
     """Continue texts and print the completions. A single completion is streamed. Several prompts run as one batch."""
+    model, flags = flags.with_adapter(model)
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     options |= {"timeout": timeout} if timeout is not None else {}
     options |= {"add_special_tokens": special} if special is not None else {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 
 import typer
 
@@ -19,6 +19,7 @@ from genai.errors import GenaiError, OptionError, did_you_mean
 
 from .build import model_folder
 from .help_page import ADVANCED, MODEL, OUTPUT, SAMPLING
+from .model_names import model_path
 from .terminal import Voice, interrupts_end_the_process
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 model_option = functools.partial(typer.Option, rich_help_panel=MODEL)
 output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
-ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder or org/name [default: the bundled model].")]
+_MODEL_HELP = "Short name, org/name, folder or GGUF file of a model [default: the bundled model]."
+ModelArgument = Annotated[Path | None, typer.Argument(help=_MODEL_HELP, parser=model_path)]
 Build = Annotated[
     bool,
     model_option(
@@ -171,6 +173,18 @@ class EngineFlags(ModelFlags):
     lookup_file: LookupFile = None
     quiet: Quiet = False
     verbose: Verbose = False
+
+    def with_adapter(self, model: Path | None) -> tuple[Path | None, Self]:
+        """Split MODEL of the form base+adapter: return the base model, and the options with the adapter as --lora."""
+        from genai.lora.named import split_adapter
+
+        if model is None or "+" not in str(model):
+            return model, self
+        base, adapter = split_adapter(model)
+        if adapter is None:
+            return model, self
+        name, path = adapter
+        return Path(base), dataclasses.replace(self, lora=[*(self.lora or ()), f"{name}={path}:1.0"])
 
     @property
     def adapter(self) -> dict[str, float] | None:

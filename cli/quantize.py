@@ -14,6 +14,7 @@ from genai.common.progress import Task, task
 from genai.errors import OptionError
 
 from .build import checkpoint_of, interruptible
+from .model_names import model_path
 from .terminal import emit, emit_figures, say
 from .variables import is_variable
 
@@ -40,7 +41,12 @@ SensitivityReport = Annotated[
 def quantize(
     ctx: typer.Context,
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Hugging Face checkpoint, or model folder with float weights.")
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="Hugging Face checkpoint (a folder or a name), or model folder with float weights.",
+            parser=model_path,
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to create.")],
     bits: Annotated[

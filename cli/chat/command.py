@@ -57,6 +57,7 @@ def chat(
     sampling: dict[str, Any],
 ) -> None:
     """Chat with a model. Without a terminal, print the reply to the text from stdin and exit."""
+    model, flags = flags.with_adapter(model)
     if prompt is None and not sys.stdin.isatty():
         prompt = terminal.read_stdin()
     elif prompt is not None:

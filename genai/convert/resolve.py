@@ -22,7 +22,8 @@ from ..errors import (
     did_you_mean,
 )
 from ..hub.choosing import CHECKPOINT, ONNX
-from ..hub.local import exists, pulled_model
+from ..hub.known import known_models
+from ..hub.local import bundled_or, exists, pulled_model
 from ..hub.pull import PullHooks, PullPlan, pull_model
 from ..hub.references import parse
 from ..hub.store import PulledModel, models
@@ -79,7 +80,7 @@ def find_or_pull(name: str | Path, pulling: PullHooks | None, *, quantised: bool
     """Return an existing path, or the cached model, which is pulled first if it is missing and `pulling` is given."""
     if (pulled := pulled_model(name)) is not None:
         return pulled
-    path, reference = expanded(name), parse(name)
+    path, reference = bundled_or(expanded(name)), parse(name)
     if reference is None or pulling is None:
         return path
     # If a folder models/ exists here, "models/phi" is a mistyped path, not a model of an organisation named "models".
@@ -171,10 +172,10 @@ def source_path(source: Path | PulledModel, name: str | Path) -> Path:
     if isinstance(source, PulledModel):
         return source.path
     if not exists(source):
-        known = [model.name for model in models()]
+        known = [*(model.name for model in models()), *known_models()]
         raise ModelFolderError(
             f"{str(name)!r:.120} is not a model name",
-            "a model must be in the cache, have a name of the form org/name, or be an existing path",
+            "a model must be in the cache, have a short name or a name of the form org/name, or be an existing path",
             did_you_mean(
                 str(name), known, "use the name on the model's page (org/name), or hf:name for a model without org"
             ),

@@ -1,7 +1,8 @@
-"""Lookup of a model, only on the local disk: a path, or a name in the cache."""
+"""Lookup of a model, only on the local disk: a path, a name in the cache, or the bundled model."""
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from shlex import quote
 from ..common.paths import expanded
 from ..errors import ModelFolderError
 from .choosing import ONNX
+from .known import BUNDLED_MODEL, bundled_model
 from .references import parse
 from .store import PulledModel, find
 
@@ -18,16 +20,63 @@ def pulled_model(name: str | Path) -> PulledModel | None:
     """Return the cached model with this name; None for a path that exists, or a name that is not in the cache.
 
     Raises:
-        ModelFolderError: if the model's record is damaged, several models match, or the name is a malformed reference.
+        ModelFolderError: if the model's record is damaged, several models match, the name is a malformed reference, or
+            a string is both a path and a name (see `check_unambiguous`). A Path that exists is always a path.
     """
     text = str(name)
     reference = parse(text)
     if (reference is None or not reference.explicit) and exists(Path(text)):
+        if isinstance(name, str):
+            check_unambiguous(text)
         return None
+    return _cached(text)
+
+
+def _cached(text: str) -> PulledModel | None:
+    reference = parse(text)
     head = re.split("[:@]", text, maxsplit=1)[0]
     if "\0" in text or (reference is None and Path(head).name != head):
         return None
     return find(text if reference is None else reference.name)
+
+
+def has_form_of_path(text: str) -> bool:
+    """Return True if a text can only be a path: it is absolute, or begins with ./, ../ or ~, or ends with /."""
+    plain = text.replace(os.sep, "/")
+    return (
+        Path(text).is_absolute()
+        or plain in (".", "..")
+        or plain.startswith(("./", "../", "~"))
+        or (plain.endswith("/") and "://" not in plain)
+    )
+
+
+def check_unambiguous(text: str) -> None:
+    """Raise ModelFolderError if a text is an existing path, and also a short name or the name of a cached model."""
+    if has_form_of_path(text) or not exists(Path(text)):
+        return
+    reference = parse(text)
+    if reference is not None and reference.explicit:
+        return
+    if reference is not None and "/" not in re.split("[:@]", text, maxsplit=1)[0]:
+        model = reference.name
+    else:
+        found = None
+        with suppress(ModelFolderError):  # the path is used, so a damaged record does not matter
+            found = _cached(text)
+        if found is None:
+            return
+        model = found.name
+    raise ModelFolderError(
+        f"{text} is both a path and the name of a model",
+        f"the path is {Path(text).absolute()}, and the model is {model}",
+        f"for the path, write {quote('./' + text)}; for the model, write {quote('hf:' + model)}",
+    )
+
+
+def bundled_or(path: Path) -> Path:
+    """Return a path, or the bundled model's folder if the path is its name and does not exist."""
+    return bundled_model() if str(path) == BUNDLED_MODEL and not exists(path) else path
 
 
 def model_folder_of(reference: str | Path) -> Path:
@@ -38,7 +87,7 @@ def model_folder_of(reference: str | Path) -> Path:
     """
     pulled = pulled_model(reference)
     if pulled is None:
-        return expanded(reference)
+        return bundled_or(expanded(reference))
     if pulled.kind == ONNX:
         return pulled.path
     for folder in pulled.built():

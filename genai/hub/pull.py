@@ -21,6 +21,7 @@ from . import store
 from .choosing import INDEX, FileChoice, choose
 from .client import Client, Notice
 from .download import Progress, fetch_file, missing_bytes, remove_strangers
+from .known import known_models
 from .listing import Listing, RemoteFile, read_listing
 from .references import Reference, offline
 from .store import PulledModel
@@ -103,9 +104,12 @@ def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice =
 
 
 def _with_nearest(reference: Reference, error: DownloadError) -> DownloadError:
-    """Add the most similar name in the cache, if there is any, to the error for an unknown name."""
-    near = did_you_mean(reference.name, [model.name for model in store.models()])
-    return type(error)(error.what, error.why, f"{error.fix}; in the cache: {near}") if near else error
+    """Add the most similar name in the cache, or in the table of short names, to the error for an unknown name."""
+    if near := did_you_mean(reference.name, [model.name for model in store.models()]):
+        return type(error)(error.what, error.why, f"{error.fix}; in the cache: {near}")
+    table = [model.repository for model in known_models().values()]
+    near = "" if offline() or reference.repo in table else did_you_mean(reference.name, table)
+    return type(error)(error.what, error.why, f"{error.fix}; {near}") if near else error
 
 
 def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = False) -> PulledModel:

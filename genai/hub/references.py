@@ -1,4 +1,7 @@
-"""References to models that are not paths: a repository on a hub, a file on the web, or a name in the cache."""
+"""The grammar of model names: a repository on a hub, a short name from the table, or a file on the web.
+
+docs/reference/model-names.md describes the grammar. `local` separates names from paths, and `known` reads the table.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..errors import DownloadError, ModelFolderError
+from .known import known_model
 
 HUB = "https://huggingface.co"
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
@@ -83,8 +87,9 @@ def parse(name: str | Path) -> Reference | None:
     """Parse a string that has the form of a reference; return None for other strings.
 
     Unless the result is `explicit`, the text may also be a path. The forms are org/name, org/name@revision and
-    org/name:Q4_K_M, each with an optional prefix hf: (with which the org is optional); an address on the hub; and
-    https:// and http:// addresses of files, optionally followed by #sha256=….
+    org/name:Q4_K_M, each with an optional prefix hf: (with which the org is optional); a short name in the table of
+    configs/models.json in place of org/name; an address on the hub; and https:// and http:// addresses of files,
+    optionally followed by #sha256=….
 
     Raises:
         ModelFolderError: if the text starts like one of these forms, but is malformed.
@@ -98,6 +103,8 @@ def parse(name: str | Path) -> Reference | None:
     if explicit:
         text = text.removeprefix("hf:").lstrip("/").removeprefix("models/")
     match = _NAME.fullmatch(text)
+    if match is not None and not explicit and (known := known_model(match["repo"])):
+        return _repository(known.repository, match["revision"], match["part"], str(name), explicit=False)
     if match is None or not ("/" in match["repo"] or explicit):
         if explicit:
             raise _malformed(str(name))

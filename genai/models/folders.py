@@ -10,24 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import genai.configs
-
 from ..common.foreign_models import foreign_model_error
 from ..common.reading import file_text, json_object
 from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
+from ..hub.known import BUNDLED_MODEL, bundled_model as bundled_model, configs_folder, known_model, known_models
+from ..hub.references import offline
 from ..hub.store import models
-
-BUNDLED_MODEL = "pebble"
-
-
-def configs_folder() -> Path:
-    """Return the installed configs/ folder."""
-    return Path(next(iter(genai.configs.__path__))).resolve()
-
-
-def bundled_model() -> Path:
-    """Return the folder of the model that ships with the package."""
-    return configs_folder() / "models" / BUNDLED_MODEL
 
 
 def bundled_adapter(name: str) -> Path:
@@ -117,14 +105,24 @@ def not_a_folder(path: Path) -> ModelFolderError:
         return _onnx_file(path)
     if path.is_file():
         return _other_file(path)
+    if known := known_model(re.split("[:@]", text, maxsplit=1)[0]):
+        return ModelFolderError(
+            f"{text}: not a model folder",
+            f"the name stands for {known.repository}, which has not been pulled yet",
+            f"to download the model, run `genai pull {text}` or `genai chat {text}`, or use genai.LLM(…, pull=True)",
+        )
     if re.search(r"\s", text.strip()) and (len(text.split()) > 2 or text.rstrip().endswith(("?", "!", "."))):
         return ModelFolderError(
             f"{text!r:.80}: not a model folder",
             "this looks like a question; the first argument is MODEL [default: the bundled model]",
             f'use -p to ask a question: `genai chat -p "{text:.60}"`',
         )
-    if text == BUNDLED_MODEL:
-        fix = "leave MODEL out to use the bundled model"
+    if "+" in text and not text.rpartition("+")[0].endswith(("+", "/")):
+        base, _, adapter = text.rpartition("+")
+        fix = (
+            f"MODEL+ADAPTER works in `genai chat`, generate and batch; elsewhere, pass {base} as the model, and "
+            f"the adapter {adapter} with --lora NAME=PATH or LLM.load_adapter"
+        )
     elif near := _similar(path) or _similar_name(text):
         fix = f"did you mean {near}?"
     else:
@@ -204,18 +202,26 @@ def _other_file(path: Path) -> ModelFolderError:
 
 
 def _similar(path: Path) -> Path | None:
-    """Return the folder next to `path` with the most similar name."""
+    """Return the model folder, checkpoint or GGUF file next to `path` with the most similar name."""
     try:
-        names = [one.name for one in islice(path.parent.iterdir(), _MOST_LOOKED_AT) if one.is_dir()]
+        names = [one.name for one in islice(path.parent.iterdir(), _MOST_LOOKED_AT)]
     except OSError:
         return None
-    close = difflib.get_close_matches(path.name, names, 1, 0.7)
-    return path.parent / close[0] if close else None
+    close = difflib.get_close_matches(path.name, names, 5, 0.7)
+    return next((near for near in map(path.parent.joinpath, close) if _is_model(near)), None)
+
+
+def _is_model(path: Path) -> bool:
+    """Return True if a path looks like a model: a folder with a configuration, or a GGUF file."""
+    return any(_is_there(path / name) for name in (_CONFIG, "config.json")) or (
+        path.suffix.lower() == ".gguf" and _is_there(path)
+    )
 
 
 def _similar_name(text: str) -> str | None:
-    """Return the most similar name of a cached model; names are compared with and without their organisations."""
+    """Return the most similar model name: a cached model, with or without its org, or a short name of the table."""
     known = {key: model.name for model in models() for key in (model.name.rsplit("/", 1)[-1], model.name)}
+    known |= {name: name for name in (BUNDLED_MODEL, *(() if offline() else known_models()))}
     close = difflib.get_close_matches(text, list(known), 1, 0.7)
     return known[close[0]] if close else None
 

@@ -87,11 +87,12 @@ def test_a_removal_that_another_process_finishes(
         store.remove(cache / "other--name")
 
 
-def test_paths_come_before_names(names: list[str], tmp_path: Path) -> None:
+def test_a_path_that_is_also_a_name(names: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "here" / "org" / "name"
     folder.mkdir(parents=True)
-    assert pulled_model("org/name") is None
-    assert model_folder_of("org/name") == Path("org/name")
+    for path in ("./org/name", "org/name/", Path("org/name")):
+        assert pulled_model(path) is None
+    assert model_folder_of("./org/name") == Path("org/name")
     assert pulled_model("hf:org/name") is not None
 
 

@@ -43,7 +43,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("https://example.com/a.gguf", ["`genai pull https://example.com/a.gguf`"]),
         ("hf:../x", ["is not a repository name"]),
         ("llama3:8b", ["shows no model with this name"]),
-        ("pebble", ["leave MODEL out"]),
+        ("qwen3-0.6b", ["stands for Qwen/Qwen3-0.6B", "`genai pull qwen3-0.6b`"]),
+        ("pebble+pirate", ["LLM.load_adapter"]),
         ("What is the capital of France?", ['`genai chat -p "What is the capital of France?"`']),
         ("Tell me a story", ['genai chat -p "Tell me a story"']),
         ("Why?\nBecause.", ["genai chat -p"]),
@@ -84,7 +85,8 @@ def test_a_file_of_a_folder(here: Path) -> None:
 def test_folders_nearby(here: Path) -> None:
     for name in ("phi-3-mini", "deep/cpu/int4"):
         (here / name).mkdir(parents=True)
-    (here / "deep/cpu/int4/genai_config.json").write_text("{}")
+    for name in ("phi-3-mini", "deep/cpu/int4"):
+        (here / name / "genai_config.json").write_text("{}")
     with pytest.raises(ModelFolderError, match=r"did you mean phi-3-mini\?"):
         Config("phi-3-mimi")
     with pytest.raises(ModelFolderError, match="pass deep/cpu/int4"):
