@@ -12,6 +12,7 @@ from genai.errors import OptionError
 
 from . import options as opt
 from .options import sampling_flags
+from .template_args import TemplateArgs, check_template_args, read_template_args
 from .terminal import need_chat_template
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def batch(
     as_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Wrap each prompt in a user message, except in lines that have a body.")
     ] = False,
+    template_args: TemplateArgs = None,
     special: opt.SpecialTokens = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an existing OUTPUT.")] = False,
     retry: Annotated[
@@ -90,12 +92,21 @@ def batch(
     opt.check_apart([("INPUT", input), ("--output", output), ("--html", html)])
     for path, how in ((output, begin), *([(html, "force")] if html is not None else [])):
         check_output(path, how)  # before the model is loaded
-    asking = PromptFormat(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
+    variables = read_template_args(template_args)
+    if variables and template is not None and not as_chat:
+        raise OptionError(
+            "--template-arg cannot be used with --template and without --chat",
+            "the prompts are raw texts, which no chat template formats",
+            "add --chat",
+        )
+    prompt_template = PromptTemplate(template) if template is not None else None
+    asking = PromptFormat(prompt_template, as_chat, flags.adapter, variables)
     lines = open_lines(input, format)
     options = {**sampling, **({"add_special_tokens": special} if special is not None else {})}
     with _engine(model, ray, workers, flags, max_sequences) as llm:
         if as_chat:
             need_chat_template(llm)
+        check_template_args(llm, variables)
         with quietly(flags.quiet), _Line() as line:
             try:
                 report = run_batch(

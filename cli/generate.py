@@ -17,6 +17,7 @@ from genai.errors import InputError, OptionError, located
 
 from . import options as opt
 from .options import sampling_flags
+from .template_args import TemplateArgs, check_template_args, read_template_args
 from .terminal import (
     Voice,
     dump_prompt,
@@ -70,6 +71,7 @@ def generate(
     early_stopping: Annotated[
         str | None, typer.Option("--early-stopping", help="With --beams: true, false or never [default: false].")
     ] = None,
+    template_args: TemplateArgs = None,
     special: opt.SpecialTokens = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Stop after this many seconds.")] = None,
     logprobs: Annotated[
@@ -96,11 +98,17 @@ def generate(
     if beams is not None:
         options |= {"num_beams": beams, "num_return_sequences": options.pop("n", 1)}
     options |= _beam_options(beams, length_penalty, early_stopping)
+    variables = read_template_args(template_args)
+    if variables and not as_chat:
+        raise OptionError(
+            "--template-arg cannot be used without --chat", "no chat template formats raw prompts", "add --chat"
+        )
     texts = _texts(prompts, files, as_chat, flags.voice)
     with flags.load_llm(model) as llm:
         if as_chat:
             need_chat_template(llm)
-        rendered = [llm.render(text) if as_chat else text for text in texts]
+            check_template_args(llm, variables)
+        rendered = [llm.render(text, template=variables) if as_chat else text for text in texts]
         if flags.show_prompt:
             for text in rendered:
                 dump_prompt(llm, text, add_special_tokens=special)

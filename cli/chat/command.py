@@ -17,6 +17,7 @@ from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal
 from ..options import sampling_flags
+from ..template_args import TemplateArgs, check_template_args, read_template_args
 from ..terminal import Voice, say
 from .reply import answer, say_problem
 from .tools import read_functions
@@ -35,6 +36,7 @@ def chat(
         typer.Option("-p", "--prompt", help="Print the reply to this message, preceded by piped input, and exit."),
     ] = None,
     system: Annotated[str | None, typer.Option("-s", "--system", help="System message.")] = None,
+    template_args: TemplateArgs = None,
     on_overflow: Annotated[
         str,
         typer.Option(
@@ -69,6 +71,7 @@ def chat(
 
     functions = None if tools is None else read_functions(tools)
     called = None if functions is None else functions.tools
+    variables = read_template_args(template_args)
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
         llm = flags.load_llm(folder, alone=alone)
@@ -91,8 +94,10 @@ def chat(
     }
     session = ChatSession(load(model, alone=True), **session_options, **sampling)
     try:
+        check_template_args(session.llm, variables, with_tools=bool(called))
+        session.set_template(variables)
         session.use_adapter(flags.adapter)
-        with _session_saved_to(session, session_path, flags.voice, system, sampling):
+        with _session_saved_to(session, session_path, flags.voice, system, sampling, variables):
             if prompt is None:
                 loop_options = {"show_stats": flags.stats is not False, "markdown": markdown, "dump": flags.show_prompt}
                 loop = Loop(session, flags.voice, load, session_path=session_path, **loop_options)
@@ -123,7 +128,12 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
 
 @contextmanager
 def _session_saved_to(
-    session: ChatSession, session_path: Path | None, voice: Voice, system: str | None, sampling: dict[str, Any]
+    session: ChatSession,
+    session_path: Path | None,
+    voice: Voice,
+    system: str | None,
+    sampling: dict[str, Any],
+    variables: dict[str, Any],
 ) -> Iterator[None]:
     """Continue the conversation in a file, and save it there at the end, even after an error."""
     if session_path is None:
@@ -134,6 +144,7 @@ def _session_saved_to(
             with task(f"Loading the session {session_path.stem}"):
                 session.load(session_path)
             session.set_options(**sampling)  # flags override the saved options
+            session.set_template(variables)
             session.system = session.system if system is None else system
             voice.say(f"(session {session_path.stem}: {len(session.messages)} messages)")
             say_problem(session, voice)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genai.common.paths import expanded
-from genai.errors import InputError, OptionError
+from genai.errors import InputError, OptionError, located
 
 from ..options import FLAGS, Flag, find_flag, read_lora, read_setting
+from ..template_args import thinking_now, thinking_of, value_of
 from ..terminal import dump_prompt, footer
 from ..wrapping import shortened, table, width_of
 from .reply import say_problem
@@ -80,10 +82,23 @@ def _set(loop: Loop, argument: str) -> None:
                 f"/set {name} {value}: invalid value", f"allowed: {', '.join(OVERFLOWS)}", "use one of these values"
             )
         loop.session.on_overflow = value
+    elif name == "think":
+        loop.session.set_template(thinking_of(value, loop.template_variables()))
+    elif name.startswith(_TEMPLATE):
+        _set_variable(loop, name.removeprefix(_TEMPLATE), value)
     else:
         option, setting = read_setting(name, value)
         loop.session.set_options({option: setting})
     loop.voice.say(f"({name} is {value})")
+
+
+def _set_variable(loop: Loop, name: str, text: str) -> None:
+    """Set a variable of the chat template."""
+    value = None if text == "default" else value_of(text)
+    try:
+        loop.session.set_template({name: value})
+    except OptionError as error:
+        raise located(error, f"/set {_TEMPLATE}{name}") from None
 
 
 def _show_settings(loop: Loop) -> None:
@@ -108,18 +123,35 @@ def _show_setting(loop: Loop, name: str) -> None:
 def _own_settings(loop: Loop) -> dict[str, str]:
     """Return the settings that are not sampling options."""
     switches = {name: _shown(getattr(loop, attribute)) for name, attribute in _SWITCHES.items()}
-    return {**switches, "on-overflow": loop.session.on_overflow}
+    given = loop.session.template
+    variables = {
+        f"{_TEMPLATE}{name}": json.dumps(given[name], ensure_ascii=False) if name in given else "-"
+        for name in dict.fromkeys([*loop.template_variables(), *given])
+    }
+    thinking = {} if (now := thinking_now(given, loop.template_variables())) is None else {"think": now}
+    return {**switches, "on-overflow": loop.session.on_overflow, **thinking, **variables}
 
 
+# Prefix of the settings that are variables of the chat template.
+_TEMPLATE = "template."
 # Settings of the loop itself, and the attributes that store them.
 _SWITCHES = {"markdown": "markdown", "stats": "show_stats", "prompts": "dump"}
 
 
-def setting_values() -> dict[str, tuple[str, ...]]:
-    """Return the names of settings for `/set`, and the values that completion offers for each."""
+def setting_values(variables: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Return the names of settings for `/set`, and the values that completion offers for each.
+
+    Args:
+        variables: the variables that the chat template reads.
+    """
     from genai.llm.chat import OVERFLOWS
 
-    more = {**dict.fromkeys(_SWITCHES, ("on", "off")), "on-overflow": OVERFLOWS}
+    more = {
+        **dict.fromkeys(_SWITCHES, ("on", "off")),
+        "on-overflow": OVERFLOWS,
+        "think": ("on", "off", "default"),
+        **{f"{_TEMPLATE}{name}": ("true", "false", "default") for name in variables},
+    }
     return {flag.setting: ("on", "off", "default") if flag.kind is bool else ("default",) for flag in FLAGS} | more
 
 
@@ -236,7 +268,7 @@ def _bye(loop: Loop, argument: str) -> None:
 
 COMMANDS: Mapping[str, Command] = {
     "/help": Command(_help, "", "show this help"),
-    "/set": Command(_set, "[NAME VALUE]", "show or change settings, such as /set temperature 0.7"),
+    "/set": Command(_set, "[NAME VALUE]", "show or change settings, such as /set temperature 0.7 or /set think off"),
     "/system": Command(_system, "[TEXT]", 'show or change the system message; "none" removes it'),
     "/model": Command(_model, "[FOLDER]", "show the model, or switch to another"),
     "/lora": Command(_lora, "[NAME|off|NAME=PATH]", "show, use or load an adapter; off disables adapters"),

@@ -70,7 +70,11 @@ class Loop:
         self.running = True
         self.functions: ToolFunctions | None = None
         self._editor = LineEditor(
-            tuple(COMMANDS), FILE_COMMANDS, setting_values(), lambda: ["off", *self.session.llm.adapters.names], voice
+            tuple(COMMANDS),
+            FILE_COMMANDS,
+            setting_values(self.template_variables()),
+            lambda: ["off", *self.session.llm.adapters.names],
+            voice,
         )
 
     def run(self) -> None:
@@ -107,6 +111,10 @@ class Loop:
         before.close()
         self._greet()
         self._editor.forget_typed()
+
+    def template_variables(self) -> tuple[str, ...]:
+        """Return the names of the variables that the chat template reads."""
+        return self.session.llm.tokenizer.template_variables(with_tools=bool(self.session.tools))
 
     def confirm(self, question: str) -> bool:
         """Ask a question; anything other than yes means no."""

@@ -39,7 +39,7 @@ class ChatSession:
         system: the system message, or None.
         tools: JSON schemas of tools that the model may call.
         tool_choice, parallel_tool_calls: see LLM.chat.
-        template: additional variables for the chat template.
+        template: additional variables for the chat template; see LLM.chat.
         on_overflow: behaviour when the conversation does not fit into the context.
             "error": refuse the message. A reply that fills the context ends there.
             "truncate": leave the oldest exchanges out of the prompt until there is space for a reply.
@@ -55,7 +55,8 @@ class ChatSession:
         state_problem: the error that prevented the use of a loaded conversation's saved keys and values, or None.
 
     Raises:
-        OptionError, ContextOverflowError: an option is invalid; see LLM.params.
+        OptionError, ContextOverflowError: an option is invalid; see LLM.params. Or the chat template does not read a
+            variable in `template`.
 
     >>> from genai import LLM
     >>> chat = ChatSession(LLM())
@@ -94,7 +95,8 @@ class ChatSession:
         check_choice(tool_choice, tools)
         check_parallel(parallel_tool_calls)
         self.tools, self.tool_choice, self.parallel_tool_calls = tools, tool_choice, parallel_tool_calls
-        self.template = template
+        self.template: Mapping[str, Any] = {}
+        self.set_template(template or {})
         self.on_overflow = on_overflow
         self.options: dict[str, Any] = {}
         self.set_options(**options)
@@ -145,15 +147,31 @@ class ChatSession:
             raise OptionError(f"n = {new['n']}", "a conversation has one reply at a time", "leave n out")
         self.options = new
 
+    def set_template(self, changes: Mapping[str, Any]) -> None:
+        """Set variables of the chat template for all later replies. None restores the template's default.
+
+        Raises:
+            OptionError: the chat template does not read a variable, or its name is reserved. In this case, nothing
+                changes.
+        """
+        new = {name: value for name, value in {**self.template, **changes}.items() if value is not None}
+        self._check_template(self.llm, new)
+        self.template = new
+
+    def _check_template(self, llm: LLM, template: Mapping[str, Any]) -> None:
+        llm.tokenizer.check_template_variables(template, with_tools=bool(self.tools) and self.tool_choice != "none")
+
     def switch(self, llm: LLM) -> None:
         """Continue with another model, without adapters. The caller must close the previous model.
 
         Raises:
-            OptionError, ContextOverflowError: the options do not fit the model. In this case, nothing changes.
+            OptionError, ContextOverflowError: the options, or the variables of the template, do not fit the model. In
+                this case, nothing changes.
             UnsupportedModelError: ctx_shift is set, and the model's context cannot be shifted.
         """
         llm.params(**self.options)
         self._check_shift(llm)
+        self._check_template(llm, self.template)
         self.llm, self.num_left_out, self.last_reply = llm, 0, None
         self._adapters, self._cached = PinnedAdapters(), []
 
@@ -401,6 +419,7 @@ class ChatSession:
             "model": str(self.llm.model.folder),
             "system": self.system,
             "options": self.options,
+            "template": self.template,
             "messages": self.messages,
         }
         file_path = expanded(path)
@@ -429,17 +448,18 @@ class ChatSession:
 
         Raises:
             InputError: the file cannot be read, or is not a saved conversation. In this case, nothing changes.
-            OptionError: the conversation's options do not fit this model.
+            OptionError: the conversation's options or its variables of the template do not fit this model.
         """
         content = json_object(read_text_file(expanded(path)), path, InputError)
         messages = _checked_messages(content, path)
         system, options = content.get("system"), content.get("options") or {}
-        before = self.options
-        self.options = {}
+        before = self.options, self.template
+        self.options, self.template = {}, {}
         try:
             self.set_options(options)
+            self.set_template(content.get("template") or {})
         except BaseException:
-            self.options = before
+            self.options, self.template = before
             raise
         self.clear()
         self.messages, self.system = messages, system
@@ -486,6 +506,7 @@ def _checked_messages(content: Mapping[str, Any], path: str | Path) -> list[dict
         content.get("format") == _FORMAT
         and isinstance(content.get("system"), str | None)
         and isinstance(content.get("options", {}), dict)
+        and isinstance(content.get("template", {}), dict)
         and isinstance(content.get("messages"), list)
         and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in content["messages"])
     )

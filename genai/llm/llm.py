@@ -602,7 +602,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             tools: JSON schemas of tools that the model may call.
             tool_choice: "auto", "none", "required" or the tool to call; see docs/how-to/structured-output.md.
             parallel_tool_calls: False to allow at most one tool call in the reply.
-            template: additional variables for the chat template, such as documents or enable_thinking.
+            template: additional variables for the chat template, such as documents or enable_thinking. The template
+                must read each of them; see `Tokenizer.template_variables`.
             params, adapter, options: see generate; n must be 1.
 
         Raises:
@@ -698,6 +699,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         Raises:
             ChatTemplateError: there is no chat template, or it rejects the messages, or it omits messages or tools.
             InputError: the messages are not a conversation.
+            OptionError: the chat template does not read a variable in `template`.
 
         Examples:
             >>> llm.render("Hi")
@@ -899,6 +901,10 @@ _LLM_OPTIONS = (
 )
 
 
+# Variables of templates that the call itself sets.
+_RESERVED = frozenset(("self", "messages", "tools", "add_generation_prompt"))
+
+
 def rendering(
     messages: Messages,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -916,11 +922,11 @@ def rendering(
         raise InputError(
             f"template = {template!r:.80}", "a mapping of variable names to values is expected", "pass a dictionary"
         )
-    if reserved := sorted({"self", "messages", "tools"} & set(variables)):
+    if reserved := sorted(_RESERVED & set(variables)):
         raise InputError(
             f"template sets {reserved[0]!r}",
             "this name is reserved",
-            "use the argument of this name, or choose another name",
+            "use the arguments of the call, or choose another name",
         )
     return {"messages": messages, "tools": tools or None, "variables": variables}
 

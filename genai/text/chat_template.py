@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ChatTemplateError, GenaiError, InputError, kind_of
+from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean, kind_of
 from ..models.side_files import CONFIG_NAME, NAMED_TEMPLATES, TEMPLATE_NAME, SideFiles
 from . import template_messages
 from .files import read_object, read_text, special_tokens
@@ -21,6 +21,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAX_TEMPLATE_CHARACTERS = 2**20
+# Variables of every template, which callers set with arguments and not as variables.
+_OWN_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt"))
 
 
 class RenderedText(str):
@@ -50,12 +52,14 @@ class ChatTemplates:
         self._special = {**(special or {}), **self._own_special}
         # An error is raised when a template is needed.
         self._named = _attempt(folder_templates, files)
+        self._reads: dict[str, tuple[str, ...] | None] = {}
 
     def render(self, messages: object, **arguments: Any) -> str:
         """Return the prompt text of a conversation; see Tokenizer.apply_chat_template (and chat_prompt for `complete`).
 
         Raises:
             InputError: messages, tools or variables are of a type that templates cannot read.
+            OptionError: `complete` is set, and the template does not read one of the variables.
             ChatTemplateError: there is no template, or the template is invalid, rejected the messages, failed, or took
                 too long.
         """
@@ -104,6 +108,8 @@ class ChatTemplates:
                 f"the limit is {_MAX_TEMPLATE_CHARACTERS} characters",
                 "check that the file is a chat template",
             )
+        if complete and extra:
+            self._check_reads(source, extra)
         values = {
             **self._special,
             "documents": None,
@@ -155,6 +161,49 @@ class ChatTemplates:
                 "pass one of these names as template_name, or pass the text of a template as template_str",
             )
         return named[str(template_name)]
+
+    def variables(self, *, with_tools: bool = False) -> tuple[str, ...]:
+        """Return the names of the variables that the default template reads, as in Tokenizer.template_variables.
+
+        Raises:
+            ChatTemplateError: there is no template.
+        """
+        names = self._read_by(self.source(with_tools=with_tools)) or ()
+        return tuple(name for name in names if name not in _OWN_VARIABLES and name not in self._special)
+
+    def check_variables(self, variables: Iterable[str], *, with_tools: bool = False) -> None:
+        """Raise OptionError if the default template does not read one of the variables, or if one is reserved."""
+        names = list(variables)
+        if reserved := [name for name in names if name in _OWN_VARIABLES]:
+            raise OptionError(
+                f"the variable {reserved[0]!r} of chat templates is reserved",
+                "each conversation sets it",
+                "choose another variable",
+            )
+        if names:
+            self._check_reads(self.source(with_tools=with_tools), names)
+
+    def _read_by(self, source: TemplateSource) -> tuple[str, ...] | None:
+        """Return the names of all variables that a template reads; None if the template is invalid."""
+        if source.text not in self._reads:
+            try:
+                names = SHARED.names(source.text)
+            except TemplateStopped as error:
+                raise _stopped(source.origin, str(error)) from error
+            self._reads[source.text] = None if names is None else tuple(names)
+        return self._reads[source.text]
+
+    def _check_reads(self, source: TemplateSource, variables: Iterable[str]) -> None:
+        names = self._read_by(source)
+        unread = next((name for name in variables if names is not None and name not in names), None)
+        if unread is None or names is None:
+            return
+        known = [name for name in names if name not in _OWN_VARIABLES and name not in self._special]
+        raise OptionError(
+            f"the chat template ({source.origin}) does not read the variable {unread!r}",
+            f"it reads {', '.join(known) or 'only messages, tools and special tokens'}",
+            did_you_mean(unread, known, "leave the variable out"),
+        )
 
     def key(self) -> str:
         """Return a hash of the templates and special tokens, or of the error that the templates cause."""

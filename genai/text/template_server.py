@@ -15,7 +15,7 @@ from datetime import datetime
 from traceback import walk_tb
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -36,7 +36,8 @@ def serve(cpu_seconds: float, memory_bytes: int) -> None:
 
     A request is a JSON object with `source` (a template), `values` (its variables), `changes` (a list of sets of
     variables that override some of the values) and `most_characters` (the length limit of a prompt). The answer is a
-    list with one Result per change, or with only the first Result if that is an error.
+    list with one Result per change, or with only the first Result if that is an error. A request without `values` asks
+    for the names of the variables that the template reads: the answer is a list with {"names": […]} or an error.
 
     The process first writes an empty list to signal that it is ready.
 
@@ -91,6 +92,8 @@ def _answer(line: bytes, compiled: dict[str, Template]) -> bytes | None:
     results: list[Result] = []
     try:
         request = json.loads(line)
+        if "values" not in request:
+            return json.dumps([_names(request["source"])]).encode() + b"\n"
         for change in request["changes"]:
             result = _result(request["source"], {**request["values"], **change}, compiled)
             if (count := len(result.get("text", ""))) > request["most_characters"]:
@@ -125,6 +128,16 @@ def _result(source: str, values: Mapping[str, Any], compiled: dict[str, Template
     except Exception as error:  # an expression in a template can raise anything
         return _failure(type(error).__name__, str(error), failed_line(error))
     return {"text": text}
+
+
+def _names(source: str) -> Result:
+    """Return the names of the variables that a template reads and does not define, sorted."""
+    try:
+        return {"names": sorted(meta.find_undeclared_variables(_ChatEnvironment().parse(source)))}
+    except MemoryError:
+        raise
+    except Exception as error:  # rendering reports the error with its line
+        return _failure("syntax", str(error), 0)
 
 
 def _failure(kind: str, message: str, line: int | str) -> Result:

@@ -106,8 +106,22 @@ class TemplateWorker:
                 f"a prompt can have at most {_MOST_CHARACTERS:,} characters",
                 "shorten the messages",
             )
+        return self._results(
+            {"source": source, "values": values, "changes": changes, "most_characters": _MOST_CHARACTERS}
+        )
+
+    def names(self, source: str) -> list[str] | None:
+        """Return the names of the variables that a template reads; None if the template is invalid.
+
+        Raises:
+            TemplateStopped, ChatTemplateError: as for `render`.
+        """
+        names: list[str] | None = self._results({"source": source})[0].get("names")
+        return names
+
+    def _results(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Send a request and return the results in its answer."""
         try:
-            request = {"source": source, "values": values, "changes": changes, "most_characters": _MOST_CHARACTERS}
             line = json.dumps(request).encode() + b"\n"
         except (ValueError, RecursionError) as error:
             raise InputError(

@@ -7,7 +7,7 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -340,7 +340,7 @@ class Tokenizer:
         tools: str | Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """Call apply_chat_template, and raise an error if the template leaves out a message or the tools.
+        """Call apply_chat_template, and raise an error if the template leaves out a message, the tools or a variable.
 
         Args:
             messages, tools, variables: as for apply_chat_template.
@@ -349,6 +349,7 @@ class Tokenizer:
             ChatTemplateError: as for apply_chat_template; also if the template does not support tools, or omits a
                 message, as templates do for unknown roles.
             InputError: as for apply_chat_template.
+            OptionError: the template does not read one of the variables.
         """
         return self._templates.render(messages, tools=tools or None, variables=variables, complete=True)
 
@@ -372,6 +373,29 @@ class Tokenizer:
             ChatTemplateError: the folder has no template with this name, or no template at all.
         """
         return self._templates.source(None, template_name, with_tools=with_tools).text
+
+    def template_variables(self, *, with_tools: bool = False) -> tuple[str, ...]:
+        """Return the names of the variables that the chat template reads, such as "enable_thinking".
+
+        Messages, tools, special tokens and `add_generation_prompt` are left out, because every conversation has them.
+
+        Args:
+            with_tools: True for the template of conversations with tools.
+
+        Raises:
+            ChatTemplateError: there is no template, or it cannot be read within the limits of templates.
+        """
+        return self._templates.variables(with_tools=with_tools)
+
+    def check_template_variables(self, variables: Iterable[str], *, with_tools: bool = False) -> None:
+        """Raise an error if the chat template does not read one of the variables.
+
+        Raises:
+            OptionError: a variable is not read, or is one that every conversation has; the error names the variables
+                that are read.
+            ChatTemplateError: see `template_variables`.
+        """
+        self._templates.check_variables(variables, with_tools=with_tools)
 
     def content_key(self) -> str:
         """Return a hash of the loaded tokenizer, its special ids and its options. It does not depend on the files."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -77,11 +77,13 @@ class PromptFormat:
         template: creates the prompt from the line's fields, which then have no other meaning.
         as_chat: True if prompts become user messages, except prompts in bodies of OpenAI's format.
         adapter: adapters, with weights, for lines that name no adapter.
+        variables: variables of the chat template for lines that become conversations; a line's variables override them.
     """
 
     template: PromptTemplate | None = None
     as_chat: bool = False
     adapter: AdapterChoice = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def custom_id(self, fields: Mapping[str, Any], number: int) -> str:
         """Return the line's ID in the output. Raise InputError if the ID is not a string."""
@@ -112,6 +114,9 @@ class PromptFormat:
             OptionError: an option is unknown or unsupported.
         """
         item, model = self._item(fields, are_cells=are_cells, is_table=is_table)
+        if self.variables and "messages" in item:
+            own = item.get("template") or {}
+            item = {**item, "template": {**self.variables, **own} if isinstance(own, Mapping) else own}
         return (item if self.adapter is None else {"adapter": self.adapter, **item}), model
 
     def _item(self, fields: Mapping[str, Any], *, are_cells: bool, is_table: bool) -> tuple[Mapping[str, Any], str]:
@@ -135,6 +140,8 @@ class PromptFormat:
                 "a line needs a field named prompt, text or messages",
                 "pass a template that contains the prompt's field, such as {question}",
             )
+        if "messages" in item and "chat_template_kwargs" in item:
+            item["template"] = item.pop("chat_template_kwargs")
         with_messages = ("tools", "tool_choice", "parallel_tool_calls", "template") if "messages" in item else ()
         for name in item:
             if name not in ("prompt", "messages", *with_messages, *OPTIONS):
