@@ -32,7 +32,10 @@ def batch(
     ],
     model: opt.ModelArgument = None,
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write: JSONL in OpenAI's batch format.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="File to write: .jsonl (OpenAI's batch format), .csv, .tsv or .parquet."),
+    ],
     format: Annotated[
         str | None,
         typer.Option(
@@ -86,12 +89,15 @@ def batch(
     from genai.llm.batch.page import write_page
     from genai.llm.batch.requests import PromptFormat, PromptTemplate
     from genai.llm.batch.run import run_batch
+    from genai.llm.batch.tables import check_batch_output, journal_path
 
     model, flags = flags.with_adapter(model)
     begin = _beginning(resume=resume, retry=retry, force=force)
     opt.check_apart([("INPUT", input), ("--output", output), ("--html", html)])
-    for path, how in ((output, begin), *([(html, "force")] if html is not None else [])):
-        check_output(path, how)  # before the model is loaded
+    opt.check_apart([("INPUT", input), ("the journal of --output", journal_path(output)), ("--html", html)])
+    check_batch_output(output, begin)  # before the model is loaded
+    if html is not None:
+        check_output(html, "force")
     variables = read_template_args(template_args)
     if variables and template is not None and not as_chat:
         raise OptionError(
@@ -102,6 +108,7 @@ def batch(
     prompt_template = PromptTemplate(template) if template is not None else None
     asking = PromptFormat(prompt_template, as_chat, flags.adapter, variables)
     lines = open_lines(input, format)
+    asking.check_columns(lines)
     options = {**sampling, **({"add_special_tokens": special} if special is not None else {})}
     with _engine(model, ray, workers, flags, max_sequences) as llm:
         if as_chat:
@@ -115,7 +122,8 @@ def batch(
                 )  # fmt: skip
             except KeyboardInterrupt:
                 flags.voice.say(
-                    f"{output} contains the replies so far; to continue, run the command again with --resume"
+                    f"{journal_path(output)} contains the replies so far; "
+                    "to continue, run the command again with --resume"
                 )
                 raise
     if html is not None:
@@ -197,6 +205,8 @@ class _Line:
 
 def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     """Print a summary of the run."""
+    from genai.llm.batch.tables import journal_path
+
     figures, say = report.figures, flags.voice.say
     seconds = max(figures.seconds, 1e-9)
     if report.cut:
@@ -213,6 +223,8 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     if figures.failed:
         most = ", ".join(f"{count:,} {kind}" for kind, count in report.errors.most_common(3))
         say(f"failed: {most}; the output contains the reasons; to retry, run the command again with --retry-errors")
+    if journal_path(report.output) != report.output:
+        say(f"{journal_path(report.output).name} has the responses in OpenAI's format; --resume continues from it")
     if report.kept_failed:
         say(
             f"{report.kept_failed:,} lines failed in an earlier run; to retry them, run the command with --retry-errors"

@@ -81,7 +81,7 @@ def embed(
     --output is interrupted, continue it with --resume.
     """
     from genai.embed.embedder import Embedder
-    from genai.embed.files import embed_file, output_format
+    from genai.embed.files import embed_file, output_format, text_of
     from genai.llm.batch.lines import open_lines
 
     _check_sources(input, text, output)
@@ -93,6 +93,8 @@ def embed(
         output_format(output)  # before the model is loaded
         opt.check_apart([("INPUT", input), ("--output", output)])
     lines = open_lines(input, format) if input is not None else None
+    if lines is not None:
+        lines.check_column(column, "--column")  # before the model is loaded
     options: dict[str, Any] = {"prompt_name": prompt_name, "dimensions": dimensions, "truncate": truncate}
     with Embedder(
         model,
@@ -106,7 +108,7 @@ def embed(
         voice = Voice(quiet)
         voice.say(f"{embedder.dimensions} dimensions, {'+'.join(embedder.pooling)} pooling")
         if lines is None or output is None:
-            texts = text if lines is None else (lines.fields(line).get(column, "") for line in lines)
+            texts = text if lines is None else (text_of(lines, line, column)[0] for line in lines)
             for vector in embedder.map(texts or [], **options):
                 typer.echo(json.dumps([float(str(number)) for number in vector]))
             return
@@ -149,6 +151,7 @@ def rerank(
 
     A line has the score, the document's number (from 0) and the document, separated by tabs.
     """
+    from genai.embed.files import text_of
     from genai.embed.reranker import Reranker
     from genai.llm.batch.lines import open_lines
 
@@ -156,7 +159,8 @@ def rerank(
     documents = document or []
     if input is not None:
         lines = open_lines(input, format)
-        documents = [str(lines.fields(line).get(column, "")) for line in lines]
+        lines.check_column(column, "--column")
+        documents = [text_of(lines, line, column)[0] for line in lines]
     with Reranker(model, file=file, max_length=max_length, threads=threads, precision=precision) as reranker:
         for found in reranker.rank(query, documents, top_n=top_n, truncate=truncate):
             if as_json:

@@ -98,6 +98,7 @@ def embed_file(
             the settings differ from those of the interrupted run. The vectors so far are kept for `resume`.
         OptionError: the output exists already, or there is nothing to continue.
     """
+    lines.check_column(column, "--column")
     began = time.monotonic()
     settings = {**settings, "column": column, "dimensions": dimensions}
     with _opened(output, dimensions, settings, begin) as file:
@@ -105,7 +106,7 @@ def embed_file(
         kept, done = file.count, 0
         done = file.skip(iterator)
         while part := list(islice(iterator, _LINES_AT_A_TIME)):
-            texts, ids = zip(*(_text_of(lines, line, column) for line in part), strict=True)
+            texts, ids = zip(*(text_of(lines, line, column) for line in part), strict=True)
             file.append(part, ids, _embedded(embed, texts, part))
             done += sum(line.size for line in part)
             progress(EmbedProgress(file.count, done, lines.total))
@@ -128,7 +129,8 @@ def _embedded(embed: Callable[[Sequence[str]], Floats], texts: Sequence[str], pa
         raise
 
 
-def _text_of(lines: Lines, line: Line, column: str) -> tuple[str, Any]:
+def text_of(lines: Lines, line: Line, column: str) -> tuple[str, Any]:
+    """Return the text of a line and the line's "id". Raise InputError if the field is missing or not a text."""
     fields = lines.fields(line)
     text = fields.get(column)
     if not isinstance(text, str):

@@ -50,6 +50,8 @@ def test_a_file(tmp_path: Path) -> None:
         ([MODEL, "in.txt", "-o", "x.npy", "--resume", "--force"], "--force cannot be used with --resume"),
         ([MODEL, "in.txt", "-o", "x.npy"], "in.txt"),
         ([RERANKER, "-p", "x"], "genai rerank"),
+        ([MODEL, "in.csv"], "no column 'text', which --column names"),
+        ([MODEL, "in.csv", "--column", "boy"], "did you mean 'body'?"),
         (["nowhere", "-p", "x"], "nowhere"),
         ([MODEL, "-p", "x", "--pooling", "average"], "pooling = 'average'"),
         ([MODEL, "-p", "x", "--dimensions", "99"], "dimensions = 99"),
@@ -58,6 +60,7 @@ def test_a_file(tmp_path: Path) -> None:
 )
 def test_what_is_refused(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text("id,body\n1,the cat\n")
     result = run("embed", *arguments)
     assert result.returncode in (1, 2) and message in result.stderr and "Traceback" not in result.stderr
     assert "fix:" in result.stderr

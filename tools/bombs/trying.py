@@ -155,7 +155,7 @@ def _use_batch(folder: Path) -> None:
     with genai.LLM(folder / "model", threads=1, quiet=True) as llm:
         for path in sorted(folder.glob("input.*")):
             with contextlib.suppress(genai.GenaiError):
-                run_batch(llm, open_lines(path), folder / f"{path.name}.out", max_tokens=2)
+                run_batch(llm, open_lines(path), folder / f"{path.name}.out.jsonl", max_tokens=2)
 
 
 def _place_hub(sound: Sound, folder: Path) -> None:

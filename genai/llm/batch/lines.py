@@ -14,13 +14,14 @@ from typing import Any, BinaryIO
 
 from ...common.reading import json_object
 from ...common.renamed import renamed_arguments
-from ...errors import InputError, MissingPackageError, OptionError
+from ...errors import InputError, MissingPackageError, OptionError, did_you_mean
 from .input_file import MOST_LINE_BYTES, InputFile, bounded_lines
 
 FORMATS = ("jsonl", "text", "csv", "tsv", "parquet")
 _BY_SUFFIX = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "jsonl",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
@@ -64,6 +65,29 @@ class Lines(ABC):
     can_be_read_again = True
     are_cells = False
     is_table = False
+
+    def columns(self) -> tuple[str, ...] | None:
+        """Return the names of the fields that every line has; None if the lines can differ.
+
+        Raises:
+            InputError: the input cannot be read.
+        """
+        return None
+
+    def check_column(self, name: str, needed_by: str) -> None:
+        """Raise InputError if all lines lack a field.
+
+        Args:
+            name: the field.
+            needed_by: the option that names the field.
+        """
+        columns = self.columns()
+        if columns is not None and name not in columns:
+            raise InputError(
+                f"{self.name}: there is no column {name!r}, which {needed_by} names",
+                f"the columns are {', '.join(columns)}"[:500],
+                did_you_mean(name, columns, f"name one of these columns in {needed_by}"),
+            )
 
     @abstractmethod
     def __iter__(self) -> Iterator[Line]:
@@ -120,6 +144,9 @@ class _ByLine(Lines):
 class TextLines(_ByLine):
     """Plain text; each line is the value of the field "text"."""
 
+    def columns(self) -> tuple[str, ...]:
+        return ("text",)
+
     def fields(self, line: Line) -> Mapping[str, Any]:
         return {"text": self.text(line)}
 
@@ -155,14 +182,35 @@ class CsvRows(_Table):
     def __init__(self, lines: TextLines, delimiter: str) -> None:
         self.name, self._lines, self._delimiter = lines.name, lines, delimiter
         self.total, self.can_be_read_again = lines.total, lines.can_be_read_again
+        self._columns: tuple[str, ...] | None = None
+        self._begun: tuple[_Counted, Iterator[list[str]]] | None = None
+
+    def columns(self) -> tuple[str, ...]:
+        if self._columns is None:
+            read = _Counted(self.name)
+            rows = self._rows(read)
+            self._columns = tuple(next(rows, ()))
+            if not self.can_be_read_again:
+                self._begun = read, rows  # the rows that follow can only be read here
+        return self._columns
 
     def __iter__(self) -> Iterator[Line]:
+        names, before = self.columns(), 0
+        read = _Counted(self.name)
+        read, rows = self._begun or (read, self._rows(read))
+        if self._begun is None:
+            next(rows, None)
+        for number, row in enumerate(rows, 1):
+            fields = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
+            size, before = read.bytes - before, read.bytes
+            yield Line(number, json.dumps(fields, ensure_ascii=False).encode(), size)
+
+    def _rows(self, read: _Counted) -> Iterator[list[str]]:
+        """Yield the names of the columns, and then the cells of each row."""
         # The limit on the size of a field is global to the process, so it is only ever raised.
         csv.field_size_limit(max(csv.field_size_limit(), MOST_LINE_BYTES))
-        read = _Counted(self.name)
         rows = csv.reader(read.texts(self._lines), delimiter=self._delimiter, strict=True)
-        names: list[str] | None = None
-        number, before = 0, 0
+        is_first = True
         while True:
             read.first = read.lines + 1
             try:
@@ -171,15 +219,9 @@ class CsvRows(_Table):
                 return
             except csv.Error as error:
                 raise read.refused(f"it is not valid CSV: {error}") from error
-            if not row:
-                continue
-            if names is None:
-                names = _column_names(self.name, row)
-                continue
-            number += 1
-            fields = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
-            size, before = read.bytes - before, read.bytes
-            yield Line(number, json.dumps(fields, ensure_ascii=False).encode(), size)
+            if row:
+                yield _column_names(self.name, row) if is_first else row
+                is_first = False
 
 
 @dataclass
@@ -268,10 +310,13 @@ class ParquetRows(_Table):
         self._open, self._refused = pyarrow.parquet.ParquetFile, (pyarrow.ArrowException, OSError)
         try:
             with self._open(file.path) as table:
-                _column_names(name, table.schema_arrow.names)
+                self._columns = tuple(_column_names(name, table.schema_arrow.names))
                 self.total = table.metadata.num_rows
         except self._refused as error:
             raise self._not_parquet(error) from error
+
+    def columns(self) -> tuple[str, ...]:
+        return self._columns
 
     def _not_parquet(self, error: Exception) -> InputError:
         return InputError(
@@ -370,12 +415,12 @@ def open_lines(path: Path, format: str | None = None) -> Lines:
 
     Args:
         path: the file, or "-".
-        format: one of FORMATS; None = the format that the file name's suffix indicates. Without a known suffix, the
-            format is text; for stdin, it is jsonl.
+        format: one of FORMATS; None = the format that the file name's suffix indicates. Without a suffix, the format
+            is text; for stdin, it is jsonl.
 
     Raises:
         InputError: the file does not exist, cannot be read, or has another format.
-        OptionError: the format is unknown.
+        OptionError: the format or the suffix is unknown.
         MissingPackageError: the file is a Parquet file, but pyarrow is not installed.
     """
     if format is not None and format not in FORMATS:
@@ -391,8 +436,15 @@ def open_lines(path: Path, format: str | None = None) -> Lines:
                 "pass the path of the file",
             )
         return _opened(format, "stdin", None, sys.stdin.buffer)
-    format = format or _BY_SUFFIX.get(path.suffix.lower(), "text")
-    return _opened(format, str(path), InputFile(path), None)
+    format = format or _BY_SUFFIX.get(path.suffix.lower(), "" if path.suffix else "text")
+    file = InputFile(path)
+    if not format:
+        raise OptionError(
+            f"the input {path} ends in {path.suffix}",
+            f"the ending determines the format; known endings: {', '.join(_BY_SUFFIX)}",
+            f"specify the format ({', '.join(FORMATS)}), or rename the file",
+        )
+    return _opened(format, str(path), file, None)
 
 
 def _opened(format: str, name: str, file: InputFile | None, stream: BinaryIO | None) -> Lines:

@@ -11,8 +11,11 @@ from typing import Any
 
 from ...errors import InputError, OptionError, did_you_mean
 from ...lora.store import AdapterChoice
+from .lines import Lines
 from .openai_format import OPTIONS, read_body, with_token_ids
 
+# Fields that only lines with messages can have.
+_WITH_MESSAGES = ("tools", "tool_choice", "parallel_tool_calls", "template")
 _PART = re.compile(r"\{\{|\}\}|\{(\w[\w .-]*)\}|([{}])")
 
 
@@ -98,6 +101,41 @@ class PromptFormat:
             )
         return custom_id
 
+    def check_columns(self, lines: Lines) -> None:
+        """Check the columns of a table, so that a wrong name is one error instead of an error for each line.
+
+        Raises:
+            InputError: a table has no column for a field of the template, or none for the prompt.
+            OptionError: a column of a table without a template is not an option.
+        """
+        if self.template is not None:
+            for name in self.template.names:
+                lines.check_column(name, "the template")
+            return
+        columns = lines.columns() if lines.is_table else None
+        if columns is not None and "body" not in columns:
+            self._check_names(lines.name, columns)
+
+    @staticmethod
+    def _check_names(table: str, columns: tuple[str, ...]) -> None:
+        listed = f"the columns are {', '.join(columns)}"[:500]
+        if not {"prompt", "messages", "text"} & set(columns):
+            raise InputError(
+                f"{table}: there is no column for the prompt",
+                f"{listed}; without a template, a column named prompt, text or messages is needed",
+                "pass a template that contains the prompt's column, such as {question}",
+            )
+        known = ("custom_id", "prompt", "messages", "text", *_WITH_MESSAGES, "chat_template_kwargs", *OPTIONS)
+        unknown = [name for name in columns if name not in known]
+        if unknown:
+            raise OptionError(
+                f"{table}: unknown column{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"[:300],
+                f"{listed}; without a template, the columns must be the prompt or messages, and options",
+                did_you_mean(
+                    unknown[0], known, "leave the column out, or use a template, which treats columns as data"
+                ),
+            )
+
     def item(
         self, fields: Mapping[str, Any], *, are_cells: bool = False, is_table: bool = False
     ) -> tuple[Mapping[str, Any], str]:
@@ -142,7 +180,7 @@ class PromptFormat:
             )
         if "messages" in item and "chat_template_kwargs" in item:
             item["template"] = item.pop("chat_template_kwargs")
-        with_messages = ("tools", "tool_choice", "parallel_tool_calls", "template") if "messages" in item else ()
+        with_messages = _WITH_MESSAGES if "messages" in item else ()
         for name in item:
             if name not in ("prompt", "messages", *with_messages, *OPTIONS):
                 raise OptionError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from ...common.html_parts import figures as html_figures, folded, table
+from ...common.progress import task
 from ...common.renamed import renamed_arguments
 from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError
@@ -22,6 +23,7 @@ from .lines import Line, Lines
 from .openai_format import InnerTokens, ResponseWriter
 from .requests import PromptFormat
 from .settings import ModelSettings, settings_of
+from .tables import check_batch_output, is_table as is_table_name, journal_path, write_table
 
 if TYPE_CHECKING:
     from ...text.tokenizer import Tokenizer
@@ -207,7 +209,10 @@ def run_batch(
     Args:
         llm: the LLM, or a Cluster.
         lines: the input; see open_lines.
-        output: the file of responses, one JSON object per line, in OpenAI's batch format.
+        output: the file of responses. Its ending determines the format: one JSON object per line, in OpenAI's batch
+            format (.jsonl, .ndjson, .json, or no ending), or a table (.csv, .tsv, .parquet). A table is written at the
+            end of the run, in the order of the input. Until then, and for later runs that resume this run, the
+            responses are in a journal beside it, whose name is the table's name and ".jsonl".
         prompt_format: the rules for converting lines to prompts.
         begin: handling of an existing output. "new" refuses it, "resume" keeps its lines, "retry" keeps its lines
             without an error, and "force" keeps no lines.
@@ -220,19 +225,24 @@ def run_batch(
     Raises:
         InputError: the input cannot be read, or it changes; or the output exists, is not the output of a batch, or
             cannot be written.
-        OptionError, ContextOverflowError: the options would be invalid for every line.
+        OptionError, ContextOverflowError: the options would be invalid for every line, or the output's ending is
+            unknown.
+        MissingPackageError: the output is a Parquet file, but pyarrow is not installed.
         StateError: another process writes to the output, or the LLM is closed.
     """
     prompt_format = prompt_format or PromptFormat()
     if begin not in BEGINNINGS:
         raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "use one of these values")
+    check_batch_output(output, begin)
+    prompt_format.check_columns(lines)
     sampling: dict[str, Any] = {name: value for name, value in options.items() if name != "add_special_tokens"}
     llm.params(**sampling)
     settings = _settings(llm, prompt_format, options)
     if loaded := getattr(llm, "adapters", None):  # a cluster has no adapters
         prompt_format = replace(prompt_format, adapter=loaded.pin(prompt_format.adapter))
     report = BatchReport(lines.name, output, llm.model.folder.name)
-    with Journal(output, settings, lines.total if lines.total is not None else 2**60, begin) as journal:
+    stored, is_table = journal_path(output), is_table_name(output)
+    with Journal(stored, settings, lines.total if lines.total is not None else 2**60, begin) as journal:
         _check_fits(journal, lines)
         report.kept, report.kept_failed = journal.answered.count, journal.answered.failed
         report.cut = journal.was_cut
@@ -246,9 +256,13 @@ def run_batch(
             **options,
         ):
             run.write(answer)
-        if in_order and not journal.answered.in_order:
+        if (in_order or is_table) and not journal.answered.in_order:
             journal.put_in_order()
             report.reordered = True
+        if is_table:
+            journal.sync()
+            with task(f"Writing {output.name}"):
+                write_table(stored, output)
     return report
 
 
