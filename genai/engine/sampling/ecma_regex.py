@@ -48,6 +48,12 @@ _GROUPS = {
     "(?#": "the comment (?#",
     "(?P=": "the back-reference (?P=",
 }
+# What Pydantic before 2.13 writes for decimals with a maximum of digits, with and without a maximum of decimal places.
+_DECIMAL = re.compile(
+    r"(\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*)\(\?:\\d\{0,(\d{1,4})\}\|\(\?=\[\\d\.\]\{1,(\d{1,4})\}0\*\$\)"
+    r"\\d(?:\{0,\2\}\\\.\\d\{0,(\d{1,4})\}|\*\\\.\\d\*)0\*\$\)"
+)
+_MOST_DIGITS = 50
 _GROUP_NAME = re.compile(r"\(\?P?<[^\W\d]\w*>")
 _FLAGS = re.compile(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]*))?([:)])")
 # Names of general categories; two-letter names are those of unicodedata.
@@ -95,7 +101,20 @@ def rewrite(pattern: str) -> Rewritten:
     Raises:
         PatternError: the pattern is malformed or uses an unsupported construct, which the message names.
     """
+    if (decimal := _DECIMAL.fullmatch(pattern)) is not None:
+        pattern = _without_lookahead(decimal)
     return _Reader(pattern).whole()
+
+
+def _without_lookahead(decimal: re.Match[str]) -> str:
+    """Return a pattern without the lookahead in `_DECIMAL`; it matches a subset of the texts."""
+    start, whole, room = decimal[1], int(decimal[2]), int(decimal[3]) - 1
+    parts = [f"\\d{{0,{whole}}}"]
+    if decimal[4] is None:
+        parts += [f"\\d{{{count}}}\\.\\d{{0,{room - count}}}0*" for count in range(min(room, _MOST_DIGITS) + 1)]
+    elif room >= whole:
+        parts.append(f"{parts[0]}\\.\\d{{0,{min(int(decimal[4]), room - whole)}}}0*")
+    return f"{start}(?:{'|'.join(parts)})$"
 
 
 def found_by_any_engine(pattern: str, texts: Iterable[str]) -> list[str]:
@@ -209,8 +228,29 @@ class _Reader:
                 if _QUANTIFIER.match(self._text, self._at):
                     raise PatternError("a quantifier after a lookahead is not supported")
                 continue
+            if may_look and parts == ["^"] and self._next_is("(?!") and (needed := self._needed()):
+                self._ahead.append(needed)
+                continue
             parts.append(self._quantified())
         return "".join(parts)
+
+    def _needed(self) -> str:
+        """Read a negative lookahead such as (?!^[-+.]*$), and return a pattern for the texts that it allows.
+
+        They are the texts with a character outside the class. Return "" for other lookaheads.
+        """
+        first, self._at = self._at, self._at + 3
+        self._at += self._next_is("^")
+        if self._next_is("["):
+            self._at += 1
+            known = self._class()
+            if self._next_is("*$)"):
+                self._at += 3
+                if not _QUANTIFIER.match(self._text, self._at) and not known.properties:
+                    # In Python's `re`, $ also precedes a line end at the end of a text.
+                    return self._written(_Set(known.inner, _joined((*known.outer, (10, 10)))).negated())
+        self._at = first
+        return ""
 
     def _quantified(self) -> str:
         if self._text[self._at] in "^$":

@@ -14,14 +14,15 @@ from .json_schema import (
     close_objects,
     ends,
     far_number,
-    hold_days,
     hold_patterns,
+    hold_times,
     is_cut,
     move_bounds,
     old_draft,
     without_additional_items,
 )
 from .schema_depth import depth
+from .schema_forms import hold_forms, merge_duplicates
 from .schema_keys import ONE_FORM, countless_keys, hold_keys, hold_names
 
 # A longer grammar is a mistake or an attack. Each character costs time and memory before the compiler's limits apply.
@@ -124,8 +125,9 @@ class Grammar:
 def hold_values(schema: Any, name: str = "json_schema") -> None:
     """Change a schema, in place, to one that llguidance enforces in full.
 
-    Bounds move to numbers that llguidance can represent, dates are restricted to existing days, and patterns are
-    rewritten. If an object has both named and open keys, every key has only one form in JSON.
+    Keywords that llguidance does not read are replaced. Bounds move to numbers that llguidance can represent, times are
+    restricted to existing days and seconds, and patterns are rewritten. If an object has both named and open keys,
+    every key has only one form in JSON.
 
     Args:
         schema: the schema. With the option "lenient" in "x-guidance", requirements of the number of keys remain as they
@@ -151,17 +153,27 @@ def hold_values(schema: Any, name: str = "json_schema") -> None:
             f"{place}, {pattern[:80]!r}, cannot be used", why, "write the pattern without it, in the syntax of ECMA 262"
         )
 
-    hold_days(schema)
+    def refuse_form(what: str, why: str, fix: str) -> GrammarError | None:
+        return None if _is_lenient(schema) else GrammarError(f"{what} of {name} cannot be enforced", why, fix)
+
+    hold_forms(schema, refuse_form)
+    hold_times(schema)
     hold_names(schema)
     rare, where_rare = hold_patterns(schema, refuse)
     if place := hold_keys(schema):
-        _hold_forms(schema, name, place, rare, where_rare)
+        _hold_one_form(schema, name, place, rare, where_rare)
     without_additional_items(schema)
     move_bounds(schema)
     _check_values(schema, name)
 
 
-def _hold_forms(schema: Any, name: str, place: str, rare: str, where_rare: str) -> None:
+def _is_lenient(schema: Any) -> bool:
+    """Return True if a schema is applied as far as possible."""
+    style = schema.get("x-guidance") if isinstance(schema, Mapping) else None
+    return isinstance(style, Mapping) and bool(style.get("lenient"))
+
+
+def _hold_one_form(schema: Any, name: str, place: str, rare: str, where_rare: str) -> None:
     """Allow one form in JSON for every text, in place."""
     if rare:
         raise GrammarError(
@@ -181,9 +193,7 @@ def _check_values(schema: Any, name: str) -> None:
         raise GrammarError(
             f"{name} has the number {number!r:.80} at {where}", why, "remove the number, or use a string"
         )
-    style = schema.get("x-guidance") if isinstance(schema, Mapping) else None
-    is_lenient = isinstance(style, Mapping) and bool(style.get("lenient"))
-    if not is_lenient and (place := countless_keys(schema)):
+    if not _is_lenient(schema) and (place := countless_keys(schema)):
         raise GrammarError(
             f"{name} has a minimum of keys at {place} that cannot be enforced",
             "a reply may repeat a key, and repeated keys count as one",
@@ -264,6 +274,7 @@ def schema_text(name: str, value: Any) -> str | None:
     if callable(make := getattr(value, "model_json_schema", None)):
         value = _schema_of(name, value, make)
         close_objects(value)
+        merge_duplicates(value)
     if not isinstance(value, (str, Mapping, bool)):
         raise GrammarError(
             f"{name} is {kind_of(value)}",

@@ -30,6 +30,14 @@ _DAYS = (
     "^(?:[0-9]{4}-(?:0[13-9]|1[0-2])|[0-9]{4}-02-(?:[01]|2[0-8])"
     "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
 )
+# Patterns for what llguidance does not enforce in formats of times, or what Python's `datetime` requires: existing
+# days, years from 1, no leap seconds, and durations of less than a thousand million days.
+_TIMES = {
+    "date": (_DAYS, "^[0-9]{0,3}[1-9]"),
+    "date-time": (_DAYS, "^[0-9]{0,3}[1-9]", "^.{17}[0-5]"),
+    "time": ("^.{6}[0-5]",),
+    "duration": ("^[^0-9]*(?:[0-9]{1,6}[^0-9]+)*$",),
+}
 
 
 def parts(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -89,7 +97,7 @@ def escaped(key: str) -> str:
 def close_objects(schema: Any) -> None:
     """Disallow additional values in objects, in place, unless the schema defines them: classes ignore these values."""
     for _, part in all_parts(schema):
-        if isinstance(part, MutableMapping) and "properties" in part:
+        if isinstance(part, MutableMapping) and ("properties" in part or "patternProperties" in part):
             part.setdefault("additionalProperties", False)
 
 
@@ -133,7 +141,7 @@ def hold_patterns(schema: Any, refuse: Callable[[str, str, str], Exception]) -> 
         if isinstance(pattern := part.get("pattern"), str):
             part["pattern"], *others = rewritten(pattern).patterns
             if others:
-                _add_all(part, [{"pattern": other} for other in others])
+                add_all(part, [{"pattern": other} for other in others])
         if isinstance(named := part.get("patternProperties"), Mapping):
             keys: dict[str, Any] = {}
             part["patternProperties"] = keys
@@ -158,7 +166,7 @@ def _texts(value: Any) -> Iterator[str]:
         waiting += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
 
 
-def _add_all(part: MutableMapping[str, Any], others: list[Any]) -> None:
+def add_all(part: MutableMapping[str, Any], others: list[Any]) -> None:
     """Add schemas that an instance must match, too."""
     if isinstance(known := part.setdefault("allOf", []), list):
         known += others
@@ -171,14 +179,17 @@ def without_additional_items(schema: Any) -> None:
             part.pop("additionalItems", None)
 
 
-def hold_days(schema: Any) -> None:
-    """Restrict dates to existing days, in place."""
+def hold_times(schema: Any) -> None:
+    """Restrict dates, times and durations, in place, to those that exist and that Python can represent."""
     for _, part in list(all_parts(schema)):
-        if isinstance(part, MutableMapping) and part.get("format") in ("date", "date-time"):
-            if "pattern" not in part:
-                part["pattern"] = _DAYS
-            else:
-                _add_all(part, [{"pattern": _DAYS}])
+        if isinstance(part, MutableMapping) and isinstance(name := part.get("format"), str):
+            first, *others = _TIMES.get(name, ("",))
+            if first and "pattern" not in part:
+                part["pattern"] = first
+            elif first:
+                others.append(first)
+            if others:
+                add_all(part, [{"pattern": other} for other in others])
 
 
 def far_number(schema: Any) -> tuple[str, float] | None:
