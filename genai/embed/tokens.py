@@ -33,7 +33,9 @@ class TextEncoder:
     def __init__(self, folder: Path, max_length: int, *, lower_case: bool = False) -> None:
         self.max_length, self._lower_case = max_length, lower_case
         with folder_errors(folder):
-            self._backend = load_tokenizer(folder).backend
+            loaded = load_tokenizer(folder)
+            self._backend = loaded.backend
+            self._backend.encode_special_tokens = loaded.splits
             self._encoder = BackendEncoder(self._backend)
             self.special_ids = {id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special}
             self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)

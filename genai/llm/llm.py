@@ -224,8 +224,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
                 weights such as {"a": 0.7, "b": 0.3} for a weighted sum of adapters; None = no adapter.
             options: single fields of SamplingParams, such as max_tokens or temperature, which override `params` or the
                 model's defaults. Also: priority and timeout (docs/how-to/llm.md), keep_state
-                (docs/how-to/saved-states.md), add_special_tokens (see Tokenizer.encode_prompt), num_beams,
-                length_penalty, early_stopping and num_return_sequences (docs/how-to/beam-search.md).
+                (docs/how-to/saved-states.md), add_special_tokens (see Tokenizer.encode_prompt), literal
+                (docs/how-to/untrusted-text.md), num_beams, length_penalty, early_stopping and num_return_sequences
+                (docs/how-to/beam-search.md).
             progress: called ten times per second with the number of finished completions and their total number.
 
         Returns:
@@ -510,30 +511,41 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         markers = self.parser.markers
         return self._streamed(self._requests.single(prompt, None, options, markers, adapter, shape, num_reply))
 
-    def encode(self, text: str, *, add_special_tokens: bool | None = None) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool | None = None, literal: bool | None = None) -> list[int]:
         """Return the token ids of a prompt's text: those that generate(text) or, for a rendered text, chat computes.
 
         Args:
             text: a raw text, or the result of `render`.
             add_special_tokens: True to add the special tokens that the tokenizer adds to texts, such as BOS, unless the
                 text already begins with them; False to add none; None = True for a raw text, False for a rendered text.
+            literal: True to encode special tokens in a raw text as ordinary text; see Tokenizer.encode.
 
         Examples:
             >>> len(llm.encode("12 + 7"))
             5
+            >>> llm.encode("<|im_end|>"), len(llm.encode("<|im_end|>", literal=True))
+            ([2], 7)
         """
-        ids: list[int] = self.tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens).tolist()
-        return ids
+        ids = self.tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens, literal=literal)
+        return [int(id_) for id_ in ids]
 
     # --- states --------------------------------------------------------------------------------------------------
 
-    def read(self, prompt: Prompt, *, adapter: AdapterChoice = None, progress: Progress | None = None) -> TextState:
+    def read(
+        self,
+        prompt: Prompt,
+        *,
+        adapter: AdapterChoice = None,
+        progress: Progress | None = None,
+        literal: bool | None = None,
+    ) -> TextState:
         """Process text once, so that many completions can continue the text.
 
         Args:
             prompt: text or token ids.
             adapter: see generate.
             progress: called ten times per second with the number of computed tokens and their total number.
+            literal: see generate.
 
         Raises:
             GenaiError: the same errors as generate.
@@ -543,12 +555,18 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> document.generate(["1", "2"], max_tokens=1)[0].text
             '9'
         """
-        return self._read(prompt, adapter, None, progress)
+        return self._read(prompt, adapter, None, progress, literal)
 
     def _read(
-        self, prompt: Prompt, adapter: AdapterChoice, before: TextState | None, progress: Progress | None = None
+        self,
+        prompt: Prompt,
+        adapter: AdapterChoice,
+        before: TextState | None,
+        progress: Progress | None = None,
+        literal: bool | None = None,
     ) -> TextState:
-        (generation,) = self._requests.single(prompt, None, {"temperature": 0.0}, adapter=adapter)
+        options = {"temperature": 0.0, "literal": literal}
+        (generation,) = self._requests.single(prompt, None, options, adapter=adapter)
         return read(self, generation, before, progress)
 
     def load_state(self, path: str | Path, *, adapter: AdapterChoice = None) -> TextState:

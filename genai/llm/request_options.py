@@ -18,9 +18,14 @@ OnError: TypeAlias = Literal["raise", "return"]
 
 
 class LineOptions(SamplingOptions, total=False):
-    """The sampling options and `add_special_tokens`, which the lines of a batch can also set."""
+    """The sampling options and the options of a prompt's text, which the lines of a batch can also set."""
 
     add_special_tokens: bool | None
+    literal: bool | None
+
+
+PROMPT_OPTIONS = ("add_special_tokens", "literal")
+"""The names of the options of a prompt's text."""
 
 
 class CallOptions(LineOptions, total=False):
@@ -56,6 +61,9 @@ class RequestOptions:
         add_special_tokens: True to add the special tokens that the tokenizer adds to texts, such as BOS, unless the
             prompt already begins with them; False to add none. None = True for a raw text; False for a conversation,
             because the chat template writes them.
+        literal: True to encode special tokens in the prompt, such as "<|im_end|>", as ordinary text; False to encode
+            them as their ids; None = False, unless tokenizer_config.json sets split_special_tokens. In a conversation,
+            the option applies to the texts of the messages; see docs/how-to/untrusted-text.md.
         beams: options of a beam search; None = sampling.
 
     Raises:
@@ -67,6 +75,7 @@ class RequestOptions:
     keep_state: bool = False
     ctx_shift: bool | int = False
     add_special_tokens: bool | None = None
+    literal: bool | None = None
     beams: BeamOptions | None = None
 
     def __post_init__(self) -> None:
@@ -86,11 +95,9 @@ class RequestOptions:
             raise OptionError(
                 f"keep_state = {self.keep_state!r:.40}", "True or False is expected", "leave keep_state out"
             )
-        adds = self.add_special_tokens
-        if adds is not None and not isinstance(adds, bool):
-            raise OptionError(
-                f"add_special_tokens = {adds!r:.40}", "True, False or None is expected", "leave add_special_tokens out"
-            )
+        for name, value in (("add_special_tokens", self.add_special_tokens), ("literal", self.literal)):
+            if value is not None and not isinstance(value, bool):
+                raise OptionError(f"{name} = {value!r:.40}", "True, False or None is expected", f"leave {name} out")
         keeps = self.ctx_shift
         if not isinstance(keeps, int) or (keeps is not False and keeps < 1):
             raise OptionError(
@@ -117,7 +124,7 @@ class RequestOptions:
         return None if self.timeout is None else time.monotonic() + self.timeout
 
 
-_CALL_OPTIONS = ("priority", "timeout", "keep_state", "ctx_shift", "add_special_tokens")
+_CALL_OPTIONS = ("priority", "timeout", "keep_state", "ctx_shift", *PROMPT_OPTIONS)
 _BEAMS = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences")
 
 

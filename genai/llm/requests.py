@@ -28,6 +28,7 @@ from ..errors import (
 )
 from ..lora.store import AdapterChoice, Adapters
 from ..models.model import Model
+from ..text.chat_template import is_marked
 from ..text.files import generation_defaults
 from ..text.token_ids import token_row
 from ..text.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ from ..text.vocabulary import guidance_of
 from .beams import OBEYED, check_beam_params
 from .generation import Generation
 from .reply_shape import ReplyShape
-from .request_options import RequestOptions, split_options
+from .request_options import PROMPT_OPTIONS, RequestOptions, split_options
 
 _log = logger(__name__)
 
@@ -127,8 +128,10 @@ class RequestBuilder:
         """
         request_options, options = _request_options_of(options, with_beams=with_beams)
         given = _as_list(prompts)
-        adds = request_options.add_special_tokens
-        rows = [self._numbered_prompt(prompt, index, len(given), adds, known) for index, prompt in enumerate(given)]
+        rows = [
+            self._numbered_prompt(prompt, index, len(given), request_options, known)
+            for index, prompt in enumerate(given)
+        ]
         choices, params_of_rows = _per_prompt("adapter", adapter, len(rows)), _per_prompt("params", params, len(rows))
         plans = [self._plan(self.params(row_params, options, request_options), shape) for row_params in params_of_rows]
         return self._generations(rows, plans, keep, choices, request_options)
@@ -151,12 +154,13 @@ class RequestBuilder:
         if not isinstance(params, (list, tuple)):
             self.check_all(shared, options)
         request_options, options = _request_options_of(options)
-        adds = request_options.add_special_tokens
         found: list[list[Generation] | GenaiError] = []
         for index, (prompt, row_params, choice) in enumerate(zip(given, params_of_rows, choices, strict=True)):
             try:
                 plan = self._plan(self.params(row_params, options, request_options))
-                leaders = self._generations([self._prompt(prompt, adds)], [plan], (), [choice], request_options)
+                leaders = self._generations(
+                    [self._prompt(prompt, request_options)], [plan], (), [choice], request_options
+                )
             except StateError:
                 raise
             except GenaiError as error:
@@ -170,9 +174,13 @@ class RequestBuilder:
     def encoded(self, texts: Sequence[str]) -> dict[str, NDArray[np.int32]]:
         """Return the token ids, without added special tokens, of the texts that probably fit the context.
 
-        If a text cannot be encoded, the result is empty. `batch` encodes the other texts and raises their errors.
+        If a text cannot be encoded, the result is empty. `batch` encodes the other texts and raises their errors. The
+        result has no prompts with literal text, because their ids depend on more than the text.
         """
-        short = [text for text in dict.fromkeys(texts) if 0 < len(text) <= _CHARACTERS_PER_TOKEN * self.context_size]
+        if self._tokenizer.is_literal:  # the ids also depend on where a text comes from
+            return {}
+        most = _CHARACTERS_PER_TOKEN * self.context_size
+        short = [text for text in dict.fromkeys(texts) if 0 < len(text) <= most and not is_marked(text)]
         try:
             return dict(zip(short, self._tokenizer.encode_all(short, add_special_tokens=False), strict=True))
         except GenaiError:
@@ -197,7 +205,7 @@ class RequestBuilder:
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call returns one sample", "use generate for several samples")
-        row = self._prompt(prompt, request_options.add_special_tokens)
+        row = self._prompt(prompt, request_options)
         (generation,) = self._generations([row], [self._plan(chosen, shape)], keep, [adapter], request_options)
         generation.num_reply = num_reply
         return [generation]
@@ -235,9 +243,10 @@ class RequestBuilder:
         """Return one or more prompts as a list."""
         return list(_as_list(prompts))
 
-    def continuation(self, prompt: Prompt) -> list[int]:
+    def continuation(self, prompt: Prompt, literal: bool | None = None) -> list[int]:
         """Return the checked token ids of a prompt that continues a text, without added special tokens."""
-        return self._prompt(prompt, False if isinstance(prompt, str) else None)
+        adds = False if isinstance(prompt, str) else None
+        return self._prompt(prompt, RequestOptions(add_special_tokens=adds, literal=literal))
 
     def resumed(self, state: SamplerState, tokens: Sequence[int], options: Mapping[str, Any]) -> list[Generation]:
         """Build the request that continues an earlier request with these tokens; return it in a list.
@@ -245,8 +254,7 @@ class RequestBuilder:
         max_tokens counts only new tokens. Other options may also be replaced.
         """
         request_options, options = split_options(options)
-        if request_options.add_special_tokens is not None:
-            raise _not_a_raw_text(request_options.add_special_tokens)
+        _check_no_prompt_options(request_options)
         done = len(tokens) - state.prompt_length
         most = options.get("max_tokens")
         chosen = state.params.replace(**{**options, "n": 1, "max_tokens": None})
@@ -287,26 +295,27 @@ class RequestBuilder:
         prompt: Prompt,
         index: int,
         count: int,
-        adds: bool | None,
+        how: RequestOptions,
         known: Mapping[str, NDArray[np.int32]] | None,
     ) -> list[int]:
         """See _prompt. If there are several prompts, an error contains the index of the prompt."""
         try:
-            return self._prompt(prompt, adds, known)
+            return self._prompt(prompt, how, known)
         except StateError:
             raise
         except GenaiError as error:
             raise (located(error, f"prompt {index}") if count > 1 else error) from None
 
     def _prompt(
-        self, prompt: Prompt, adds: bool | None = None, known: Mapping[str, NDArray[np.int32]] | None = None
+        self, prompt: Prompt, how: RequestOptions, known: Mapping[str, NDArray[np.int32]] | None = None
     ) -> list[int]:
         """Return a prompt's token ids. Raise ContextOverflowError if they leave no space for a reply.
 
         Args:
-            adds: see RequestOptions.add_special_tokens.
+            how: the options of the prompt's text.
             known: see `batch`.
         """
+        adds, literal = how.add_special_tokens, how.literal
         if isinstance(prompt, (bytes, Mapping)) or not _is_row(prompt):
             raise InputError(
                 f"the prompt is {kind_of(prompt)}",
@@ -314,15 +323,14 @@ class RequestBuilder:
                 "pass a str; for messages, use chat",
             )
         if not isinstance(prompt, str):
-            if adds is not None:
-                raise _not_a_raw_text(adds)
+            _check_no_prompt_options(how)
             row = token_row(prompt, self._config.vocab_size)
-        elif known is not None and prompt in known:
+        elif known is not None and prompt in known and literal is None and not is_marked(prompt):
             row = token_row(self._tokenizer.as_prompt(prompt, known[prompt], adds), self._config.vocab_size)
         elif count := self._tokenizer.too_many_tokens(prompt, self.context_size):
             raise self._overflow(f"more than {count} tokens")
         else:
-            ids = self._tokenizer.encode_prompt(prompt, add_special_tokens=adds)
+            ids = self._tokenizer.encode_prompt(prompt, add_special_tokens=adds, literal=literal)
             row = token_row(ids, self._config.vocab_size)
         if len(row) >= self.context_size:
             raise self._overflow(f"{len(row)} tokens")
@@ -403,12 +411,16 @@ def _request_options_of(
     return request_options, sampling
 
 
-def _not_a_raw_text(adds: bool) -> OptionError:
-    return OptionError(
-        f"add_special_tokens = {adds} without a text",
-        "the option applies to the text at the start of a sequence, not to token ids or to a saved state",
-        "leave it out, or pass the prompt as a text",
-    )
+def _check_no_prompt_options(options: RequestOptions) -> None:
+    """Raise OptionError if options apply to a text, which the request does not have."""
+    for name in PROMPT_OPTIONS:
+        value = getattr(options, name)
+        if value is not None:
+            raise OptionError(
+                f"{name} = {value} without a text",
+                "the option applies to the text of a prompt, not to token ids or to a saved state",
+                "leave it out, or pass the prompt as a text",
+            )
 
 
 def _as_list(prompts: Any) -> Sequence[Prompt]:

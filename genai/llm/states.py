@@ -99,7 +99,9 @@ class TextState(Single, AbstractContextManager["TextState"]):
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[CallOptions]
     ) -> CompletionStream:
         """Stream the completion of a prompt as a continuation of this state's text; see LLM.stream."""
-        generations = self._llm._requests.single(self._after(prompt), params, options, adapter=self._adapters)
+        rest = dict(options)
+        row = self._after(prompt, rest.pop("literal", None))
+        generations = self._llm._requests.single(row, params, rest, adapter=self._adapters)
         return self._llm._streamed(self._from_here(generations))
 
     def resume(self, **options: Unpack[CallOptions]) -> Completion:
@@ -116,9 +118,9 @@ class TextState(Single, AbstractContextManager["TextState"]):
         (completion,) = self._llm._completed(generations, options)
         return completion
 
-    def read(self, prompt: Prompt, progress: Progress | None = None) -> TextState:
-        """Return the state after additional text."""
-        return self._llm._read(self._after(prompt), self._adapters, self, progress)
+    def read(self, prompt: Prompt, progress: Progress | None = None, *, literal: bool | None = None) -> TextState:
+        """Return the state after additional text; for `literal`, see RequestOptions."""
+        return self._llm._read(self._after(prompt, literal), self._adapters, self, progress)
 
     def fork(self) -> TextState:
         """Return another state with the same tokens; the two states share their blocks."""
@@ -126,15 +128,17 @@ class TextState(Single, AbstractContextManager["TextState"]):
         attributes = {"adapter": self.adapter, "mix": self._mix, "sampler": self._sampler, "notes": self.notes}
         return TextState(self._llm, sequence, **attributes)  # type: ignore[arg-type]
 
-    def _after(self, prompt: Prompt) -> list[int]:
+    def _after(self, prompt: Prompt, literal: Any = None) -> list[int]:
         before = list(self._sequence.tokens)
-        return [*before, *self._llm._requests.continuation(prompt)]
+        return [*before, *self._llm._requests.continuation(prompt, literal)]
 
     def _generations_(
         self, prompts: Any, params: SamplingParams | None, options: Mapping[str, Any]
     ) -> list[Generation]:
-        rows = [self._after(prompt) for prompt in self._llm._requests.prompt_list(prompts)]
-        batch = self._llm._requests.batch(rows, params, options, adapter=self._adapters, with_beams=True)
+        rest = dict(options)
+        literal = rest.pop("literal", None)
+        rows = [self._after(prompt, literal) for prompt in self._llm._requests.prompt_list(prompts)]
+        batch = self._llm._requests.batch(rows, params, rest, adapter=self._adapters, with_beams=True)
         return self._from_here(batch)
 
     def _from_here(self, generations: list[Generation]) -> list[Generation]:

@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedTokenizer:
-    """A tokenizer, and its special tokens by role, such as {"eos_token": "</s>"}."""
+    """A tokenizer.
+
+    Attributes:
+        backend: the object of the tokenizers library.
+        special: the special tokens by role, such as {"eos_token": "</s>"}.
+        splits: True if special tokens in texts are ordinary text (split_special_tokens in tokenizer_config.json).
+    """
 
     backend: tokenizers.Tokenizer
     special: Mapping[str, str]
+    splits: bool = False
 
     def id_of(self, role: str) -> int | None:
         """Return the id of the special token with a role, such as "eos_token"; None if there is no such token."""
@@ -65,7 +72,7 @@ def load_tokenizer(source: Path | SideFiles) -> LoadedTokenizer:
     backend.no_padding()
     if getattr(backend.model, "dropout", None) is not None:
         backend.model.dropout = None
-    return LoadedTokenizer(backend, names)
+    return LoadedTokenizer(backend, names, files.splits_special_tokens(facts))
 
 
 def first_difference(

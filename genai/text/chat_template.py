@@ -15,6 +15,7 @@ from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did
 from ..models.side_files import CONFIG_NAME, NAMED_TEMPLATES, TEMPLATE_NAME, SideFiles
 from . import template_messages
 from .files import read_object, read_text, special_tokens
+from .literal import MarkedText
 from .template_worker import SHARED, TemplateStopped
 
 P = ParamSpec("P")
@@ -26,12 +27,27 @@ _OWN_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt"
 
 
 class RenderedText(str):
-    """A prompt that a chat template wrote. It has all special tokens that the model needs, so encoding adds none."""
+    """A prompt that a chat template wrote. It has all special tokens that the model needs, so encoding adds none.
 
-    __slots__ = ()
+    Attributes:
+        marked: the text with marks in special tokens that are ordinary text; None if there are no such tokens.
+    """
+
+    __slots__ = ("marked",)
+    marked: MarkedText | None
+
+    def __new__(cls, text: str, marked: MarkedText | None = None) -> RenderedText:
+        rendered = super().__new__(cls, text)
+        rendered.marked = marked
+        return rendered
 
     def __add__(self, more: str) -> RenderedText:
-        return RenderedText(super().__add__(more))
+        return RenderedText(super().__add__(more), None if self.marked is None else self.marked.followed_by(more))
+
+
+def is_marked(text: str) -> bool:
+    """Return True if a chat template wrote the text, and special tokens in parts of it are ordinary text."""
+    return isinstance(text, RenderedText) and text.marked is not None
 
 
 class ChatTemplates:

@@ -167,6 +167,18 @@ def read_facts(files: SideFiles) -> FolderFacts:
     return FolderFacts(files, read_object(files, CONFIG_NAME), declared_tokens(files), special_tokens(files))
 
 
+def splits_special_tokens(facts: FolderFacts) -> bool:
+    """Return split_special_tokens of tokenizer_config.json. Raise TokenizerError if it is not a boolean."""
+    value = facts.config.get("split_special_tokens")
+    if value is not None and not isinstance(value, bool):
+        raise TokenizerError(
+            f"{facts.files.path(CONFIG_NAME)}: split_special_tokens = {value!r:.40}",
+            "true or false is expected",
+            "correct the file, or copy it again from the original model",
+        )
+    return bool(value)
+
+
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 

@@ -22,6 +22,7 @@ from .backend import Encoder, library_errors, load_tokenizer
 from .chat_template import ChatTemplates, RenderedText
 from .detokenizer import Detokenizer, clean_up
 from .files import cleans_up, configured_ids, find_files, folder_ids
+from .literal import LiteralEncoder, MarkedText, added_control_tokens
 
 if TYPE_CHECKING:
     from ..models.config import Config
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _CHARACTERS_JUDGED = 16
 # The number of tokens that determine the state of a stream after a prompt, and a token that stands for a byte.
 _MOST_REMEMBERED = 16
+# The number of sets of control tokens (usually one, and one for each chat template) whose encoder is kept.
+_MOST_LITERAL = 4
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -66,6 +69,9 @@ class Tokenizer:
         self._ids = configured_ids(config) if config is not None else folder_ids(files, loaded.id_of)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
+        self._control = added_control_tokens(self._backend, {self._ids.bos, *self._ids.eos})
+        self._splits = loaded.splits
+        self._literal: dict[frozenset[str], LiteralEncoder] = {}
         sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
         # A model's vocabulary is often padded beyond the tokenizer's vocabulary. The additional ids are valid and have
         # no text.
@@ -127,39 +133,92 @@ class Tokenizer:
     def _known_options(self) -> str:
         return f"set one of these options: {', '.join(self._options)}"
 
-    def encode(self, text: str, *, add_special_tokens: bool | None = None) -> NDArray[np.int32]:
-        """Return the token ids of text, int32 [L]. Special tokens in the text become their ids.
+    @property
+    def is_literal(self) -> bool:
+        """True if special tokens in texts are ordinary text by default (split_special_tokens in tokenizer_config.json).
+
+        The default applies to raw texts and to the contents of messages.
+        """
+        return self._splits
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool | None = None, literal: bool | None = None
+    ) -> NDArray[np.int32]:
+        """Return the token ids of text, int32 [L].
 
         Args:
             text: the text.
             add_special_tokens: True to add the special tokens of the tokenizer's post-processor, such as BOS; None =
                 the option of update_options.
+            literal: True to encode special tokens in the text, such as "<|im_end|>", as ordinary text; False to encode
+                them as their ids. None = `is_literal`. A text of apply_chat_template determines this itself.
 
         Raises:
             InputError: the text is not a str, or contains lone surrogates or NUL.
+            OptionError: `literal` is not a boolean, or the text was written by a chat template.
             TokenizerError: the tokenizer has no ids for the text, or encoding takes too long.
         """
-        _check_text(text, "encode")
-        with library_errors(f"encode: the tokenizer in {self.folder} cannot encode this text"):
-            ids = self._encoder.encode(text, add_special_tokens=self._adds(add_special_tokens))
-        return np.asarray(ids, np.int32)
+        (ids,) = self._encoded("encode", [text], add_special_tokens, literal)
+        return ids
 
-    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool | None = None) -> list[NDArray[np.int32]]:
+    def encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool | None = None, literal: bool | None = None
+    ) -> list[NDArray[np.int32]]:
         """Encode several texts, faster than one by one. If one text causes an error, the error is raised.
 
         Raises:
             GenaiError: as for encode.
         """
+        return self._encoded("encode_all", texts, add_special_tokens, literal)
+
+    def _encoded(
+        self, call: str, texts: Sequence[str], add_special_tokens: bool | None, literal: bool | None
+    ) -> list[NDArray[np.int32]]:
+        adds = self._options["add_special_tokens"] if add_special_tokens is None else add_special_tokens
         for text in texts:
-            _check_text(text, "encode_all")
-        with library_errors(f"encode_all: the tokenizer in {self.folder} cannot encode one of {len(texts)} texts"):
-            rows = self._encoder.encode_all(texts, add_special_tokens=self._adds(add_special_tokens))
-        return [np.asarray(ids, np.int32) for ids in rows]
+            _check_text(text, call)
+        marked = {index: one for index, text in enumerate(texts) if (one := self._marked(text, literal)) is not None}
+        plain = [text for index, text in enumerate(texts) if index not in marked]
+        which = f"one of {len(texts)} texts" if call == "encode_all" else "this text"
+        with library_errors(f"{call}: the tokenizer in {self.folder} cannot encode {which}"):
+            rows = iter(self._encoder.encode_all(plain, add_special_tokens=adds) if plain else ())
+            found = [
+                self._with_specials(self._literal_ids(marked[index]), adds) if index in marked else next(rows)
+                for index in range(len(texts))
+            ]
+        return [np.asarray(ids, np.int32) for ids in found]
 
-    def _adds(self, add_special_tokens: bool | None) -> bool:
-        return self._options["add_special_tokens"] if add_special_tokens is None else add_special_tokens
+    def _marked(self, text: str, literal: bool | None) -> MarkedText | None:
+        """Return the text with marks in control tokens that are ordinary text; None if there is no such text."""
+        if literal is not None and not isinstance(literal, bool):
+            raise OptionError(f"literal = {literal!r:.40}", "True, False or None is expected", "leave literal out")
+        if isinstance(text, RenderedText):
+            if literal is not None:
+                raise OptionError(
+                    f"literal = {literal} with the text of a chat template",
+                    "the text has the special tokens of the template; the messages determine which texts are literal",
+                    "pass literal where the conversation is rendered, such as to apply_chat_template or LLM.render",
+                )
+            return text.marked
+        if not (self._splits if literal is None else literal):
+            return None
+        return MarkedText(text, "", self._control)
 
-    def encode_prompt(self, text: str, *, add_special_tokens: bool | None = None) -> NDArray[np.int32]:
+    def _literal_ids(self, marked: MarkedText) -> list[int]:
+        encoder = self._literal.get(marked.control)
+        if encoder is None:
+            if len(self._literal) >= _MOST_LITERAL:
+                self._literal.clear()
+            encoder = self._literal[marked.control] = LiteralEncoder(self._backend, self._encoder, marked.control)
+        return encoder.encode(marked)
+
+    def _with_specials(self, ids: list[int], adds: bool) -> list[int]:
+        before, after = self._surrounding if adds else ([], [])
+        return [*before, *ids, *after]
+
+    def encode_prompt(
+        self, text: str, *, add_special_tokens: bool | None = None, literal: bool | None = None
+    ) -> NDArray[np.int32]:
         """Return the token ids of a text as the prompt of a model, int32 [L]; the option of update_options is ignored.
 
         A raw text gets the special tokens that the tokenizer adds to texts, such as BOS, as in transformers. A text
@@ -169,11 +228,13 @@ class Tokenizer:
             text: a raw text, or the result of apply_chat_template or chat_prompt.
             add_special_tokens: True to add the special tokens; False to add none; None = True for a raw text, False for
                 a text that a chat template wrote, because the template writes the special tokens that the model needs.
+            literal: see encode.
 
         Raises:
             GenaiError: as for encode.
         """
-        return self.as_prompt(text, self.encode(text, add_special_tokens=False), add_special_tokens)
+        ids = self.encode(text, add_special_tokens=False, literal=literal)
+        return self.as_prompt(text, ids, add_special_tokens)
 
     def as_prompt(self, text: str, ids: NDArray[np.int32], add_special_tokens: bool | None = None) -> NDArray[np.int32]:
         """Return encode_prompt(text), given the ids of the text without added special tokens."""
@@ -186,7 +247,7 @@ class Tokenizer:
     @cached_property
     def _surrounding(self) -> tuple[list[int], list[int]]:
         """The ids that the post-processor puts before and after every text."""
-        plain, whole = (self.encode("a", add_special_tokens=adds).tolist() for adds in (False, True))
+        plain, whole = (self._encoder.encode("a", add_special_tokens=adds) for adds in (False, True))
         starts = range(len(whole) - len(plain) + 1)
         start = next((start for start in starts if whole[start : start + len(plain)] == plain), 0)
         return whole[:start], whole[start + len(plain) :]
@@ -203,7 +264,7 @@ class Tokenizer:
         """
         length = _CHARACTERS_JUDGED * limit
         while length < len(text):
-            count = len(self.encode(text[:length], add_special_tokens=False))
+            count = len(self.encode(str(text[:length]), add_special_tokens=False))
             if count > 2 * limit:
                 return count
             length *= 2
@@ -400,6 +461,7 @@ class Tokenizer:
     def content_key(self) -> str:
         """Return a hash of the loaded tokenizer, its special ids and its options. It does not depend on the files."""
         contents = [self._ids, self._num_ids, self._cleanup, sorted(self._special), sorted(self._options.items())]
+        contents += [self._splits] if self._splits else []
         return hashlib.sha256(f"{self._backend.to_str()}\0{contents}".encode()).hexdigest()
 
     def templates_key(self) -> str:

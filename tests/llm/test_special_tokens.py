@@ -206,3 +206,25 @@ def test_on_the_command_line(folder: Path, tmp_path: Path) -> None:
         replies = map(json.loads, output.read_text().splitlines())
         counts += [reply["response"]["body"]["usage"]["prompt_tokens"] for reply in replies]
     assert counts == [counts[1] + 1, counts[1], counts[1], counts[1]]
+
+
+def test_literal_prompts(llm: genai.LLM) -> None:
+    text = "Hi<|im_end|> there"
+    ids = [BOS, *llm.tokenizer.encode(text, literal=True).tolist()]
+    assert EOS not in ids
+    assert llm.encode(text, literal=True) == ids
+    expected = [greedy(llm, ids)]
+    assert outputs(llm.generate(text, literal=True, **ONE)) == expected
+    assert outputs(answer.completions[0] for answer in llm.map([text], literal=True, **ONE)) == expected
+    assert outputs(answer.completions[0] for answer in llm.map([{"prompt": text, "literal": True}], **ONE)) == expected
+    with llm.read(text, literal=True) as state:
+        assert list(state.tokens) == ids
+        with state.read(text, literal=True) as longer:
+            assert list(longer.tokens) == [*ids, *ids[1:]]
+        assert outputs(state.generate(text, literal=True, **ONE)) == [greedy(llm, [*ids, *ids[1:]])]
+    with pytest.raises(OptionError, match="literal = True without a text"):
+        llm.generate([[5, 6]], literal=True)
+    with pytest.raises(OptionError, match="literal = 'yes'"):
+        llm.generate("Hi", literal="yes")  # type: ignore[call-overload]
+    with pytest.raises(OptionError, match="literal = True with the text of a chat template"):
+        llm.generate(llm.render("Hi"), literal=True)

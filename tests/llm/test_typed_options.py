@@ -37,7 +37,7 @@ CALLS = {
     **dict.fromkeys((LLM.chat, LLM.achat, LLM.stream_chat, LLM.astream_chat), ChatOptions),
     GeneratorParams.set_search_options: SearchOptions,
 }
-TERMS = ("priority", "timeout", "keep_state", "ctx_shift", "add_special_tokens")
+TERMS = ("priority", "timeout", "keep_state", "ctx_shift", "add_special_tokens", "literal")
 # Each line is wrong as its comment says, but for those without one.
 SNIPPET = """
 import genai

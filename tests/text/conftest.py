@@ -3,9 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from genai.text import tokenizer as core
+from tests.text.families import FAMILIES, GOLDENS, read
 
 TORTURE = (
     "",
@@ -233,3 +237,31 @@ def model_folder(tmp_path: Path, folder_of: Callable[[str], Path]) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": {"content": "<|endoftext|>"}}))
     (folder / "genai_config.json").write_text(json.dumps(GENAI_CONFIG))
     return folder
+
+
+@pytest.fixture(scope="module")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A family's folder with the files of its publisher."""
+    vocabularies = read("vocabularies")
+
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        for name, value in read(family)["files"].items():
+            if name == "tokenizer.json":
+                value["model"] |= vocabularies[value["model"].pop("vocabulary")]
+            (folder / name).write_text(json.dumps(value), encoding="utf-8")
+        for source in (GOLDENS / "templates").glob(f"{family}.*jinja"):
+            named = source.name.split(".")[1:-1]
+            target = folder / (f"additional_chat_templates/{named[0]}.jinja" if named else "chat_template.jinja")
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(source.read_bytes())
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(
+    request: pytest.FixtureRequest, family_folder: Callable[[str], Path]
+) -> tuple[core.Tokenizer, dict[str, Any]]:
+    return core.Tokenizer(family_folder(request.param)), read(request.param)

@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genai.errors import ChatTemplateError
 from genai.text.tokenizer import Tokenizer
+from tests.text.families import FAMILIES, read
 
-GOLDENS = Path(__file__).parent / "goldens"
-FAMILIES = sorted({path.stem for path in GOLDENS.glob("*.json")} - {"vocabularies", "texts", "sentencepiece"})
 # AutoTokenizer replaces the pipeline of these files by its class's own; this toolkit follows the file.
 REBUILT = {"llama2": "leading spaces and text behind special tokens", "starcoder2": "numbers digit by digit"}
 
 
-def read(name: str) -> Any:
-    return json.loads((GOLDENS / f"{name}.json").read_text(encoding="utf-8"))
-
-
 TEXTS = read("texts")
-
-
-@pytest.fixture(scope="module")
-def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A family's folder with the files of its publisher."""
-    vocabularies = read("vocabularies")
-
-    def make(family: str) -> Path:
-        folder = tmp_path_factory.mktemp(family)
-        for name, value in read(family)["files"].items():
-            if name == "tokenizer.json":
-                value["model"] |= vocabularies[value["model"].pop("vocabulary")]
-            (folder / name).write_text(json.dumps(value), encoding="utf-8")
-        for source in (GOLDENS / "templates").glob(f"{family}.*jinja"):
-            named = source.name.split(".")[1:-1]
-            target = folder / (f"additional_chat_templates/{named[0]}.jinja" if named else "chat_template.jinja")
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(source.read_bytes())
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest, family_folder: Callable[[str], Path]) -> tuple[Tokenizer, dict[str, Any]]:
-    return Tokenizer(family_folder(request.param)), read(request.param)
 
 
 def test_every_family_has_a_golden() -> None:

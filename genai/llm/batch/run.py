@@ -17,7 +17,7 @@ from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError
 from ..llm import LLM
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
-from ..request_options import LineOptions
+from ..request_options import PROMPT_OPTIONS, LineOptions
 from .journal import Journal, LineId, digest
 from .lines import Line, Lines
 from .openai_format import InnerTokens, ResponseWriter
@@ -220,7 +220,7 @@ def run_batch(
             responses are in the order in which they finish, so that each one is stored as soon as it is finished.
         window: number of lines to read ahead.
         progress: called ten times per second.
-        options: fields of SamplingParams, and add_special_tokens; the options in a line override them.
+        options: fields of SamplingParams, add_special_tokens and literal; the options in a line override them.
 
     Raises:
         InputError: the input cannot be read, or it changes; or the output exists, is not the output of a batch, or
@@ -235,7 +235,7 @@ def run_batch(
         raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "use one of these values")
     check_batch_output(output, begin)
     prompt_format.check_columns(lines)
-    sampling: dict[str, Any] = {name: value for name, value in options.items() if name != "add_special_tokens"}
+    sampling: dict[str, Any] = {name: value for name, value in options.items() if name not in PROMPT_OPTIONS}
     llm.params(**sampling)
     settings = _settings(llm, prompt_format, options)
     if loaded := getattr(llm, "adapters", None):  # a cluster has no adapters
