@@ -19,6 +19,7 @@ from .. import options as opt, terminal
 from ..options import sampling_flags
 from ..template_args import TemplateArgs, check_template_args, read_template_args
 from ..terminal import Voice, say
+from .offer import choose_model, on_terminal
 from .reply import answer, say_problem
 from .tools import read_functions
 
@@ -58,7 +59,10 @@ def chat(
     flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Chat with a model. Without a terminal, print the reply to the text from stdin and exit."""
+    """Chat with a model. Without a terminal, print the reply to the text from stdin and exit.
+
+    Without MODEL on a terminal, offers models to choose from; Enter takes the bundled model.
+    """
     model, flags = flags.with_adapter(model)
     if prompt is None and not sys.stdin.isatty():
         prompt = terminal.read_stdin()
@@ -67,6 +71,8 @@ def chat(
     if prompt is not None and not prompt.strip() and (model is None or model.exists()):
         fix = 'ask a question: `genai chat -p "What is 12 + 7?"`; to chat, run the command on a terminal without -p'
         raise InputError("the question is empty", "neither -p nor stdin contains text", fix)
+    if model is None and prompt is None and not flags.quiet and on_terminal():
+        model, flags = flags.with_adapter(choose_model())
     from genai.llm.chat import ChatSession
 
     functions = None if tools is None else read_functions(tools)

@@ -12,7 +12,7 @@ import genai.configs
 
 BUNDLED_MODEL = "pebble"
 # Memory of the process and of activations, in addition to the weights and the cache.
-_PROCESS_BYTES = 200_000_000
+PROCESS_BYTES = 200_000_000
 _CACHED_TOKENS = 4096
 
 
@@ -32,6 +32,7 @@ class KnownModel:
         license: licence that the model card names.
         gated: True if the authors require an agreement first.
         good_for: a line about the tasks that the model is good for.
+        offered: True if `genai chat` offers the model when it starts without a model.
     """
 
     name: str
@@ -44,11 +45,12 @@ class KnownModel:
     license: str
     gated: bool
     good_for: str
+    offered: bool
 
     @property
     def memory_bytes(self) -> int:
         """An estimate of the memory for the weights, a cache of 4,096 tokens, and the process."""
-        return self.size_bytes + _CACHED_TOKENS * self.cache_bytes_per_token + _PROCESS_BYTES
+        return self.size_bytes + _CACHED_TOKENS * self.cache_bytes_per_token + PROCESS_BYTES
 
 
 def configs_folder() -> Path:

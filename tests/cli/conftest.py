@@ -98,6 +98,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         "XDG_STATE_HOME": str(tmp_path / "state"),
         # The test does not answer queries for the cursor position.
         "PROMPT_TOOLKIT_NO_CPR": "1",
+        "GENAI_MODEL": "pebble",  # a chat without a model asks which model to use; see tests/hub/test_offer.py
     }
 
     def open_terminal(*arguments: str, **extra: str) -> Terminal:
