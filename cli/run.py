@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genai.common.progress import task
-from genai.errors import OptionError, whole_number
+from genai.errors import GenaiError, OptionError, whole_number
 
 from .options import check_apart
 from .terminal import emit, emit_line, say
 
 if TYPE_CHECKING:
+    from genai.onnx.ir import Value
     from genai.session.config import SessionConfig
     from genai.session.session import Session
 
@@ -45,18 +46,21 @@ def run(
 ) -> None:
     """Run any ONNX model that is not a chat model: an encoder, a classifier, a vision or audio model, or a pipeline."""
     from genai.devices import compile_seconds
-    from genai.session.arrays import PEERS, Peer, differences, save_arrays
+    from genai.session.arrays import PEERS, Peer, differences, peer_module, save_arrays
     from genai.session.session import Session
 
     _check_choice("--compare", compare, (None, *PEERS))
+    if compare is not None:
+        peer_module()  # before anything that takes long
     for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
         check_apart([("an input file", Path(given)), ("--output", output)])
     with task(f"Loading {file.name}"):
         session = Session(file, _config(level, threads, profile))
-    feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
+
+    feed = _Feed(session, _given(inputs or []), random, extents(dims or []), seed, file)
     began, compiled = time.perf_counter(), compile_seconds()
     with task(f"Running {file.name}"):
-        results = session.run(feed)
+        results = feed.run()
     took, compiling = time.perf_counter() - began, compile_seconds() - compiled
     say(
         f"{(took - compiling) * 1e3:.1f} ms"
@@ -68,7 +72,7 @@ def run(
         save_arrays(output, results)
     if compare is not None:
         with task("Running onnxruntime"):
-            expected = Peer(str(file), threads).run(feed)
+            expected = Peer(str(file), threads).run(feed.arrays)
         emit("largest differences from onnxruntime:", "\n")
         for name, absolute, relative in differences(results, expected):
             emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} relative to the largest value)")
@@ -101,6 +105,8 @@ def extents(dims: list[str]) -> dict[str, int]:
     for item in dims:
         name, _, digits = item.rpartition("=")
         extent = whole_number(digits)
+        if name and digits.startswith("-") and whole_number(digits[1:]) is not None:
+            raise OptionError(f"--dim is {item!r:.200}", "a size cannot be negative", "use a whole number from 0")
         if not name or extent is None:
             raise OptionError(
                 f"--dim is {item!r:.200}",
@@ -111,19 +117,10 @@ def extents(dims: list[str]) -> dict[str, int]:
     return sizes
 
 
-def _feed(
-    session: Session, file: Path, inputs: list[str], random: bool, dims: dict[str, int], seed: int
-) -> dict[str, Any]:
-    from genai.session.arguments import shape_of
-    from genai.session.arrays import check_dims, load_arrays, random_feed
+def _given(inputs: list[str]) -> dict[str, Any]:
+    """Return the arrays of --input."""
+    from genai.session.arrays import load_arrays
 
-    check_dims(session.inputs, dims)
-    if dims and not random:
-        raise OptionError(
-            "--dim cannot be used without --random",
-            "--dim sets the size of random inputs",
-            "add --random, or remove --dim",
-        )
     feed: dict[str, Any] = {}
     for item in inputs:
         name, equals, path = item.partition("=")
@@ -138,14 +135,50 @@ def _feed(
             feed[name] = next(iter(arrays.values()))
         else:
             feed.update(load_arrays(Path(item)))
-    missing = [value for value in session.inputs if value.name not in feed]
-    if missing and not random:
-        shown = [f"{one.name} {one.type or ''}{shape_of(one)}" for one in missing[:_INPUTS_SHOWN]]
-        rest = f" and {len(missing) - len(shown)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
-        chat = f"; to chat with the model that the file belongs to, use `genai chat {file.parent}`"
-        fix = "add --input NAME=FILE.npy or --random" + chat * (file.parent / "genai_config.json").is_file()
-        raise OptionError(f"no value for input {', '.join(shown)}{rest}", "every input needs a value", fix)
-    return {**random_feed(missing, dims, seed), **feed}
+    return feed
+
+
+class _Feed:
+    """The arrays of a run: those of --input, and random ones for the other inputs."""
+
+    def __init__(
+        self, session: Session, given: dict[str, Any], random: bool, dims: dict[str, int], seed: int, file: Path
+    ) -> None:
+        from genai.session.arrays import random_feed
+        from genai.session.dimensions import Sizes, sizes_in
+
+        self._session, self._sizes = session, Sizes(session.inputs, dims, sizes_in(session.inputs, given))
+        if dims and not random:
+            raise OptionError(
+                "--dim cannot be used without --random",
+                "--dim sets the size of random inputs",
+                "add --random, or remove --dim",
+            )
+        self._random = [value for value in session.inputs if value.name not in given]
+        if self._random and not random:
+            raise _no_values(self._random, file)
+        self.arrays = {**random_feed(self._random, self._sizes, seed), **given}
+
+    def run(self) -> dict[str, Any]:
+        """Return the results. An error names the random inputs, because the model is the least likely cause."""
+        from genai.session.arrays import with_chosen_sizes
+
+        try:
+            return self._session.run(self.arrays)
+        except GenaiError as error:
+            if not self._random:
+                raise
+            raise with_chosen_sizes(error, self._random, self.arrays, self._sizes) from error
+
+
+def _no_values(missing: list[Value], file: Path) -> OptionError:
+    from genai.session.arguments import shape_of
+
+    shown = [f"{one.name} {one.type or ''}{shape_of(one)}" for one in missing[:_INPUTS_SHOWN]]
+    rest = f" and {len(missing) - len(shown)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
+    chat = f"; to chat with the model that the file belongs to, use `genai chat {file.parent}`"
+    fix = "add --input NAME=FILE.npy or --random" + chat * (file.parent / "genai_config.json").is_file()
+    return OptionError(f"no value for input {', '.join(shown)}{rest}", "every input needs a value", fix)
 
 
 def _summary(value: Any) -> str:

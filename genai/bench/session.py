@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..session.arrays import Peer, check_dims, random_feed
+from ..session.arrays import Peer, peer_module, random_feed
 from ..session.config import SessionConfig
 from ..session.session import Session
 
@@ -33,10 +33,11 @@ def bench_session(
         GenaiError: the model cannot be loaded or run.
     """
     config = SessionConfig(threads=threads)
+    if compare:
+        peer_module()  # before anything that takes long
     session = Session(model, config)
     peer = Peer(str(model), threads) if compare else None
     makers: list[Callable[[], Any]] = [lambda: Session(model, config)]
-    check_dims(session.inputs, dims)
     feed = random_feed(session.inputs, dims)
     runs: list[Callable[[], Any]] = [lambda: session.run(feed)]
     if peer is not None:

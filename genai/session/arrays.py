@@ -7,6 +7,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from copy import copy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from typing import Any
 import numpy as np
 
 from ..common.atomic_files import whole_file
-from ..errors import InputError, OptionError
+from ..errors import GenaiError, InputError, MissingPackageError
 from ..onnx.ir import Value
 from ..onnx.types import DataType, TensorType
 from .arguments import shape_of
+from .dimensions import Sizes, dim_name
 
 # Whole numbers are often indices or token ids, so random whole numbers are small.
 _MAX_INTEGER = 10
 _MAX_ELEMENTS = 1 << 28
+# The number of inputs that an error lists.
+_INPUTS_SHOWN = 6
 # The first bytes of NumPy's files.
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 # Exceptions that NumPy and zipfile raise for damaged files: a shape can need more memory than exists or overflow an
@@ -95,45 +99,25 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
         ) from error
 
 
-def check_dims(inputs: Sequence[Value], dims: Mapping[str, int]) -> None:
-    """Raise OptionError if one of these names is not a dimension of any input."""
-    known = {
-        _dim_name(value, axis): None
-        for value in inputs
-        for axis, dim in enumerate(shape_of(value))
-        if not isinstance(dim, int)
-    }
-    for name in dims:
-        if name not in known:
-            fix = (
-                f"use one of the model's dimensions: {', '.join(known)}"
-                if known
-                else "remove --dim; all dimensions of the inputs have fixed sizes"
-            )
-            raise OptionError(f"--dim {name}={dims[name]}", "no input of the model has a dimension with that name", fix)
-
-
-def _dim_name(value: Value, axis: int) -> str:
-    """Return the name of a dimension; the name of an unnamed dimension is "INPUT:AXIS"."""
-    return str(shape_of(value)[axis] or f"{value.name}:{axis}")
-
-
-def random_feed(inputs: Sequence[Value], dims: Mapping[str, int], seed: int = 0) -> dict[str, Any]:
+def random_feed(inputs: Sequence[Value], sizes: Mapping[str, int] | Sizes, seed: int = 0) -> dict[str, Any]:
     """Return random inputs: normally distributed floats, small whole numbers, and ones for masks.
 
     A mask is an input whose name contains "mask".
 
     Args:
-        dims: sizes of symbolic dimensions, and of unnamed dimensions as "INPUT:AXIS"; others get size 1.
+        sizes: sizes of symbolic dimensions, and of unnamed dimensions as "INPUT:AXIS"; others get size 1. Sizes that
+            depend on other inputs are a Sizes object.
 
     Raises:
         InputError: an input is not a tensor, or would be too large.
+        OptionError: see Sizes.
     """
+    known = sizes if isinstance(sizes, Sizes) else Sizes(inputs, sizes)
     generator = np.random.default_rng(seed)
-    return {value.name: _random(value, dims, generator) for value in inputs}
+    return {value.name: _random(value, known, generator) for value in inputs}
 
 
-def _random(value: Value, dims: Mapping[str, int], generator: np.random.Generator) -> Any:
+def _random(value: Value, sizes: Sizes, generator: np.random.Generator) -> Any:
     name, known = value.name, value.type
     if not isinstance(known, TensorType):
         raise InputError(
@@ -143,7 +127,7 @@ def _random(value: Value, dims: Mapping[str, int], generator: np.random.Generato
         )
     dtype = known.dtype
     shape = tuple(
-        dim if isinstance(dim, int) else dims.get(_dim_name(value, axis), 1) for axis, dim in enumerate(shape_of(value))
+        dim if isinstance(dim, int) else sizes[dim_name(value, axis)] for axis, dim in enumerate(shape_of(value))
     )
     if np.prod([float(extent) for extent in shape]) > _MAX_ELEMENTS:
         raise InputError(
@@ -164,6 +148,27 @@ def _random(value: Value, dims: Mapping[str, int], generator: np.random.Generato
     if target.kind == "b":
         return np.ones(shape, bool) if "mask" in name else generator.random(shape) < 0.5
     return generator.standard_normal(shape).astype(np.float32).astype(target)
+
+
+def with_chosen_sizes(error: GenaiError, inputs: Sequence[Value], feed: Mapping[str, Any], sizes: Sizes) -> GenaiError:
+    """Return a copy of an error of a run on random inputs, which names the sizes that were chosen without the user.
+
+    Args:
+        error: the error.
+        inputs: the inputs that have random values.
+        feed: arrays by input name.
+        sizes: the sizes of their dimensions.
+    """
+    shapes = ", ".join(f"{value.name} {list(feed[value.name].shape)}" for value in inputs[:_INPUTS_SHOWN])
+    shapes += f" and {len(inputs) - _INPUTS_SHOWN} more" * (len(inputs) > _INPUTS_SHOWN)
+    chosen = ", ".join(f"{name}={size}" for name, size in sizes.chosen.items())
+    made = copy(error)
+    made.args = made.what, made.why, made.fix = (
+        f"the model cannot run on these random inputs: {error.what}",
+        f"the random inputs are {shapes}{f', with the sizes {chosen}' if chosen else ''}; {error.why}",
+        "set sizes that fit together with --dim NAME=SIZE, or pass inputs whose values the model accepts in files",
+    )
+    return made
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, float, float]]:
@@ -204,15 +209,28 @@ def _plain(value: Any) -> Any:
 PEERS = ("onnxruntime",)
 
 
+def peer_module() -> Any:
+    """Return the module onnxruntime.
+
+    Raises:
+        MissingPackageError: onnxruntime is not installed.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        return import_module("onnxruntime")
+    except ImportError as error:
+        raise MissingPackageError(
+            "a comparison with onnxruntime needs the package onnxruntime, which is not installed",
+            str(error),
+            "run pip install onnxruntime, or leave the comparison out",
+        ) from error
+
+
 class Peer:
-    """The same model in onnxruntime."""
+    """The same model in onnxruntime. Raises MissingPackageError or InputError."""
 
     def __init__(self, source: Any, threads: int = 0) -> None:
-        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-        try:
-            module = import_module("onnxruntime")
-        except ImportError as error:
-            raise InputError("onnxruntime is not installed", str(error), "run pip install onnxruntime") from error
+        module = peer_module()
         options = module.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads

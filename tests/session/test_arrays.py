@@ -13,7 +13,7 @@ from genai.bench.session import bench_session
 from genai.errors import InputError, OptionError
 from genai.onnx.ir import Value
 from genai.onnx.types import DataType, SequenceType, TensorType
-from genai.session.arrays import Peer, check_dims, differences, load_arrays, random_feed, save_arrays
+from genai.session.arrays import Peer, differences, load_arrays, random_feed, save_arrays
 
 
 def test_files(tmp_path):
@@ -69,15 +69,15 @@ def test_random_feed():
 
 def test_sizes_of_unnamed_dimensions():
     image = Value("image", TensorType(DataType.FLOAT, (None, 3, "side", None)))
-    check_dims([image], {"image:0": 2, "side": 5})
+    random_feed([image], {"image:0": 2, "side": 5})
     found = random_feed([image], {"image:0": 2, "side": 5})
     assert found["image"].shape == (2, 3, 5, 1)
     for wrong in ("image:1", "image:2", "image:4", "image", "other:0"):
         with pytest.raises(OptionError, match=f"--dim {wrong}=2") as caught:
-            check_dims([image], {wrong: 2})
+            random_feed([image], {wrong: 2})
         assert caught.value.fix == "use one of the model's dimensions: image:0, side, image:3"
     with pytest.raises(OptionError) as caught:
-        check_dims([Value("x", TensorType(DataType.FLOAT, (2,)))], {"x:0": 2})
+        random_feed([Value("x", TensorType(DataType.FLOAT, (2,)))], {"x:0": 2})
     assert caught.value.fix == "remove --dim; all dimensions of the inputs have fixed sizes"
 
 
