@@ -216,7 +216,7 @@ def _commands() -> dict[str, list[str]]:
         "genai --version": ["--version"],
         "genai --help": ["--help"],
         "genai chat": ["chat"],
-        "genai generate -n 8": ["generate", "-p", "Luna", "-n", "8"],
+        "genai generate --raw -n 8": ["generate", "--raw", "-p", "Luna", "-n", "8"],
         "genai info": ["info"],
         "genai list": ["list"],
     }

@@ -1,10 +1,10 @@
-"""`genai generate`: continues texts, without a conversation."""
+"""`genai generate`: replies to prompts or continues texts, without a conversation."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from genai.errors import InputError, OptionError, located
 
 from . import options as opt
 from .options import sampling_flags
+from .reply_notes import empty_reason
 from .template_args import TemplateArgs, check_template_args, read_template_args
 from .terminal import (
     Voice,
@@ -55,9 +56,17 @@ def generate(
         list[Path] | None,
         typer.Option("-f", "--file", help="Use the whole file as one prompt; may be given several times."),
     ] = None,
+    system: Annotated[
+        str | None, typer.Option("-s", "--system", help="System message that precedes each prompt.")
+    ] = None,
     as_chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Wrap each prompt, preceded by piped input, in a user message.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Send each prompt (with --chat, preceded by piped input) as a user message, or continue its text "
+            "[default: a user message if the model has a chat template].",
+        ),
+    ] = None,
     samples: Annotated[
         int, typer.Option("--samples", help="Completions per prompt; with --beams, beams to return.", min=1)
     ] = 1,
@@ -89,7 +98,11 @@ def generate(
     flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Continue texts and print the completions. A single completion is streamed. Several prompts run as one batch."""
+    """Reply to prompts, or continue texts, and print the results.
+
+    Prompts are user messages if the model has a chat template, unless --raw is set. A single reply is streamed. Several
+    prompts run as one batch.
+    """
     model, flags = flags.with_adapter(model)
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     options |= {"timeout": timeout} if timeout is not None else {}
@@ -99,16 +112,11 @@ def generate(
         options |= {"num_beams": beams, "num_return_sequences": options.pop("n", 1)}
     options |= _beam_options(beams, length_penalty, early_stopping)
     variables = read_template_args(template_args)
-    if variables and not as_chat:
-        raise OptionError(
-            "--template-arg cannot be used without --chat", "no chat template formats raw prompts", "add --chat"
-        )
-    texts = _texts(prompts, files, as_chat, flags.voice)
+    _check_raw(as_chat, system, variables)
+    texts = _texts(prompts, files, as_chat is True, flags.voice)
     with flags.load_llm(model) as llm:
-        if as_chat:
-            need_chat_template(llm)
-            check_template_args(llm, variables)
-        rendered = [llm.render(text, template=variables) if as_chat else text for text in texts]
+        is_chat = _is_chat(llm, as_chat, system, variables)
+        rendered = _rendered(llm, texts, system, variables) if is_chat else texts
         if flags.show_prompt:
             for text in rendered:
                 dump_prompt(llm, text, add_special_tokens=special)
@@ -120,6 +128,7 @@ def generate(
         else:
             completions, failed = _batch(llm, rendered, flags, options, as_json=as_json)
         for completion in completions:
+            _note_empty(llm, completion, flags.voice, is_only=len(completions) == 1)
             if completion.forgotten_tokens and not flags.stats:
                 flags.voice.say(f"(the context was full, so {completion.forgotten_tokens:,} tokens were dropped)")
         for completion in completions if flags.stats else ():
@@ -158,17 +167,51 @@ def _beam_options(beams: int | None, length_penalty: float | None, early_stoppin
     return options
 
 
-def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat: bool, voice: Voice) -> list[str]:
+def _check_raw(as_chat: bool | None, system: str | None, variables: Mapping[str, Any]) -> None:
+    """Raise OptionError if raw prompts are combined with options of conversations."""
+    for name, given in (("--system", system is not None), ("--template-arg", bool(variables))):
+        if given and as_chat is False:
+            raise OptionError(
+                f"{name} cannot be used with --raw", "no chat template formats raw prompts", "remove one of the two"
+            )
+
+
+def _is_chat(llm: LLM, as_chat: bool | None, system: str | None, variables: Mapping[str, Any]) -> bool:
+    """Return True if prompts are user messages, after checking that the model can format them."""
+    if as_chat or system is not None or variables:
+        need_chat_template(llm)
+        check_template_args(llm, variables)
+        return True
+    return as_chat is None and bool(llm.tokenizer.chat_template)
+
+
+def _rendered(llm: LLM, texts: Sequence[str], system: str | None, variables: Mapping[str, Any]) -> list[str]:
+    """Return the prompts of conversations with one user message each."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    for index, text in enumerate(texts):
+        if not text.strip():
+            where = f"prompt {index} is empty" if len(texts) > 1 else "the prompt is empty"
+            raise InputError(where, "a user message has text", 'pass a text, such as -p "What is 12 + 7?"')
+    return [llm.render([*before, {"role": "user", "content": text}], template=variables) for text in texts]
+
+
+def _note_empty(llm: LLM, completion: Completion, voice: Voice, *, is_only: bool) -> None:
+    """Print the reason if a completion shows no text."""
+    if (reason := empty_reason(llm, completion, completion.text)) is not None:
+        voice.say(f"({'' if is_only else f'prompt {completion.prompt_index}: '}{reason})")
+
+
+def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, with_input: bool, voice: Voice) -> list[str]:
     """Return the prompts in order: `prompts`, then the files; stdin if both are empty.
 
-    With `as_chat`, piped input precedes each prompt, as in `genai chat`.
+    With `with_input`, piped input precedes each prompt, as in `genai chat`.
     """
     sources = list(prompts or ()) or ([] if files else ["-"])
     if sources.count("-") > 1:
         raise InputError("-p - is given more than once", "stdin can be read only once", "keep only one -p -")
     texts = [read_stdin() if prompt == "-" else prompt for prompt in sources]
     texts += [_text_of(file, voice) for file in files or ()]
-    return with_stdin(texts) if as_chat and "-" not in sources else texts
+    return with_stdin(texts) if with_input and "-" not in sources else texts
 
 
 def _text_of(file: Path, voice: Voice) -> str:

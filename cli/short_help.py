@@ -27,8 +27,8 @@ SHORT_HELP = {
         "prompt system session tools device ctx-size max-tokens temperature lora kv-type",
     ),
     "genai generate": _short(
-        'genai generate -p "Luna has a red ball." -n 40',
-        "prompt file chat max-tokens temperature samples json-schema device ctx-size json",
+        'genai generate -p "What is 12 + 7?"',
+        "prompt file chat system max-tokens temperature samples json-schema device ctx-size json",
     ),
     "genai batch": _short(
         "genai batch questions.txt -o replies.jsonl --chat",

@@ -117,6 +117,8 @@ def read_stdin() -> str:
     """Read all of stdin as strict UTF-8. In some locales, Python would decode invalid bytes to surrogates."""
     from genai.common.reading import bounded_bytes
 
+    if sys.stdin.isatty():
+        say("(type the text, then press Enter and Ctrl-D)")
     try:
         return bounded_bytes(sys.stdin.buffer, "stdin", InputError).decode("utf-8")
     except OSError as error:

@@ -17,6 +17,7 @@ from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal
 from ..options import sampling_flags
+from ..reply_notes import empty_reply_reason
 from ..template_args import TemplateArgs, check_template_args, read_template_args
 from ..terminal import Voice, say
 from .offer import choose_model, on_terminal
@@ -120,6 +121,8 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
     if flags.show_prompt:
         terminal.dump_prompt(session.llm, session.prompt())
     answer(session, events, flags.voice, markdown=markdown)
+    if (reason := empty_reply_reason(session)) is not None:
+        flags.voice.say(f"({reason})")
     if session.last_reply is not None and (gone := session.last_reply.completion.forgotten_tokens):
         flags.voice.say(f"(the context was full, so {gone:,} tokens were dropped)")
     if session.tools and session.last_reply is not None and session.last_reply.tool_calls:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from genai.errors import GenaiError
 
+from ..reply_notes import empty_reply_reason
 from ..terminal import Voice, dump_prompt, footer, say
 from ..wrapping import printable, shortened
 from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
@@ -197,6 +198,8 @@ class Loop:
             return
         if self.show_stats:
             self.voice.say(footer(session.last_reply.completion, limit, session.options.get("seed")))
+        if (reason := empty_reply_reason(session)) is not None:
+            self.voice.say(f"({reason})")
         if gone := session.last_reply.completion.forgotten_tokens:
             self.voice.say(f"(the context was full, so {gone:,} tokens were dropped)")
         if session.num_left_out > left_out_before:

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,8 +46,11 @@ def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = 
 def bounded_bytes(file: BinaryIO, name: object, unreadable: type[GenaiError]) -> bytes:
     """Return all bytes of a file or stream. Raises `unreadable` if it is too long or has no end."""
     # The file is read in pieces, because one call with the maximum size would allocate that amount of memory before it
-    # reads.
-    data = b"".join(takewhile(bool, (file.read(_PIECE) for _ in range(_MOST_BYTES // _PIECE + 1))))
+    # reads. A short piece is the last one: reading again on a terminal would need a second Ctrl-D.
+    pieces = [file.read(_PIECE)]
+    while len(pieces[-1]) == _PIECE and len(pieces) <= _MOST_BYTES // _PIECE:
+        pieces.append(file.read(_PIECE))
+    data = b"".join(pieces)
     if len(data) > _MOST_BYTES:
         raise unreadable(
             f"{name}: the text cannot be read",

@@ -64,8 +64,8 @@ def test_peak_memory_of_a_chat_is_small() -> None:
 
 
 def test_generate_continues_a_text_and_reads_stdin() -> None:
-    direct = run("generate", "-p", "Once", "-n", "8")
-    piped = run("generate", "-p", "-", "-n", "8", text="Once")
+    direct = run("generate", "--raw", "-p", "Once", "-n", "8")
+    piped = run("generate", "--raw", "-p", "-", "-n", "8", text="Once")
     assert direct.returncode == piped.returncode == 0
     assert direct.stdout == piped.stdout != "\n"
 

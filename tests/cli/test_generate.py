@@ -147,7 +147,19 @@ def test_questions_are_about_what_is_piped_beside_them(tmp_path: Path) -> None:
 
 
 def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
-    options = ["generate", "-p", "Once upon a time", "-c", "160", "--ignore-eos", "-n", "300", "--temperature", "0"]
+    options = [
+        "generate",
+        "--raw",
+        "-p",
+        "Once upon a time",
+        "-c",
+        "160",
+        "--ignore-eos",
+        "-n",
+        "300",
+        "--temperature",
+        "0",
+    ]
     result = run(*options, "--ctx-shift", "--json")
     found = json.loads(result.stdout)
     assert (len(found["token_ids"]), found["finish_reason"]) == (300, "length") and found["forgotten_tokens"] > 100
@@ -155,20 +167,20 @@ def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
     assert f"{found['forgotten_tokens']} dropped" in run(*options, "--ctx-shift", "--stats").stderr
     assert "--ctx-keep 9 cannot be used without --ctx-shift" in run(*options, "--ctx-keep", "9").stderr
     assert "ctx_shift keeps 150 tokens of a context of 160" in run(*options, "--ctx-shift", "--ctx-keep", "150").stderr
-    chat = run("chat", "-p", "Tell me a story.", *options[3:], "--ctx-shift")
+    chat = run("chat", "-p", "Tell me a story.", *options[4:], "--ctx-shift")
     assert "tokens were dropped" in chat.stderr and len(chat.stdout) > 500
 
 
 def test_a_prompt_that_fails_does_not_fail_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     long = "word " * 3000
     options = ["-n", "2", "--temperature", "0"]
-    assert run_here(["generate", "-p", "Once", "-p", long, "-p", "What", "--json", *options]) == 1
+    assert run_here(["generate", "--raw", "-p", "Once", "-p", long, "-p", "What", "--json", *options]) == 1
     shown = capsys.readouterr()
     first, failed, last = map(json.loads, shown.out.splitlines())
     assert (first["prompt_index"], failed["prompt_index"], last["prompt_index"]) == (0, 1, 2)
     assert failed["error"]["code"] == "ContextOverflowError" and failed["error"]["why"] and failed["error"]["fix"]
     assert re.search(r"error: prompt 1: the prompt has .+\n  why: .+\n  fix: .+", shown.err)
-    assert run_here(["generate", "-p", "Once", "-p", long, *options]) == 1
+    assert run_here(["generate", "--raw", "-p", "Once", "-p", long, *options]) == 1
     assert capsys.readouterr().out == first["text"] + "\n"
 
 
@@ -192,3 +204,55 @@ def test_finished_completions_are_printed_after_a_signal(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["prompt_index"] for line in lines] == [1, 3]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_prompts_are_messages_where_there_is_a_template(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["generate", "-p", "What is 12 + 7?"]
+    assert run_here([*question, "--dump-prompt"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "19\n" and "<|im_start|>user\nWhat is 12 + 7?<|im_end|>" in shown.err
+    assert run_here([*question, "--system", "Be brief.", "--dump-prompt", "-n", "1"]) == 0
+    assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user" in capsys.readouterr().err
+    assert run_here([*question, "--raw", "--dump-prompt", "-n", "1"]) == 0
+    assert "im_start" not in capsys.readouterr().err
+    assert run_here([*question, "--raw", "--system", "Be brief."]) == 2
+    assert "--system cannot be used with --raw" in capsys.readouterr().err
+    assert run_here([*question, "-p", " "]) == 1
+    assert "prompt 1 is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--logit-bias", "2=100"], "(the reply is empty, because the model ended it at once with '<|im_end|>')"),
+        (["--stop", "1"], "(the reply is empty, because it begins with the stop text '1')"),
+        (
+            ["--logit-bias", "1=100", "-n", "3"],
+            "(the reply has only special tokens, which are not shown: '<|im_start|>')",
+        ),
+        (["--choice", "  "], "(the reply has only white space)"),
+    ],
+)
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_an_empty_reply_says_why(
+    command: str, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here([command, "-p", "What is 12 + 7?", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip() == ""
+    assert reason in shown.err
+    assert run_here([command, "-p", "What is 12 + 7?"]) == 0
+    assert "the reply" not in capsys.readouterr().err
+
+
+def test_empty_replies_of_a_batch_are_numbered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["generate", "-p", "What is 12 + 7?", "-p", "What is 7 + 7?", "--stop", "19"]) == 0
+    assert "(prompt 0: the reply is empty, because it begins with the stop text '19')" in capsys.readouterr().err
+
+
+def test_one_ctrl_d_ends_the_text_of_a_terminal(terminal: Any) -> None:
+    one = terminal("generate", "-n", "4")
+    one.wait_for("type the text, then press Enter and Ctrl-D")
+    one.type("What is 12 + 7?\n\x04")
+    one.wait_for("19\n")
+    assert one.exit_code() == 0

@@ -101,7 +101,7 @@ def test_a_conversation_goes_on_to_the_bit(bundled_folder: Path, tmp_path: Path)
 def test_a_later_run_finds_the_beginning_of_its_prompt(tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("Luna and Tom went to the park. " * 12)
-    command = ["generate", "-f", str(prompt), "-n", "3", "--stats", "--prefix-cache", str(tmp_path / "kept")]
+    command = ["generate", "--raw", "-f", str(prompt), "-n", "3", "--stats", "--prefix-cache", str(tmp_path / "kept")]
     assert "(0 cached)" in run(*command).stderr
     assert re.search(r"\((6[4-9]|[7-9]\d|1\d\d) cached\)", run(*command, "--prefix-cache-size", "0.01").stderr)
     for wrong in (["--prefix-cache-size", "1"], ["--prefix-cache", str(prompt)]):

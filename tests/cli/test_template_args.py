@@ -82,7 +82,7 @@ def test_bad_variables_are_named(
 
 def test_raw_prompts_have_no_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(["generate", *QUESTION, "--raw", "--template-arg", "a=1"]) == 2
-    assert "--template-arg cannot be used" in capsys.readouterr().err
+    assert "--template-arg cannot be used with --raw" in capsys.readouterr().err
     (tmp_path / "in.csv").write_text("q\nHi\n")
     arguments = ["batch", str(tmp_path / "in.csv"), "-o", str(tmp_path / "out.jsonl"), "--template", "{q}"]
     assert run_here([*arguments, "--template-arg", "a=1"]) == 2

@@ -99,7 +99,7 @@ def test_the_library_writes_nothing_by_itself(cache: Path) -> None:
 
 
 def test_what_the_command_says(cache: Path) -> None:
-    command = [sys.executable, "-m", "genai", "generate", "-p", "What", "-n", "1", "--device", "auto"]
+    command = [sys.executable, "-m", "genai", "generate", "--raw", "-p", "What", "-n", "1", "--device", "auto"]
     result = subprocess.run(command, capture_output=True, text=True, env=environment(cache), timeout=600)
     assert result.returncode == 0
     *first, last = result.stderr.splitlines(keepends=True)

@@ -189,11 +189,11 @@ def test_the_option_with_token_ids(llm: genai.LLM) -> None:
 
 def test_on_the_command_line(folder: Path, tmp_path: Path) -> None:
     def prompt_tokens(*flags: str) -> int:
-        result = run("generate", str(folder), "-p", TEXTS[0], "--json", "--max-tokens", "1", *flags)
+        result = run("generate", "--raw", str(folder), "-p", TEXTS[0], "--json", "--max-tokens", "1", *flags)
         return int(json.loads(result.stdout)["prompt_tokens"])
 
     assert prompt_tokens() == prompt_tokens("--special-tokens") == prompt_tokens("--no-special-tokens") + 1
-    shown = run("generate", str(folder), "-p", TEXTS[0], "--dump-prompt", "--max-tokens", "1")
+    shown = run("generate", "--raw", str(folder), "-p", TEXTS[0], "--dump-prompt", "--max-tokens", "1")
     assert f"[{prompt_tokens()} tokens] {BOS} " in shown.stderr
     lines = [{"prompt": TEXTS[0]}, {"prompt": TEXTS[0], "add_special_tokens": False}]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))

@@ -234,7 +234,7 @@ def test_choice_of_instructions() -> None:
 
 def test_instructions_that_the_machine_lacks_are_not_the_models_fault() -> None:
     environment = {**os.environ, "GENAI_CPU_ISA": "avx9"}
-    command = [sys.executable, "-m", "genai", "generate", "-p", "hi", "-n", "1"]
+    command = [sys.executable, "-m", "genai", "generate", "--raw", "-p", "hi", "-n", "1"]
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 2
     why = "GENAI_CPU_ISA is 'avx9': the instruction set is unknown"
