@@ -271,7 +271,7 @@ class ChatSession:
         try:
             text, ids = self._fitting_prompt(())
             prompt: list[int] | None = ids
-            splitter = self.llm.splitter(text)
+            splitter = self.llm.splitter(text, tools=self.tools)
             shape = self.llm.shape(
                 text,
                 tools=self.tools,
@@ -294,7 +294,7 @@ class ChatSession:
                     prompt = self._shifted(parts)
             finally:
                 if parts:
-                    self.last_reply = self.llm.parsed(text, _joined(parts))
+                    self.last_reply = self.llm.parsed(text, _joined(parts), tools=self.tools)
                     self.messages.append(self.last_reply.message)
             yield from splitter.finish()
         finally:

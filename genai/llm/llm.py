@@ -637,9 +637,10 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> llm.chat(messages).text
             'Your name is Nora.'
         """
+        tools = options.get("tools")
         prompt, request = self._turn(messages, options, schema)
         (completion,) = self._with_states(request, wait_for(request, self._worker))
-        return self._reply(prompt, completion, schema)
+        return self._reply(prompt, completion, schema, tools)
 
     @overload
     async def achat(self, messages: Messages, *, schema: None = None, **options: Unpack[ChatOptions]) -> ChatReply: ...
@@ -658,9 +659,10 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> asyncio.run(llm.achat("What day comes after Monday?")).text
             'Tuesday'
         """
+        tools = options.get("tools")
         prompt, request = self._turn(messages, options, schema)
         (completion,) = self._with_states(request, await await_for(request, self._worker))
-        return self._reply(prompt, completion, schema)
+        return self._reply(prompt, completion, schema, tools)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
         """Stream the reply to a conversation as events of genai.text.parsing: Text, Reasoning, ToolCall, ….
@@ -678,13 +680,14 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> event.reply.text, event.completion.finish_reason, event.usage.completion_tokens
             ('15', 'stop', 2)
         """
+        tools = options.get("tools")
         prompt, request = self._turn(messages, options)
-        splitter = self.splitter(prompt)
+        splitter = self.splitter(prompt, tools=tools)
         with CompletionStream(request, self._worker) as stream:
             for piece in stream:
                 yield from splitter.feed(piece)
         yield from splitter.finish()
-        yield Done(self.parsed(prompt, stream.completion))
+        yield Done(self.parsed(prompt, stream.completion, tools=tools))
 
     async def astream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncIterator[Event | Done]:
         """`stream_chat` for async code.
@@ -695,15 +698,16 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> asyncio.run(answer("What is 20 - 5?"))
             '15'
         """
+        tools = options.get("tools")
         prompt, request = self._turn(messages, options)
-        splitter = self.splitter(prompt)
+        splitter = self.splitter(prompt, tools=tools)
         async with AsyncCompletionStream(request, self._worker) as stream:
             async for piece in stream:
                 for event in splitter.feed(piece):
                     yield event
         for event in splitter.finish():
             yield event
-        yield Done(self.parsed(prompt, stream.completion))
+        yield Done(self.parsed(prompt, stream.completion, tools=tools))
 
     def render(
         self,
@@ -743,8 +747,14 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prompts = iter(self.tokenizer.chat_prompts([one for one in checked if not isinstance(one, GenaiError)]))
         return [one if isinstance(one, GenaiError) else next(prompts) for one in checked]
 
-    def _reply(self, prompt: str, completion: Completion, schema: type[Instance] | None) -> ChatReply | Instance:
-        reply = self.parsed(prompt, completion)
+    def _reply(
+        self,
+        prompt: str,
+        completion: Completion,
+        schema: type[Instance] | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> ChatReply | Instance:
+        reply = self.parsed(prompt, completion, tools=tools)
         return reply if schema is None else instance_of(schema, reply.text, completion)
 
     def _turn(
@@ -795,14 +805,16 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         return self._requests.context_size
 
-    def splitter(self, prompt: str) -> ReplySplitter:
+    def splitter(self, prompt: str, *, tools: Sequence[Mapping[str, Any]] | None = None) -> ReplySplitter:
         """Return a splitter for the reply to a rendered prompt; pass it the pieces of the stream.
+
+        The tools determine the types of arguments that the model writes in XML.
 
         Examples:
             >>> llm.splitter(llm.render("Hi")).feed("Hello!")
             [Text(text='Hello!', problem='')]
         """
-        return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt))
+        return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt), tools=tools)
 
     def shape(
         self,
@@ -824,15 +836,19 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         return reply_shape(self.tokenizer, self.parser, prompt, tools, tool_choice, parallel_tool_calls)
 
-    def parsed(self, prompt: str, completion: Completion) -> ChatReply:
+    def parsed(
+        self, prompt: str, completion: Completion, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ChatReply:
         """Return the parts of the reply to a rendered prompt.
+
+        The tools determine the types of arguments that the model writes in XML.
 
         Examples:
             >>> prompt = llm.render("What is 20 - 5?")
             >>> llm.parsed(prompt, llm.generate(prompt)[0]).text
             '15'
         """
-        splitter = self.splitter(prompt)
+        splitter = self.splitter(prompt, tools=tools)
         return ChatReply(Reply.from_events([*splitter.feed(completion.text), *splitter.finish()]), completion)
 
     # --- adapters ------------------------------------------------------------------------------------------------

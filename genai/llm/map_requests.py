@@ -83,7 +83,10 @@ class MapRequestBuilder:
         adapter = options.pop("adapter")
         shape = self._llm.shape(str(prompt), **item.tool_options) if is_chat else None
         leaders = self._requests.batch(prompt, self._params, options, keep, adapter, shape, known=known)
-        return MapRequest(leaders, (lambda completion: self._llm.parsed(prompt, completion)) if is_chat else None)
+        if not is_chat:
+            return MapRequest(leaders, None)
+        tools = item.tool_options.get("tools")
+        return MapRequest(leaders, lambda completion: self._llm.parsed(str(prompt), completion, tools=tools))
 
 
 @dataclass

@@ -44,6 +44,13 @@ TEMPLATES = {
     "mistral": "{# [TOOL_CALLS] #}" + HEAD + BODY,
     "mistral-named": "{# [TOOL_CALLS] [ARGS] #}" + HEAD + BODY,
     "gpt_oss": "{# <|channel|> <|message|> #}" + HEAD + BODY,
+    "qwen3_coder": "{# <tool_call> <function= <parameter= #}" + HEAD + BODY,
+    "glm": "{# <tool_call> <arg_key> #}" + HEAD + BODY,
+    "glm-compact": "{# <tool_call> </arg_key><arg_value> <arg_key> #}" + HEAD + BODY,
+    "minimax": "{# <minimax:tool_call> #}" + HEAD + BODY,
+    "kimi": "{# <|tool_calls_section_begin|> <|tool_call_argument_begin|> #}" + HEAD + BODY,
+    "deepseek": "{# <｜tool▁calls▁begin｜> #}" + HEAD + BODY,
+    "deepseek-v3": "{# <｜tool▁calls▁begin｜> ```json #}" + HEAD + BODY,
 }
 
 
@@ -91,7 +98,7 @@ def ask(llm: genai.LLM, begun: str, choice: ToolChoice, seed: int, tools: Any = 
     with llm.stream_tokens(tokens, shape=shape, num_reply=len(ids), seed=seed, temperature=1.0) as stream:
         text = begun + "".join(stream)
     assert stream.completion.finish_reason == "stop", text
-    splitter = llm.splitter(prompt)
+    splitter = llm.splitter(prompt, tools=tools)
     return Reply.from_events([*splitter.feed(text), *splitter.finish()])
 
 
@@ -119,13 +126,14 @@ def test_a_tool_without_parameters(name: str, llm_of: Callable[[str], genai.LLM]
         assert {(call.name, call.arguments_text) for call in reply.tool_calls} == {("now", "{}")}
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "mistral-named"])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "mistral-named", "qwen3_coder", "deepseek"])
 def test_free_replies_are_text_or_calls(name: str, llm_of: Callable[[str], genai.LLM]) -> None:
     """With a bias towards the start of a call, the reply is a call; without it, the reply is unchanged."""
     llm = llm_of(name)
     plain = llm.chat("What is 12 + 7?", temperature=0)
     assert llm.chat("What is 12 + 7?", tools=TOOLS, tool_choice="none", temperature=0).text == plain.text
-    opening = {"hermes": "<tool_call>", "llama3": "{", "mistral": "[TOOL_CALLS]", "mistral-named": "[TOOL_CALLS]"}[name]
+    opening = {"hermes": "<tool_call>", "llama3": "{", "mistral": "[TOOL_CALLS]", "mistral-named": "[TOOL_CALLS]",
+               "qwen3_coder": "<tool_call>", "deepseek": "<｜tool▁calls▁begin｜>"}[name]  # fmt: skip
     reply = ask(llm, opening, "auto", 2)
     assert reply.tool_calls
     check(reply.tool_calls)
@@ -140,6 +148,14 @@ CALL_PAIRS = {
     "gpt_oss": (
         '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}',
         "<|call|><|start|>assistant<|channel|>commentary to=functions.",
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+        "\n<tool_call>",
+    ),
+    "glm": (
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+        "\n<tool_call>",
     ),
 }
 
@@ -272,6 +288,63 @@ def test_patterns_and_keys_of_tools(llm_of: Callable[[str], genai.LLM]) -> None:
         tool = {"name": "f", "strict": strict, "parameters": schema}
         with pytest.raises(GrammarError, match=f"the schema of tool 'f'(?s:.*){named}"):
             llm_of("hermes").chat("A", tools=[tool], tool_choice="required", max_tokens=5)
+
+
+XML = ["qwen3_coder", "glm", "glm-compact", "minimax"]
+TYPED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["a", "b < c"]},
+        "count": {"type": "integer", "minimum": 10, "maximum": 99},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+        "point": {"$ref": "#/$defs/point"},
+        "note": {"type": ["integer", "null"], "maximum": 9, "minimum": 0},
+    },
+    "required": ["kind", "count", "flags", "point", "note"],
+    "additionalProperties": False,
+    "$defs": {"point": {"type": "object", "properties": {"x": {"enum": [1, "</parameter>", "</arg_value>"]}},
+                        "required": ["x"], "additionalProperties": False}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", XML)
+def test_arguments_in_xml_match_their_schema(name: str, llm_of: Callable[[str], genai.LLM]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": TYPED}}]
+    for seed in range(6):
+        for call in ask(llm_of(name), "", "required", seed, tools).tool_calls:
+            assert not problem(TYPED, json.dumps(call.arguments)), call
+
+
+@pytest.mark.parametrize("name", XML)
+def test_texts_in_xml(name: str, llm_of: Callable[[str], genai.LLM]) -> None:
+    """A text is free, and ends with its marker; a tool without named parameters has any."""
+    llm = llm_of(name)
+    form = llm.parser.calls(TEMPLATES[name]) if llm.parser.calls is not None else None
+    assert form is not None
+    xml = form.parameters
+    assert xml is not None
+    head = form.opening + form.start + form.before_name
+    for parameters in ({"properties": {"a": {"type": "string"}}, "required": ["a"]}, {"type": "object"}):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        begun = f"{head}f{form.before_arguments}{xml.before_name}a{xml.before_value}null < 3\n\nTRUE"
+        reply = ask(llm, begun + xml.after + form.after + form.end, "required", 1, tools)
+        assert reply.tool_calls[0].arguments == {"a": "null < 3\n\nTRUE"}
+        assert not reply.problems
+
+
+def test_rules_of_texts_in_xml_that_are_refused(llm_of: Callable[[str], genai.LLM]) -> None:
+    def tool(key: str, part: Any, strict: bool) -> Any:
+        return {
+            "type": "function",
+            "function": {"name": "f", "strict": strict, "parameters": {"properties": {key: part}}},
+        }
+
+    llm, ruled = llm_of("qwen3_coder"), {"type": "string", "pattern": "^a$"}
+    assert llm.shape("A", tools=[tool("a", ruled, False)], tool_choice="required").around(None)
+    for key, part, named in (("a", ruled, "'pattern' of the parameter 'a'"), ("a<b", {}, "the parameter 'a<b'")):
+        with pytest.raises(GrammarError) as raised:
+            llm.chat("A", tools=[tool(key, part, True)], tool_choice="required", max_tokens=5)
+        assert named in raised.value.what and "XML" in raised.value.why and raised.value.fix
 
 
 def test_numbers_that_no_call_could_be_held_to(llm_of: Callable[[str], genai.LLM]) -> None:

@@ -8,8 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import GrammarError
+from .xml_values import properties_of, strings_of, types_of
+
 # Maximum number of calls in a reply. Without a limit, a small model may repeat calls forever.
 MOST_CALLS = 16
+
+
+@dataclass(frozen=True)
+class ParameterFormat:
+    """The text around the parameters of calls in XML.
+
+    Attributes:
+        before_name: text before the name of a parameter.
+        before_value: text between the name and the value.
+        after: text after the value. White space before the first marker is optional after a string.
+    """
+
+    before_name: str
+    before_value: str
+    after: str
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,8 @@ class CallFormat:
         is_alone: True if calls are the whole reply, without text before them.
         thought: opening and closing marker of reasoning before the reply, if the format has it.
         is_free: True if a reply without calls is plain text.
+        before_number: text between a call's name and its number; "" if calls have no numbers.
+        parameters: the format of parameters in XML; None if the arguments of a call are JSON.
     """
 
     opening: str
@@ -39,6 +59,8 @@ class CallFormat:
     is_alone: bool = False
     thought: tuple[str, str] | None = None
     is_free: bool = True
+    before_number: str = ""
+    parameters: ParameterFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +75,11 @@ _TERMINALS = """
 TEXT: /(.|\\n)+/
 ANY_TEXT: /(.|\\n)*/
 BREAKS: /\\n{0,3}/
+NUMBER: /[0-9]{1,3}/
+KEY: /[A-Za-z_][A-Za-z0-9_.-]{0,63}/
 """
+# Keywords that constrain strings, and that cannot be enforced in XML.
+_STRING_RULES = ("pattern", "format", "minLength", "maxLength", "allOf")
 
 
 class ReplyGrammar:
@@ -96,9 +122,17 @@ class ReplyGrammar:
         rules = [f"call: {names}"]
         for index, tool in enumerate(tools):
             name = json.dumps(tool.name, ensure_ascii=False)[1:-1]
-            before, after = call_format.before_name + name + call_format.before_arguments, call_format.after
-            arguments = f"%json {json.dumps(tool.schema, ensure_ascii=False)}"
-            rules.append(f"call_{index}: {self._literal(before)} {arguments} {self._literal(after)}")
+            head = self._literal(call_format.before_name + name + call_format.before_number)
+            if call_format.before_number:
+                head += " NUMBER"
+            if call_format.parameters is None:
+                arguments = f"%json {json.dumps(tool.schema, ensure_ascii=False)}"
+            else:
+                arguments = self._parameters(call_format.parameters, tool, f"value_{index}", rules)
+            before, after = self._literal(call_format.before_arguments), self._literal(call_format.after)
+            rules.append(f"call_{index}: {head} {before} {arguments} {after}")
+        if call_format.parameters is not None:
+            rules.append(self._text_value(call_format.parameters))
         more = f"({self._literal(call_format.between)} call){{0,{most - 1}}}" if most > 1 else ""
         rules.append(f"calls: {self._literal(call_format.start)} call {more} {self._literal(call_format.end)}")
         opening = self._literal(call_format.opening)
@@ -114,6 +148,58 @@ class ReplyGrammar:
         else:
             rules += ["reply: TEXT? | head calls", f"head[lazy]: ANY_TEXT {opening}"]
         return self._whole("reply", "\n".join(rules))
+
+    def _parameters(self, form: ParameterFormat, tool: CalledTool, name: str, rules: list[str]) -> str:
+        """Return the expression of a call's parameters, in the order of the schema, and append their rules."""
+        properties, required = properties_of(tool.schema), tool.schema.get("required")
+        parts = []
+        for index, (key, part) in enumerate(properties.items()):
+            if part is False:
+                continue
+            if not key.strip() or any(one in key for one in "<>\n\"'") or key != key.strip():
+                raise GrammarError(
+                    f"the parameter {key!r:.80} of tool {tool.name!r:.80}",
+                    "this model writes names of parameters in XML, which cannot have quotes, brackets or line breaks",
+                    "rename the parameter",
+                )
+            before = self._literal(form.before_name + key + form.before_value)
+            rules.append(f"{name}_{index}: {before} {self._value(form, tool, key, part)}")
+            is_required = isinstance(required, list) and key in required
+            parts.append(f"{name}_{index}{'' if is_required else '?'}")
+        if not properties and tool.schema.get("additionalProperties") is not False:
+            before, after = self._literal(form.before_name), self._literal(form.before_value)
+            parts.append(f"({before} KEY {after} text_value){{0,{MOST_CALLS}}}")
+        return " ".join(parts)
+
+    def _value(self, form: ParameterFormat, tool: CalledTool, key: str, part: Any) -> str:
+        """Return the expression of a value and the text after it."""
+        types = types_of(part, tool.schema)
+        texts = [text for text in strings_of(part, tool.schema) or () if form.after.strip() not in text]
+        if types == {"string"} and texts:
+            after = self._literal(form.after)
+            return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {after}"
+        style = tool.schema.get("x-guidance")
+        is_lenient = not isinstance(style, Mapping) or style.get("lenient") is not False
+        rule = next((name for name in _STRING_RULES if isinstance(part, Mapping) and name in part), "")
+        if not types or "string" in types:
+            if rule and not is_lenient:
+                raise GrammarError(
+                    f"{rule!r} of the parameter {key!r:.80} of tool {tool.name!r:.80} cannot be enforced",
+                    "this model writes texts in XML, and the grammar of XML values has no rules for texts",
+                    'remove the keyword, or "strict": true',
+                )
+            return "text_value"
+        about = {name: tool.schema[name] for name in ("$defs", "definitions", "x-guidance") if name in tool.schema}
+        schema = {**(part if isinstance(part, Mapping) else {}), **about}
+        return f"%json {json.dumps(schema, ensure_ascii=False)} {self._literal(form.after)}"
+
+    def _text_value(self, form: ParameterFormat) -> str:
+        """Return the rule of a text up to the text after a value."""
+        after = form.after.lstrip("\n")
+        if any(after.startswith(marker) for marker in self._special):
+            return f"text_value: TEXT? {self._literal(after)}"
+        marker, end = after.rstrip("\n"), "\n" * after.count("\n")
+        return f"text_value: text_end {self._literal(end)}\ntext_end[lazy]: ANY_TEXT {self._literal(marker)}"
 
     def _whole(self, reply: str, rules: str) -> str:
         thought = ""

@@ -6,8 +6,8 @@ are never changed by later text, so the result does not depend on how the reply 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from .events import Event, MalformedCallError, Text
 
@@ -22,9 +22,11 @@ class Source:
         text: the unread text.
         ended: True if no more text follows.
         ended_in_reasoning: set by a reader if the reply ended inside reasoning.
+        tools: schemas of the parameters of the tools that may be called, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.tools = tools or {}
         self.text = ""
         self.ended = False
         self.ended_in_reasoning = False
@@ -92,6 +94,7 @@ def take_run(source: Source, characters: str = " \t\r\n") -> Reader[str]:
 
 
 _NULL = "null"
+ENDED = "the reply ended inside a tool call"
 
 
 class PartialCall:
@@ -112,7 +115,7 @@ class PartialCall:
         text = "".join(parts)
         self.raw += text
         if not scanner.complete:
-            raise MalformedCallError(scanner.problem or "the reply ended inside a tool call")
+            raise MalformedCallError(scanner.problem or ENDED)
         return text
 
     def take_arguments(self, stops: Sequence[str]) -> Reader[str]:
@@ -124,6 +127,19 @@ class PartialCall:
         elif following is None:
             return (yield from self.take_json())
         return ""
+
+    def take_text(self, markers: Sequence[str]) -> Reader[tuple[str, str]]:
+        """Consume text up to and including a marker. Return the text and the marker.
+
+        Raises:
+            MalformedCallError: the reply ends before the marker.
+        """
+        text, marker = yield from take_until(self._source, markers)
+        self.raw += text
+        if marker is None:
+            raise MalformedCallError(ENDED)
+        self.raw += self._source.take(len(marker))
+        return text, marker
 
     def take_end(self, markers: Sequence[str]) -> Reader[str | None]:
         """Consume white space. Return the marker that follows, unread, or None at the end of the reply.
@@ -193,6 +209,11 @@ class JsonScanner:
         self._expected_closings: list[str] = []
         self._in_string = False
         self._escaped = False
+
+    @property
+    def is_in_string(self) -> bool:
+        """True if the text so far ends inside a string."""
+        return self._in_string
 
     def feed(self, text: str) -> int:
         """Process more text, and return the number of its characters that belong to the value."""

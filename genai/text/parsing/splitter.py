@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
+from typing import Any
 
 from ...errors import InputError, OptionError
-from . import gpt_oss, hermes, llama3, mistral
+from . import deepseek, glm, gpt_oss, hermes, kimi, llama3, minimax, mistral, qwen3_coder
 from .events import End, Event, Marker, Reasoning, Text, ToolCall
 from .parser import THINKING, Parser, read_spans, read_started_reasoning
 from .source import Reader, Source
+from .xml_values import parameters_of
 
 _MOST_AT_ONCE = 4096
 """Maximum characters per step. Readers search all unread text, so a long piece would take quadratic time."""
@@ -24,6 +26,8 @@ class ReplySplitter:
     Args:
         parser: a parser or its name.
         starts_in_reasoning: True if the prompt already opened the reasoning span; see `Parser.starts_in_reasoning`.
+        tools: the tools of the request. In XML, all values are texts, and the types of the tool's parameters determine
+            the values.
 
     Raises:
         OptionError: the parser is unknown, or starts_in_reasoning is set for a format whose prompts cannot open
@@ -36,7 +40,13 @@ class ReplySplitter:
     [Marker(raw='</think>'), Text(text='Yes', problem=''), End(in_reasoning=False)]
     """
 
-    def __init__(self, parser: str | Parser, *, starts_in_reasoning: bool = False) -> None:
+    def __init__(
+        self,
+        parser: str | Parser,
+        *,
+        starts_in_reasoning: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
         parser = get_parser(parser) if isinstance(parser, str) else parser
         if starts_in_reasoning and parser.reasoning is None:
             raise OptionError(
@@ -44,7 +54,7 @@ class ReplySplitter:
                 "prompts of this format cannot open a reasoning span",
                 "omit starts_in_reasoning, or set it to parser.starts_in_reasoning(prompt)",
             )
-        self._source = Source()
+        self._source = Source(parameters_of(tools))
         self._reader = _read_reply(parser, self._source, starts_in_reasoning)
         self._call_count = 0
 
@@ -131,7 +141,13 @@ class Reply:
         )
 
 
-def split_reply(text: str, parser: str | Parser, *, starts_in_reasoning: bool = False) -> Reply:
+def split_reply(
+    text: str,
+    parser: str | Parser,
+    *,
+    starts_in_reasoning: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> Reply:
     """Split a complete reply. The result is the same as that of `ReplySplitter` for any pieces of the reply.
 
     Raises:
@@ -141,7 +157,7 @@ def split_reply(text: str, parser: str | Parser, *, starts_in_reasoning: bool = 
     >>> split_reply('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "hermes").tool_calls[0].arguments
     {'a': 1}
     """
-    splitter = ReplySplitter(parser, starts_in_reasoning=starts_in_reasoning)
+    splitter = ReplySplitter(parser, starts_in_reasoning=starts_in_reasoning, tools=tools)
     return Reply.from_events([*splitter.feed(text), *splitter.finish()])
 
 
@@ -171,9 +187,11 @@ def _join_spans(events: list[Event], event_type: type[Event]) -> str:
 NONE = Parser("none", (), lambda template: False, partial(read_spans, spans={}))
 
 # The parsers in the order in which `detect` tries them: formats with tool calls before plain reasoning.
-PARSERS: Mapping[str, Parser] = MappingProxyType(
-    {parser.name: parser for parser in (gpt_oss.PARSER, mistral.PARSER, hermes.PARSER, llama3.PARSER, THINKING, NONE)}
-)
+_ORDER = (
+    gpt_oss.PARSER, mistral.PARSER, kimi.PARSER, deepseek.PARSER, minimax.PARSER, qwen3_coder.PARSER, glm.PARSER,
+    hermes.PARSER, llama3.PARSER, THINKING, NONE,
+)  # fmt: skip
+PARSERS: Mapping[str, Parser] = MappingProxyType({parser.name: parser for parser in _ORDER})
 
 
 def get_parser(name: str) -> Parser:

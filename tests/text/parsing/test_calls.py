@@ -14,7 +14,9 @@ from genai.text.parsing import PARSERS, split_reply
 from genai.text.parsing.calls import CalledTool, ReplyGrammar
 from genai.text.vocabulary import token_bytes
 
-TEMPLATES = {"hermes": "<think>", "llama3": "", "mistral": "", "mistral-named": "[ARGS]", "gpt_oss": ""}
+TEMPLATES = {"hermes": "<think>", "llama3": "", "mistral": "", "mistral-named": "[ARGS]", "gpt_oss": "",
+             "qwen3_coder": "<think>", "glm": "<think>", "glm-named": "</arg_key><arg_value>", "minimax": "<think>",
+             "kimi": "", "deepseek": "<think>", "deepseek-named": "```json"}  # fmt: skip
 TOOL = CalledTool("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
                           "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}})  # fmt: skip
 ARGUMENTS = '{"a":-3}'
@@ -41,12 +43,15 @@ def test_what_grammars_take_is_what_parsers_read(name: str, tokenizer: genai.Tok
             return False
         return matcher.is_complete
 
-    one = form.before_name + TOOL.name + form.before_arguments + ARGUMENTS + form.after
+    number = f"{form.before_number}0" if form.before_number else ""
+    xml = form.parameters
+    arguments = ARGUMENTS if xml is None else f"{xml.before_name}a{xml.before_value}-3{xml.after}"
+    one = form.before_name + TOOL.name + number + form.before_arguments + arguments + form.after
     thought = "" if form.thought is None else f"{form.thought[0]}hm{form.thought[1]}"
     for text, count in ((one, 1), (one + form.between + one, 2), (one + 2 * (form.between + one), 3)):
         reply = form.opening + form.start + text + form.end
         assert takes(reply) == takes(thought + reply) == (count <= 2)
-        calls = split_reply(reply, parser).tool_calls
+        calls = split_reply(reply, parser, tools=[{"name": "add", "parameters": TOOL.schema}]).tool_calls
         assert [(call.name, call.arguments) for call in calls] == [("add", json.loads(ARGUMENTS))] * count
     assert not takes(form.opening + form.start + one.replace("-3", '"x"') + form.end)
     assert not takes(form.opening + form.start + one.replace("add", "sub") + form.end)

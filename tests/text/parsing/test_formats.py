@@ -16,6 +16,9 @@ ARGUMENTS = {"code": 'if (a) { "b" } ]}</tool_call>', "city": "Zürich 🏔️",
 JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
 HARMONY = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>"
+
 
 def call(name: str, key: str = "arguments", value: str = JSON) -> str:
     return f'{{"name": "{name}", "{key}": {value}}}'
@@ -90,6 +93,64 @@ CLEAN: list[tuple[str, str, str, str, list[tuple[str, Any, str | None]]]] = [
         [("python", "print(1)", None)],
     ),
     ("gpt_oss", "no channel", "no channel", "", []),
+    (
+        "qwen3_coder",
+        "<think>t</think>Wait.\n<tool_call>\n<function=f>\n<parameter=code>\nif a < b:\n\n    c()\n\n</parameter>\n"
+        "<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>\n<tool_call><function=g></function></tool_call>",
+        "Wait.",
+        "t",
+        [("f", {"code": "if a < b:\n\n    c()\n", "n": 12}, None), ("g", {}, None)],
+    ),
+    ("qwen3_coder", "<function=f><parameter=a>x</parameter></function>ok", "ok", "", [("f", {"a": "x"}, None)]),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f></function><function=g>\n</function>",
+        "",
+        "",
+        [("f", {}, None), ("g", {}, None)],
+    ),
+    (
+        "glm",
+        "<think>t</think>\n<tool_call>f\n<arg_key>a b</arg_key>\n<arg_value>1 < 2</arg_value>\n<arg_key>d</arg_key>\n"
+        '<arg_value>{"x": [1, null]}</arg_value>\n</tool_call>\n<tool_call>g<arg_key>a</arg_key><arg_value></arg_value>'
+        "</tool_call><tool_call>h</tool_call>",
+        "",
+        "t",
+        [("f", {"a b": "1 < 2", "d": {"x": [1, None]}}, None), ("g", {"a": ""}, None), ("h", {}, None)],
+    ),
+    (
+        "minimax",
+        'Sure.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">x\ny</parameter>\n<parameter name="b">true'
+        "</parameter>\n</invoke>\n<invoke name='g'>\n</invoke>\n</minimax:tool_call>",
+        "Sure.",
+        "",
+        [("f", {"a": "x\ny", "b": True}, None), ("g", {}, None)],
+    ),
+    (
+        "kimi",
+        f"Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{JSON}"
+        "<|tool_call_end|> <|tool_call_begin|>functions.g:1 <|tool_call_argument_begin|> {}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "Hm.",
+        "",
+        [("f", ARGUMENTS, "functions.f:0"), ("g", {}, "functions.g:1")],
+    ),
+    (
+        "deepseek",
+        f"<think>t</think>{DEEPSEEK}function<｜tool▁sep｜>f\n```json\n{JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>"
+        "function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        "t",
+        [("f", ARGUMENTS, None), ("g", {}, None)],
+    ),
+    (
+        "deepseek",
+        f"Hm {DEEPSEEK}f<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜><｜tool▁call▁begin｜>"
+        "g<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "Hm ",
+        "",
+        [("f", ARGUMENTS, None), ("g", {}, None)],
+    ),
 ]
 
 
@@ -111,6 +172,14 @@ EMPTY = [
     ("gpt_oss", HARMONY + "<|call|>"),
     ("gpt_oss", HARMONY + "\n<|call|>"),
     ("gpt_oss", HARMONY + "null<|call|>"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n</function>\n</tool_call>"),
+    ("glm", "<tool_call>f\n</tool_call>"),
+    ("glm", "<tool_call>f</tool_call>"),
+    ("minimax", '<minimax:tool_call><invoke name="f"></invoke></minimax:tool_call>'),
+    ("kimi", KIMI + "functions.f:0<|tool_call_argument_begin|><|tool_call_end|><|tool_calls_section_end|>"),
+    ("kimi", KIMI + "functions.f:0<|tool_call_argument_begin|>null<|tool_call_end|>"),
+    ("deepseek", DEEPSEEK + "f<｜tool▁sep｜><｜tool▁call▁end｜>"),
+    ("deepseek", DEEPSEEK + "function<｜tool▁sep｜>f\n```json\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
 ]  # fmt: skip
 
 
@@ -168,6 +237,31 @@ SPOILED = [
     ("gpt_oss", HARMONY + "[]", "not list"),
     ("gpt_oss", HARMONY + "{} and on", "other text"),
     ("gpt_oss", HARMONY.replace("functions.f", "functions.") + "{}", "no name"),
+    ("qwen3_coder", "<tool_call>", "ended inside"),
+    ("qwen3_coder", "<tool_call></tool_call>", "a tool call is expected"),
+    ("qwen3_coder", '<tool_call>{"name": "f"}</tool_call>', "a tool call is expected"),
+    ("qwen3_coder", "<tool_call><function=f", "ended inside"),
+    ("qwen3_coder", "<tool_call><function=></function></tool_call>", "name of a tool"),
+    ("qwen3_coder", "<tool_call><function=f\n></function></tool_call>", "name of a tool"),
+    ("qwen3_coder", "<tool_call><function=f>text</function></tool_call>", "other text"),
+    ("qwen3_coder", "<tool_call><function=f><parameter=></parameter></function></tool_call>", "name of a parameter"),
+    ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>", "ended inside"),
+    ("glm", "<tool_call>", "ended inside"),
+    ("glm", "<tool_call></tool_call>", "a tool call is expected"),
+    ("glm", "<tool_call>f", "ended inside"),
+    ("glm", "<tool_call>f\n<arg_key>a</arg_key>1</tool_call>", "other text"),
+    ("glm", "<tool_call>f\n<arg_key>a</arg_key><arg_value>1</tool_call>", "ended inside"),
+    ("glm", "<tool_call><arg_key>a</arg_key></tool_call>", "a tool is expected"),
+    ("minimax", "<minimax:tool_call>text</minimax:tool_call>", "a tool call is expected"),
+    ("minimax", '<minimax:tool_call><invoke name="f">', "ended inside"),
+    ("kimi", "<|tool_calls_section_begin|><|tool_calls_section_end|>", "a tool call is expected"),
+    ("kimi", KIMI + "functions.f:0<|tool_call_end|>", "a tool name"),
+    ("kimi", KIMI + ":0<|tool_call_argument_begin|>{}", "a tool name"),
+    ("kimi", KIMI + "functions.f:0<|tool_call_argument_begin|>{", "ended inside"),
+    ("kimi", KIMI + "functions.f:0<|tool_call_argument_begin|>{} x", "other text"),
+    ("deepseek", DEEPSEEK + "f{}<｜tool▁call▁end｜>", "a tool name"),
+    ("deepseek", DEEPSEEK + "f<｜tool▁sep｜>[1]<｜tool▁call▁end｜>", "not list"),
+    ("deepseek", DEEPSEEK + "function<｜tool▁sep｜>f\n```json\n{", "ended inside"),
 ]
 
 
@@ -201,6 +295,11 @@ def test_spoiled_calls_come_back_as_flagged_text(parser: str, reply: str, reason
         ("llama3", "<|python_tag|>print(1)", f"<|python_tag|>{call('g')}"),
         ("mistral", "[TOOL_CALLS]!", f"[TOOL_CALLS]g[ARGS]{JSON}"),
         ("gpt_oss", HARMONY + "bad<|call|>", HARMONY.replace("functions.f", "functions.g") + JSON),
+        ("qwen3_coder", "<tool_call>bad</tool_call>", "<tool_call><function=g></function></tool_call>"),
+        ("glm", "<tool_call>f\nbad</tool_call>", "<tool_call>g</tool_call>"),
+        ("minimax", "<minimax:tool_call>bad</minimax:tool_call>", "<minimax:tool_call><invoke name=g></invoke>"),
+        ("kimi", KIMI + "bad<|tool_calls_section_end|>", KIMI + "functions.g:0<|tool_call_argument_begin|>{}"),
+        ("deepseek", DEEPSEEK + "bad<｜tool▁calls▁end｜>", DEEPSEEK + "g<｜tool▁sep｜>{}"),
     ],
 )
 def test_a_good_call_after_a_spoiled_one_is_found(parser: str, spoiled: str, good: str) -> None:

@@ -19,6 +19,13 @@ SNIPPETS = [
     '{"name": "f", "arguments": {"a": "}\\"<"}}',
     '{"name": "g", "parameters": {}}',
     '[{"name": "f", "arguments": {}}]',
+    "<function=f>",
+    "<parameter=a>",
+    '<invoke name="f">',
+    '<parameter name="a">',
+    "f\n",
+    "functions.f:0",
+    "```json\n",
     *("{", "}", "[", "]", '"', "\\", ";", "\n", "\n\n", " ", "<", "<|", "to=", "functions.f", "name", "analysis", "é🏔"),
 ]
 MARKERS = sorted({marker for parser in PARSERS.values() for marker in parser.markers})
@@ -52,7 +59,9 @@ def test_cuts_make_no_difference_and_nothing_is_lost(reply: str, parser: str, se
 @pytest.mark.parametrize("parser", sorted(PARSERS))
 def test_no_part_of_a_marker_is_shown(parser: str) -> None:
     openings = {"think": "<think>", "hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
-    openings["gpt_oss"] = "<|channel|>"
+    openings |= {"gpt_oss": "<|channel|>", "qwen3_coder": "<tool_call>", "glm": "<tool_call>"}
+    openings |= {"minimax": "<minimax:tool_call>", "kimi": "<|tool_calls_section_begin|>"}
+    openings["deepseek"] = "<｜tool▁calls▁begin｜>"
     if parser == "none":
         assert ReplySplitter(parser).feed("<thi") == [Text("<thi")]
         return
@@ -102,8 +111,11 @@ def test_readers_wait_until_they_are_certain() -> None:
         ("<|start|>assistant<|channel|>analysis<|message|>", "gpt_oss"),
         ("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]", "mistral"),
         ("<tool_call>{{ tool_call | tojson }}</tool_call><think>", "hermes"),
-        ("<tool_call><function={{ name }}>", "none"),
-        ("<tool_call>{{ name }}<arg_key><think>", "think"),
+        ("<tool_call><function={{ name }}><parameter={{ key }}>", "qwen3_coder"),
+        ("<tool_call>{{ name }}<arg_key><think>", "glm"),
+        ("<minimax:tool_call><invoke name=", "minimax"),
+        ("<|tool_calls_section_begin|><|tool_call_argument_begin|>", "kimi"),
+        ("<think><｜tool▁calls▁begin｜>", "deepseek"),
         ('<|start_header_id|> {"name": function name, "parameters": dictionary}', "llama3"),
         ("{{ '<|python_tag|>' }}", "llama3"),
         ("{{ content.split('</think>')[-1] }}", "think"),
@@ -148,6 +160,11 @@ def test_whether_the_prompt_opened_the_reasoning(parser: str, prompt: str, expec
         ("llama3", "<|python_tag|>x"),
         ("mistral", "[TOOL_CALLS]x"),
         ("gpt_oss", "<|channel|>final<|message|>x<|end|><|start|>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"),
+        ("glm", "<tool_call>f\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+        ("minimax", "<minimax:tool_call>x"),
+        ("kimi", "<|tool_calls_section_begin|>x"),
+        ("deepseek", "<｜tool▁calls▁begin｜>x"),
     ],
 )
 def test_many_spans_in_one_piece_take_linear_time(parser: str, span: str) -> None:

@@ -22,6 +22,13 @@ REPLIES = {
     "llama3": f"<|python_tag|>{call('<|eom_id|>')}",
     "mistral": f"[THINK]hm[/THINK]ok[TOOL_CALLS][{call('[/THINK]')}]",
     "gpt_oss": f"<|channel|>analysis<|message|>hm<|end|>{HEADER}final<|message|>yes 🏔<|end|>",
+    "qwen3_coder": "<think>hm</think>ok<tool_call><function=f><parameter=x>Zürich 🏔</parameter></function></tool_call>",
+    "glm": "<think>hm</think>ok<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>Zürich 🏔</arg_value>\n</tool_call>",
+    "minimax": '<minimax:tool_call><invoke name="f"><parameter name="x">🏔</parameter></invoke></minimax:tool_call>',
+    "kimi": '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"x": "🏔"}'
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "deepseek": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": "🏔"}'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "none": "yes",
 }
 
