@@ -138,6 +138,13 @@ def rerank(
     top_n: Annotated[
         int | None, typer.Option("-n", "--top-n", help="Number of documents to print [default: all].", min=1)
     ] = None,
+    instruction: Annotated[
+        str | None,
+        typer.Option("--instruction", help="Instruction for a generating reranker, or text before a query."),
+    ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option("--prompt-name", help="Prompt of the model to use as the instruction, such as web.")
+    ] = None,
     file: GraphFile = None,
     column: Column = "text",
     format: Format = None,
@@ -162,7 +169,8 @@ def rerank(
         lines.check_column(column, "--column")
         documents = [text_of(lines, line, column)[0] for line in lines]
     with Reranker(model, file=file, max_length=max_length, threads=threads, precision=precision) as reranker:
-        for found in reranker.rank(query, documents, top_n=top_n, truncate=truncate):
+        options: dict[str, Any] = {"prompt_name": prompt_name, "prompt": instruction, "truncate": truncate}
+        for found in reranker.rank(query, documents, top_n=top_n, **options):
             if as_json:
                 typer.echo(json.dumps({"index": found.index, "score": found.score, "document": found.document}))
             else:

@@ -22,10 +22,17 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules.dense import Dense
 from sentence_transformers.base.modules.transformer import Transformer
+from sentence_transformers.cross_encoder.modules.logit_score import LogitScore
 from sentence_transformers.sentence_transformer.modules.normalize import Normalize
 from sentence_transformers.sentence_transformer.modules.pooling import Pooling
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "embed" / "models"
 WORDS = "the cat sits on a mat dog runs fast in park red blue green one two three four is was and or not very".split()
@@ -70,6 +77,12 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any], str, Any, list[Any], dict[str, A
     "t5": ("t5", T5, "t5", "mean", [(24, 12, False, "Identity"), "normalize"], {}),
     "albert": ("albert", {**SIZES, "embedding_size": 16}, "bert", ("cls", "mean"), [], {}),
     "camembert": ("camembert", SIZES, "roberta", "mean_sqrt_len_tokens", [], {"dynamo": True}),
+    "gte": (
+        "gte",
+        {**SIZES, "type_vocab_size": 0, "rope_parameters": {"rope_type": "linear", "rope_theta": 4e4, "factor": 1.2}},
+        "roberta", "cls", ["normalize"], {"dynamo": True},
+    ),
+    "jina_v3": ("jina_embeddings_v3", SIZES, "roberta", "mean", ["normalize"], {"dynamo": True}),
     "eurobert": ("eurobert", GROUPED, "bert", "mean", ["normalize"], {"dynamo": True}),
     "qwen3": ("qwen3", GROUPED, "t5", "lasttoken", ["normalize"], {"dynamo": True, "prompts": {"query": "one query "}}),
     "gemma3": (
@@ -87,7 +100,26 @@ RERANKERS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "deberta_v2_reranker": ("deberta-v2", {**DEBERTA, "num_labels": 3}, "bert", {}),
     "distilbert_reranker": ("distilbert", {**DISTIL, "num_labels": 2}, "bert", {}),
     "electra_reranker": ("electra", {**SIZES, "embedding_size": 16, "num_labels": 1}, "bert", {}),
+    "gte_reranker": ("gte", {**SIZES, "num_labels": 1, "type_vocab_size": 2}, "bert", {"dynamo": True}),
+    "qwen3_reranker": ("qwen3", {**GROUPED, "num_labels": 1}, "t5", {"dynamo": True}),
+    "llama_reranker": ("llama", {**GROUPED, "num_labels": 2}, "t5", {"dynamo": True}),
 }
+# Rerankers that generate: the score is the logit of one token less that of another. name -> model type, sizes, options:
+# the tokens, the limit, prompts, arguments of the chat template, the template.
+PAIRS = (
+    "{% if messages[0].role == 'system' %}the one {{ messages[0].content }}{% endif %} is query "
+    "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }} is "
+    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }} not"
+    "{% if add_generation_prompt %} very red{% endif %}"
+)
+GENERATORS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3_generator": (
+        "qwen3", {**GROUPED, "tie_word_embeddings": True},
+        {"true": "red", "false": "blue", "prompts": {"web": "cat and dog"}, "default": "web",
+         "chat_template": {"add_generation_prompt": True}},
+    ),
+    "llama_generator": ("llama", {**GROUPED, "tie_word_embeddings": False}, {"true": "one", "limit": 30}),
+}  # fmt: skip
 
 
 def make_tokenizer(kind: str) -> PreTrainedTokenizerFast:
@@ -239,12 +271,36 @@ def make_reranker(name: str) -> None:
     export(model.eval(), folder, dynamo=options.get("dynamo", False), types=types)
 
 
+def make_generator(name: str) -> None:
+    model_type, sizes, options = GENERATORS[name]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**special_ids("t5"), **sizes}))
+    tokenizer = make_tokenizer("t5")
+    tokenizer.chat_template, tokenizer.padding_side = PAIRS, "left"
+    if "limit" in options:
+        tokenizer.model_max_length = options["limit"]
+    folder, _ = begin(name, model, tokenizer, "t5")
+    kwargs = {"processing_kwargs": {"chat_template": options["chat_template"]}} if "chat_template" in options else {}
+    transformer = Transformer(str(folder), transformer_task="text-generation", **kwargs)
+    ids = [tokenizer.convert_tokens_to_ids(options[key]) if key in options else None for key in ("true", "false")]
+    whole = CrossEncoder(
+        modules=[transformer, LogitScore(*ids)], prompts=options.get("prompts"),
+        default_prompt_name=options.get("default"), device="cpu",
+    )  # fmt: skip
+    shutil.rmtree(folder)
+    whole.save_pretrained(str(folder), create_model_card=False)
+    scores = whole.predict([(QUERY, document) for document in DOCUMENTS], batch_size=1)
+    golden = {"query": QUERY, "documents": DOCUMENTS, "scores": np.asarray(scores, np.float64).round(8).tolist()}
+    (folder / "golden.json").write_text(json.dumps(golden))
+
+
 def main(names: list[str]) -> None:
     """Write the folders of some cases, or of all."""
     warnings.filterwarnings("ignore")
-    for name in names or [*EMBEDDERS, *RERANKERS]:
+    makers = {**dict.fromkeys(EMBEDDERS, make_embedder), **dict.fromkeys(RERANKERS, make_reranker)}
+    makers |= dict.fromkeys(GENERATORS, make_generator)
+    for name in names or makers:
         try:
-            (make_embedder if name in EMBEDDERS else make_reranker)(name)
+            makers[name](name)
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {error}"[:400], file=sys.stderr)
             continue

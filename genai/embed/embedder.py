@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from ..common.paths import expanded
 from ..common.single import Single
 from ..convert.encoders.build import built_encoder, is_encoder_checkpoint
+from ..convert.encoders.spec import TokenScore
 from ..devices import open_executor
-from ..errors import ConfigError, InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError, kind_of
+from ..errors import ConfigError, ModelFolderError, OptionError, StateError, UnsupportedModelError
 from ..models.encoder import Encoder, EncoderInfo, TokenSequence
 from ..models.folders import folder_errors
 from ..models.identity import LoadedFiles
 from ..models.model_options import check_model_options
 from .batches import SharedSteps
-from .folder import EncoderFolder, checked_poolings, find_graph, has_graph, known_prompt, read_encoder_folder
+from .folder import EncoderFolder, checked_poolings, chosen_prompt, find_graph, has_graph, read_encoder_folder
 from .pooling import Floats, normalized, pooled
 from .tokens import TextEncoder
 
@@ -209,7 +210,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
     ) -> Floats:  # fmt: skip
         if self._is_closed:
             raise StateError("the embedder is closed", "close() freed its memory", "create a new Embedder")
-        before = self._prompt(prompt_name, prompt)
+        before = chosen_prompt(self._description, prompt_name, prompt)
         width = self._checked_dimensions(dimensions)
         normalize = self._normalize if normalize is None else normalize
         sequences = self._sequences(items, before, truncate)
@@ -241,18 +242,6 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             encoded[index] if index in encoded else self._text.sequence_of(item, index, truncate=truncate)
             for index, item in enumerate(items)
         ]
-
-    def _prompt(self, name: str | None, prompt: str | None) -> str:
-        if prompt is not None and name is not None:
-            raise OptionError("prompt and prompt_name contradict each other", "both are given", "leave one of them out")
-        if prompt is not None:
-            if not isinstance(prompt, str):
-                raise InputError(f"prompt is {kind_of(prompt)}", "a text is expected", "pass a str")
-            return prompt
-        if name is None:
-            name = self._description.default_prompt
-            return self._description.prompts.get(name, "")
-        return known_prompt(self._description, name)
 
     def _prompt_tokens(self, prompt: str) -> int:
         """Return the number of tokens of a prompt, without a special token at the end."""
@@ -299,8 +288,9 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
 def load_parts(
     description: EncoderFolder, outputs: Sequence[str], *, file: str | None, max_length: int | None,
     threads: int | None, accuracy: str, device: str, precision: str, files: LoadedFiles | None = None,
+    score: TokenScore | None = None,
 ) -> tuple[TextEncoder, Encoder]:  # fmt: skip
-    """Load the tokenizer and the graph of an encoder's folder."""
+    """Load the tokenizer and the graph of an encoder's folder. `score` is needed for a decoder that is a reranker."""
     folder = description.folder
     limit = description.max_length if max_length is None else max_length
     if limit > description.longest:
@@ -315,8 +305,8 @@ def load_parts(
             "encoders run on the CPU only, because GPUs have no kernels for attention to later tokens yet",
             'use device="cpu"',
         )
-    if file is None and not has_graph(folder) and is_encoder_checkpoint(folder):
-        graph = find_graph(built_encoder(folder, precision))
+    if file is None and not has_graph(folder) and (score is not None or is_encoder_checkpoint(folder)):
+        graph = find_graph(built_encoder(folder, precision, score=score))
     elif precision != "fp32":
         raise OptionError(
             f"precision = {precision!r:.80}",

@@ -15,8 +15,21 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.common.log import logger
+
 from ..common.reading import file_text, json_object
-from ..errors import ConfigError, InputError, ModelFolderError, UnsupportedModelError, did_you_mean
+from ..convert.encoders.score import token_score
+from ..convert.encoders.spec import TokenScore
+from ..errors import (
+    ConfigError,
+    InputError,
+    ModelFolderError,
+    OptionError,
+    UnsupportedModelError,
+    did_you_mean,
+    kind_of,
+)
+from ..text.backend import load_tokenizer
 from ..weight_files.safetensors import read_safetensors
 from .pooling import ACTIVATIONS, POOLINGS, DenseModule, LayerNormModule, NormalizeModule, VectorModule
 
@@ -46,6 +59,7 @@ _PADDED_POSITIONS = (
     "roberta-prelayernorm",
 )
 Value = TypeVar("Value")
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,9 @@ class EncoderFolder:
         prompts: texts by name that precede a text.
         default_prompt: name of the prompt that is used if the caller names none; "" = none.
         similarity: one of SIMILARITIES.
+        score: for a reranker that is a decoder, the score that its logits give.
+        template_variables: variables of the chat template that such a reranker's pairs are rendered with.
+        activation: name of the function of a reranker's logits; "" = as config.json says.
     """
 
     folder: Path
@@ -77,10 +94,15 @@ class EncoderFolder:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     similarity: str = "cosine"
+    score: TokenScore | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    activation: str = ""
 
     @property
     def is_classifier(self) -> bool:
         """True if the folder's model scores or classifies texts, instead of embedding them."""
+        if self.score is not None:
+            return True
         architectures = self.config.get("architectures") or []
         return any(str(name).endswith("ForSequenceClassification") for name in architectures)
 
@@ -120,7 +142,7 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
         None if "max_seq_length" in sizes else _whole(folder / "tokenizer_config.json", tokenizer, "model_max_length"),
     ]
     max_length = min([longest, *(limit for limit in limits if limit and limit < _NO_LIMIT)])
-    poolings, include_prompt, modules = _modules(folder)
+    poolings, include_prompt, modules, score = _modules(folder)
     prompts = _value(folder / "config_sentence_transformers.json", settings, "prompts", dict, {})
     if bad := [name for name, text in prompts.items() if not isinstance(text, str)]:
         raise _malformed(folder / "config_sentence_transformers.json", f"prompts.{bad[0]}", prompts[bad[0]], "a text")
@@ -138,8 +160,45 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
         )
     return EncoderFolder(
         folder, config, max_length, longest, bool(sizes.get("do_lower_case", False)), poolings, include_prompt,
-        modules, prompts, default, similarity,
+        modules, prompts, default, similarity, score, _template_variables(folder, sizes),
+        str(settings.get("activation_fn") or "").rpartition(".")[2],
     )  # fmt: skip
+
+
+def default_token_score(description: EncoderFolder) -> TokenScore | None:
+    """Return the score of "yes" less "no" for a decoder's checkpoint without modules.json, as sentence-transformers.
+
+    Returns:
+        None if the folder has modules.json or a graph, or if its model is not a decoder that generates text.
+
+    Raises:
+        UnsupportedModelError: the vocabulary has no token "yes" or no token "no".
+        TokenizerError: the tokenizer is missing or cannot be used.
+    """
+    folder, config = description.folder, description.config
+    names = config.get("architectures") or []
+    is_generator = any(str(name).endswith("ForCausalLM") for name in names)
+    if not is_generator or (folder / "modules.json").is_file() or has_graph(folder):
+        return None
+    backend = load_tokenizer(folder).backend
+    yes, no = (backend.token_to_id(token) for token in ("yes", "no"))
+    if yes is None or no is None:
+        raise UnsupportedModelError(
+            f"{folder}: the vocabulary has no token {'yes' if yes is None else 'no'!r}",
+            'a reranker that generates text answers "yes" or "no"',
+            "use a reranker, for example Qwen3-Reranker, or a model with a classification head",
+        )
+    _log.info('%s has no modules.json: scores are the logit of "yes" less the logit of "no"', folder)
+    return TokenScore(yes, no)
+
+
+def _template_variables(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat template in sentence_bert_config.json."""
+    path = folder / "sentence_bert_config.json"
+    given = _value(path, settings, "processing_kwargs", dict, {})
+    variables = dict(_value(path, given, "chat_template", dict, {}))
+    variables.pop("restore_suffix", None)  # an option of sentence-transformers, not of the template
+    return variables
 
 
 def has_graph(folder: Path) -> bool:
@@ -195,18 +254,19 @@ def _longest(folder: Path, config: Mapping[str, Any]) -> int:
     return longest
 
 
-def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, ...]]:
-    """Return the poolings, whether they include prompts, and the modules after them."""
+def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, ...], TokenScore | None]:
+    """Return the poolings, whether they include prompts, the modules after them, and the score of a decoder."""
     path = folder / "modules.json"
     text = file_text(path, ModelFolderError, ConfigError)
     if text is None:
-        return (), True, ()
+        return (), True, (), None
     entries = json_object('{"modules": ' + text + "}", path, ConfigError)["modules"]
     if not isinstance(entries, list):
         raise _malformed(path, "the file", entries, "a list of modules")
     poolings: tuple[str, ...] = ()
     include_prompt = True
     modules: list[VectorModule] = []
+    score = None
     for entry in entries:
         kind = str(entry.get("type", "") if isinstance(entry, dict) else "").rpartition(".")[2]
         place = entry.get("path", "") if isinstance(entry, dict) else ""
@@ -228,15 +288,17 @@ def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, .
                 modules.append(_layer_norm(folder / place))
             case "Normalize":
                 modules.append(NormalizeModule())
+            case "LogitScore":
+                score = token_score(folder)
             case "Dropout":
                 pass
             case _:
                 raise UnsupportedModelError(
                     f"{path}: the module {kind or entry!r:.80}",
-                    "this toolkit runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout",
+                    "this toolkit runs Transformer, Pooling, Dense, LayerNorm, Normalize, LogitScore and Dropout",
                     "use a model of these modules",
                 )
-    return poolings, include_prompt, tuple(modules)
+    return poolings, include_prompt, tuple(modules), score
 
 
 def _pooling(path: Path) -> tuple[tuple[str, ...], bool]:
@@ -343,6 +405,22 @@ def known_prompt(folder: EncoderFolder, name: str) -> str:
             did_you_mean(name, folder.prompts, "choose one of them, or pass the text itself as prompt"),
         )
     return folder.prompts[name]
+
+
+def chosen_prompt(folder: EncoderFolder, name: str | None, prompt: str | None) -> str:
+    """Return the text that a caller chose by name or gave, or the folder's default prompt.
+
+    Raises:
+        InputError: there is no such prompt, or `prompt` is not a text.
+        OptionError: both are given.
+    """
+    if prompt is not None and name is not None:
+        raise OptionError("prompt and prompt_name contradict each other", "both are given", "leave one of them out")
+    if prompt is not None:
+        if not isinstance(prompt, str):
+            raise InputError(f"prompt is {kind_of(prompt)}", "a text is expected", "pass a str")
+        return prompt
+    return folder.prompts.get(folder.default_prompt, "") if name is None else known_prompt(folder, name)
 
 
 def checked_poolings(value: str | Sequence[str]) -> tuple[str, ...]:

@@ -20,8 +20,10 @@ from ..models.folders import folder_errors
 from ..models.model_options import check_model_options
 from .batches import SharedSteps
 from .embedder import load_parts
-from .folder import read_encoder_folder
+from .folder import EncoderFolder, chosen_prompt, default_token_score, read_encoder_folder
+from .pairs import PairTemplate
 from .pooling import ACTIVATIONS, Floats
+from .tokens import TextEncoder
 
 _OUTPUTS = ("logits", "scores")
 
@@ -42,9 +44,11 @@ class RankedDocument:
 
 
 class Reranker(Single, AbstractContextManager["Reranker"]):
-    """A cross-encoder with a classification head. Safe to use from several threads, which share its steps.
+    """A model that scores a query and a document together. Safe to use from several threads, which share its steps.
 
-    A score does not depend on the other documents of a call.
+    The model is a cross-encoder or a decoder with a classification head, or a decoder that answers whether a document
+    is relevant, such as Qwen3-Reranker: its score is the logit of "yes" less the logit of "no". A score does not depend
+    on the other documents of a call.
 
     Args:
         model: a folder with an ONNX graph (onnx/model.onnx or model.onnx) or a checkpoint (*.safetensors) that computes
@@ -78,10 +82,12 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
         folder = expanded(model)
         with folder_errors(folder):
             self._description = read_encoder_folder(folder)
+            score = self._description.score or default_token_score(self._description)
             self._text, self._encoder = load_parts(
                 self._description, _OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
-                device=device, precision=precision,
+                device=device, precision=precision, score=score,
             )  # fmt: skip
+            self._template = None if score is None else _pair_template(self._description, self._text)
             (logits,) = self._encoder.run([TokenSequence(np.zeros(4, np.int64))])
             if len(logits) != 1 or self._encoder.info.output not in _OUTPUTS:
                 raise UnsupportedModelError(
@@ -115,22 +121,43 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
         """The maximum number of tokens of a query and a document together."""
         return self._text.max_length
 
-    def score(self, query: str, documents: Sequence[str], *, truncate: bool = True) -> Floats:
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The model's prompts by name."""
+        return dict(self._description.prompts)
+
+    def score(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate: bool = True,
+    ) -> Floats:
         """Return the score of each document for a query, float32 [documents].
 
         Args:
             query: the query.
             documents: the documents.
+            prompt_name: name of the model's prompt to use [default: as config_sentence_transformers.json says].
+            prompt: text of the prompt, instead of a name. For a decoder that answers whether a document is relevant, it
+                is the instruction; for other models, it precedes the query.
             truncate: True to truncate pairs that are too long, False to raise an error.
 
         Raises:
-            InputError: a text cannot be scored; the message has the document's index.
+            InputError: a text cannot be scored; the message has the document's index. Or there is no such prompt.
+            OptionError: `prompt` and `prompt_name` are both given.
         """
         if self._is_closed:
             raise StateError("the reranker is closed", "close() freed its memory", "create a new Reranker")
         if isinstance(documents, str):
             raise InputError("documents is a text", "a list of texts is expected", "pass [document]")
-        pairs = self._text.encode_pairs(query, list(documents), truncate=truncate)
+        instruction = chosen_prompt(self._description, prompt_name, prompt)
+        if self._template is not None:
+            pairs = self._template.encode(query, list(documents), instruction, truncate=truncate)
+        else:
+            pairs = self._text.encode_pairs(instruction + query, list(documents), truncate=truncate)
 
         def finish(rows: Floats, index: int) -> Floats:
             scores: Floats = ACTIVATIONS[self.activation](rows[0])
@@ -146,21 +173,28 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
         return np.array([scores[self._label] for scores in found], np.float32)
 
     def rank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = True
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate: bool = True,
     ) -> list[RankedDocument]:
         """Return the documents in descending order of their scores; equal scores keep the documents' order.
 
         Args:
-            query, documents, truncate: see `score`.
+            query, documents, prompt_name, prompt, truncate: see `score`.
             top_n: number of documents to return; None = all.
 
         Raises:
             InputError: see `score`.
-            OptionError: `top_n` is not a positive whole number.
+            OptionError: `top_n` is not a positive whole number; see also `score`.
         """
         if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
             raise OptionError(f"top_n = {top_n!r:.80}", "a whole number of at least 1 is expected", "leave top_n out")
-        scores = self.score(query, documents, truncate=truncate)
+        scores = self.score(query, documents, prompt_name=prompt_name, prompt=prompt, truncate=truncate)
         order = np.argsort(-scores, kind="stable")[:top_n]
         return [RankedDocument(int(index), float(scores[index]), documents[index]) for index in order]
 
@@ -182,7 +216,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             config = self._description.config
             ours = config.get("sentence_transformers")
             path = ours.get("activation_fn") if isinstance(ours, dict) else None
-            path = path or config.get("sbert_ce_default_activation_function")
+            path = path or self._description.activation or config.get("sbert_ce_default_activation_function")
             name = str(path).rpartition(".")[2] if path else "Sigmoid" if self.num_labels == 1 else "Identity"
         if name not in ACTIVATIONS:
             raise OptionError(
@@ -201,3 +235,8 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
 
     def __repr__(self) -> str:
         return f"Reranker({str(self.folder)!r})"
+
+
+def _pair_template(description: EncoderFolder, text: TextEncoder) -> PairTemplate:
+    model_type = str(description.config.get("model_type"))
+    return PairTemplate(description.folder, text, description.template_variables, model_type)

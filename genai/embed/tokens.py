@@ -47,7 +47,7 @@ class TextEncoder:
             InputError: a text is not valid Unicode or has no tokens, or is too long and `truncate` is False.
             TokenizerError: the tokenizer takes too long.
         """
-        kept = [self._bounded(text, index) for index, text in enumerate(texts)]
+        kept = [self.bounded(text, index) for index, text in enumerate(texts)]
         return self._encoded(kept, [str(index) for index in range(len(texts))], truncate)
 
     def encode_pairs(self, query: str, documents: Sequence[str], *, truncate: bool = True) -> list[TokenSequence]:
@@ -56,8 +56,8 @@ class TextEncoder:
         Raises:
             InputError, TokenizerError: see `encode`.
         """
-        first = self._bounded(query, "query")
-        kept = [(first, self._bounded(text, index)) for index, text in enumerate(documents)]
+        first = self.bounded(query, "query")
+        kept = [(first, self.bounded(text, index)) for index, text in enumerate(documents)]
         return self._encoded(kept, [str(index) for index in range(len(documents))], truncate)
 
     def sequence_of(self, ids: Any, index: int, *, truncate: bool = True) -> TokenSequence:
@@ -82,7 +82,7 @@ class TextEncoder:
                 f"ids are 0 to {self.vocab_size - 1}",
                 "pass ids of this model's tokenizer",
             )
-        self._check_length(len(array), index, truncate)
+        self.check_length(len(array), index, truncate)
         return TokenSequence(array[: self.max_length].astype(np.int64))
 
     def content(self) -> str:
@@ -101,7 +101,7 @@ class TextEncoder:
             encodings = self._encoder.encodings(texts, add_special_tokens=True)
         found = []
         for name, encoding in zip(names, encodings, strict=True):
-            self._check_length(len(encoding), name, truncate)
+            self.check_length(len(encoding), name, truncate)
             ids, types = encoding.ids, encoding.type_ids
             if len(ids) > self.max_length:
                 ids, types = self._truncated(encoding, pairs)
@@ -127,7 +127,13 @@ class TextEncoder:
         kept = kept[: self.max_length]
         return [ids[index] for index in kept], [types[index] for index in kept]
 
-    def _check_length(self, length: int, name: object, truncate: bool) -> None:
+    def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts that have all special tokens already. Raises TokenizerError."""
+        with library_errors("the texts cannot be encoded"):
+            return self._encoder.encode_all(texts, add_special_tokens=False)
+
+    def check_length(self, length: int, name: object, truncate: bool) -> None:
+        """Raise InputError if a text is too long and may not be truncated."""
         if length > self.max_length and not truncate:
             raise InputError(
                 f"text {name} has {length} tokens or more",
@@ -135,7 +141,7 @@ class TextEncoder:
                 "shorten the text, or let it be truncated (truncate=True)",
             )
 
-    def _bounded(self, text: Any, name: object) -> str:
+    def bounded(self, text: Any, name: object) -> str:
         """Return a text that is cut so far that it is encoded quickly, and still has more tokens than the limit."""
         if not isinstance(text, str):
             raise InputError(f"text {name} is {kind_of(text)}", "a text is expected", "pass a str")

@@ -117,6 +117,9 @@ def flatten_encoder(
     graph.topological_sort()
     _read_lengths_from_ids(graph, inputs)
     sources = _sources(graph, inputs)
+    if _gather_last_rows(graph, sources, evaluate):
+        remove_dead_code.apply(model)
+        sources = _sources(graph, inputs)
     attention = [node for node in graph.nodes if node.key == (OURS, "DenseAttention")]
     if not attention:
         raise NotFlattenable("no attention was found")
@@ -186,6 +189,25 @@ def _compared_ids(graph: Graph, node: Node, ids: set[str]) -> set[int] | None:
     if len(constants) != 1 or constants[0] is None:
         return None
     return {int(item) for item in np.asarray(constants[0]).reshape(-1)}
+
+
+def _gather_last_rows(graph: Graph, sources: _Sources, evaluate: Evaluate) -> bool:
+    """Replace a GatherND whose index is the last token's, for every length, with a Gather of row -1."""
+    found = False
+    for node in list(graph.nodes):
+        if node.key != ("", "GatherND") or node.inputs[0] not in sources.content:
+            continue
+        if node.inputs[1] not in sources.context:
+            continue
+        batch = node.attribute("batch_dims", 0)
+        indices = [evaluate([node.inputs[1]], length)[0] for length in _TRIALS]
+        last = [[[length - 1]] if batch else [[0, length - 1]] for length in _TRIALS]
+        if all(np.array_equal(index, expected) for index, expected in zip(indices, last, strict=True)):
+            index = graph.add_constant(f"{node.output(0)}/last", np.array(-1, np.int64))
+            name = node.output(0)
+            graph.replace_node(node, make_node("Gather", [node.inputs[0], index], [name], name=node.name, axis=1))
+            found = True
+    return found
 
 
 def _context_inputs(graph: Graph, sources: _Sources) -> set[str]:

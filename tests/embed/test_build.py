@@ -56,13 +56,14 @@ def test_scores(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", [*EMBEDDERS, *RERANKERS])
+@pytest.mark.parametrize("name", [name for name in GOLDENS if (MODELS / name / "onnx").is_dir()])
 def test_onnxruntime_runs_the_graph_on_padded_batches(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     built = build_encoder(checkpoint(name), tmp_path / "out", FP32) / "onnx" / "model.onnx"
     ids = np.random.default_rng(0).integers(5, 90, (2, 9))
     mask = np.ones_like(ids)
     mask[1, 6:] = 0
+    ids[1, 6:] = json.loads((MODELS / name / "config.json").read_text())["pad_token_id"]
     found = []
     for path in (built, MODELS / name / "onnx" / "model.onnx"):
         session = runtime.InferenceSession(str(path))
@@ -167,7 +168,7 @@ def test_what_is_an_encoder(checkpoint: Checkpoint) -> None:
         ("bert", {"layer_norm_eps": "small"}, genai.ConfigError, "layer_norm_eps is 'small'"),
         ("albert", {"num_hidden_groups": 2}, genai.UnsupportedModelError, "num_hidden_groups is 2"),
         ("deberta_v2", {"conv_kernel_size": 3}, genai.UnsupportedModelError, "conv_kernel_size is 3"),
-        ("qwen3", {"layer_types": ["sliding_attention"]}, genai.UnsupportedModelError, "sliding window"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 0}, genai.ConfigError, "sliding_window is 0"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, genai.UnsupportedModelError, "attn_logit_softcapping"),
         (
             "nomic_bert", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, genai.UnsupportedModelError,
@@ -227,3 +228,137 @@ def test_buckets_of_distances() -> None:
 
     assert position_buckets(distances, 8, 60).tolist() == [log_bucket(int(one)) for one in distances]
     assert position_buckets(distances, 8, 0).tolist() == distances.tolist()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["qwen3_generator", "llama_generator"])
+def test_onnxruntime_computes_the_score_of_the_last_token(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """The score does not depend on the side on which a batch is padded."""
+    runtime = pytest.importorskip("onnxruntime")
+    built = build_encoder(checkpoint(name), tmp_path / "out", FP32)
+    session = runtime.InferenceSession(str(built / "onnx" / "model.onnx"))
+    ids = np.random.default_rng(0).integers(5, 90, (1, 6))
+    (alone,) = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    padded = np.concatenate([ids, np.zeros((1, 3), np.int64)], axis=1)
+    (after,) = session.run(None, {"input_ids": padded, "attention_mask": (padded > 0).astype(np.int64)})
+    np.testing.assert_allclose(after, alone, rtol=0, atol=1e-5)
+
+
+def test_files_of_generating_rerankers_are_checked(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_generator")
+    settings = folder / "1_LogitScore" / "config.json"
+    for text, message in [
+        ('{"true_token_id": 4000}', "the score is computed from the token 4000"),
+        ('{"true_token_id": null}', "true_token_id is null"),
+        ('{"true_token_id": 3, "false_token_id": "no"}', 'false_token_id is "no"'),
+    ]:
+        settings.write_text(text)
+        with pytest.raises(genai.ConfigError, match=message):
+            build_encoder(folder, tmp_path / "out", FP32)
+    settings.write_text('{"true_token_id": 3}')
+    shutil.copytree(MODELS / "bert_reranker", tmp_path / "bert", ignore=shutil.ignore_patterns("onnx"))
+    shutil.copytree(folder / "1_LogitScore", tmp_path / "bert" / "1_LogitScore")
+    shutil.copy(folder / "modules.json", tmp_path / "bert")
+    with pytest.raises(genai.UnsupportedModelError, match="'bert' has no language model head"):
+        build_encoder(tmp_path / "bert", tmp_path / "out", FP32)
+    with pytest.raises(genai.ModelFolderError, match="classifies texts"):
+        Embedder(folder)
+
+
+def test_the_template_must_write_both_texts(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
+    folder, golden = checkpoint("llama_generator"), GOLDENS["llama_generator"]
+    with Reranker(folder, threads=1) as reranker:
+        plain = reranker.score(golden["query"], golden["documents"])
+        np.testing.assert_allclose(plain, golden["scores"], rtol=0, atol=1e-5)
+        with pytest.raises(genai.InputError, match="text 3 has"):
+            reranker.score(golden["query"], golden["documents"], truncate=False)
+        instructed = reranker.score(golden["query"], golden["documents"], prompt="two dog")
+        assert (instructed != plain).any()
+        with pytest.raises(genai.InputError, match="prompts are none"):
+            reranker.score(golden["query"], golden["documents"], prompt_name="web")
+    template = folder / "chat_template.jinja"
+    structured = template.read_text().replace("map(attribute='content') | first }}", "first).content[0].text }}")
+    template.write_text(structured.replace("{{ messages | select", "{{ (messages | select"))
+    with Reranker(folder, threads=1) as reranker:  # a template that reads lists of parts
+        np.testing.assert_allclose(
+            reranker.score(golden["query"], golden["documents"]), golden["scores"], rtol=0, atol=1e-5
+        )
+    template.write_text("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}a")
+    with pytest.raises(genai.UnsupportedModelError, match="does not write a query and a document"):
+        Reranker(folder, threads=1)
+
+
+def test_qwen3_reranker_without_modules(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first form of Qwen3-Reranker: a checkpoint that generates text, whose model card has the prompt."""
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
+    folder = checkpoint("qwen3_generator")
+    (folder / "modules.json").unlink()
+    with pytest.raises(genai.UnsupportedModelError, match="no token 'yes'"):
+        Reranker(folder, threads=1)
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text.replace('"red"', '"yes"').replace('"blue"', '"no"'))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}"
+    )
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(
+        config.replace('"max_position_embeddings": 60', '"max_position_embeddings": 500')
+    )
+    with Reranker(folder, threads=1, max_length=500) as reranker:
+        scores = reranker.score("a cat", ["the cat", "a dog"], prompt="one two")
+        assert scores.shape == (2,) and ((scores > 0) & (scores < 1)).all()
+        assert (reranker.score("a cat", ["the cat", "a dog"]) != scores).all()
+
+
+@pytest.mark.parametrize("name", ["qwen3_reranker", "qwen3"])
+def test_windows_of_decoders(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A window at least as long as the text changes nothing, and a shorter one does."""
+    folder, golden = checkpoint(name), GOLDENS[name]
+    config = json.loads((folder / "config.json").read_text())
+    found = []
+    for window in (60, 5):
+        changes = {"use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * 2}
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        built = build_encoder(folder, tmp_path / str(window), FP32)
+        if "scores" in golden:
+            with Reranker(built, threads=1) as reranker:
+                assert reranker.info.flattened and reranker.info.rows == "last"
+                found.append(reranker.score(golden["query"], golden["documents"]))
+        else:
+            with Embedder(built, threads=1) as embedder:
+                found.append(embedder.embed(golden["texts"]))
+    expected = golden.get("scores") or golden["vectors"][""]
+    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-5)
+    assert np.abs(found[1] - found[0]).max() > 1e-3
+    (folder / "config.json").write_text(json.dumps({**config, **changes, "layer_types": ["sliding_attention"]}))
+    with pytest.raises(genai.ConfigError, match="layer_types is"):
+        build_encoder(folder, tmp_path / "out", FP32)
+
+
+def test_frequencies_of_the_first_gte_checkpoints(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Type "new": a base multiplied by the factor, and frequencies divided by factor ** (2 / head size)."""
+    folder, golden = checkpoint("gte"), GOLDENS["gte"]
+    config = json.loads((folder / "config.json").read_text())
+    scaling = config.pop("rope_parameters")
+    factor = scaling["factor"] ** (config["hidden_size"] / config["num_attention_heads"] / 2)
+    config |= {
+        "model_type": "new", "position_embedding_type": "rope", "rope_theta": scaling["rope_theta"] / factor,
+        "rope_scaling": {"type": "ntk", "factor": factor},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    with Embedder(build_encoder(folder, tmp_path / "out", FP32), threads=1) as embedder:
+        np.testing.assert_allclose(embedder.embed(golden["texts"]), golden["vectors"][""], rtol=0, atol=1e-5)
+    for scaling, error, message in [
+        ({"type": "ntk", "factor": factor, "mixed_b": 0.6}, genai.UnsupportedModelError, "mixed_b"),
+        ({"type": "yarn", "factor": 2.0}, genai.UnsupportedModelError, "rope_type is"),
+        ({"type": "ntk", "factor": -1}, genai.ConfigError, "rope_scaling is"),
+        ("ntk", genai.ConfigError, "rope_scaling is 'ntk'"),
+    ]:
+        (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+        with pytest.raises(error, match=message):
+            build_encoder(folder, tmp_path / "refused", FP32)

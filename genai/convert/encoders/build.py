@@ -22,11 +22,13 @@ from ..options import ExportOptions
 from ..weights import Weights
 from .families import describe, is_encoder
 from .graph import EncoderWeights, EncoderWriter
+from .score import token_score
+from .spec import TokenScore
 
 _log = logger(__name__)
 _COPIED = (
     "config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "special_tokens_map.json", "tokenizer_config.json",
+    "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja",
 )  # fmt: skip
 
 
@@ -45,14 +47,17 @@ class _Tensors(TensorFiles[SafetensorsFile]):
 
 
 def build_encoder(
-    checkpoint: Path, output: Path, options: ExportOptions, *, progress: Callable[[int], None] = lambda count: None
-) -> Path:
+    checkpoint: Path, output: Path, options: ExportOptions, *, score: TokenScore | None = None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Path:  # fmt: skip
     """Write an encoder's folder from a Hugging Face checkpoint and return it. The folder appears when it is complete.
 
     Args:
         checkpoint: folder with config.json, *.safetensors and a tokenizer.
         output: the folder to create.
         options: the precision of the weights, and their blocks.
+        score: if given, the checkpoint is a decoder, of which only this score is computed [default: as modules.json
+            says].
         progress: called with the size in bytes of every tensor that is read.
 
     Raises:
@@ -60,7 +65,7 @@ def build_encoder(
         UnsupportedModelError, ConfigError: the model is not a known encoder, or its configuration is malformed.
         InputError: a tensor is missing, has the wrong shape, or contains NaN or infinity.
     """
-    spec = describe(read_json(checkpoint, CONFIG))
+    spec = describe(read_json(checkpoint, CONFIG), score or token_score(checkpoint))
     require_tokenizer(checkpoint)
     require_absent(output)
     tensors = _Tensors(checkpoint, progress)
@@ -107,14 +112,21 @@ def is_encoder_checkpoint(folder: Path) -> bool:
     return is_encoder(read_json(folder, CONFIG), has_modules=(folder / "modules.json").is_file())
 
 
-def built_encoder(checkpoint: Path, precision: str = "fp32") -> Path:
+def built_encoder(checkpoint: Path, precision: str = "fp32", *, score: TokenScore | None = None) -> Path:
     """Return the folder of an encoder in the cache, which is built first if it does not exist.
+
+    Args:
+        checkpoint, score: see `build_encoder`.
+        precision: storage format of the weights.
 
     Raises:
         GenaiError: see `build_encoder`.
     """
     options = ExportOptions(precision=precision)  # type: ignore[arg-type]  # checked there
-    target = cache_root() / "models" / f"{checkpoint.resolve().name}-{identity_of(checkpoint, options)}"
+    name = f"{checkpoint.resolve().name}-{identity_of(checkpoint, options)}"
+    if score is not None:
+        name += f"-score-{score.true_id}" + ("" if score.false_id is None else f"-{score.false_id}")
+    target = cache_root() / "models" / name
     if (target / "onnx" / "model.onnx").is_file():
         return target
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -122,6 +134,6 @@ def built_encoder(checkpoint: Path, precision: str = "fp32") -> Path:
     with locked(target.parent):
         if not (target / "onnx" / "model.onnx").is_file():
             with task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
-                build_encoder(checkpoint, target, options, progress=building.add)
+                build_encoder(checkpoint, target, options, score=score, progress=building.add)
             _log.info("built %s in %s", checkpoint, target)
     return target

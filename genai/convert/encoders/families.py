@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import ConfigError, UnsupportedModelError
-from .spec import Disentangled, EncoderSpec, Head, LayerNames, RelativeBias
+from .spec import Disentangled, EncoderSpec, Head, LayerNames, RelativeBias, TokenScore
 
 _FAMILIES: dict[str, Callable[[EncoderConfig], EncoderSpec]] = {}
 _ACTIVATIONS = {
@@ -74,6 +76,35 @@ class EncoderConfig:
                 "use another model of this family, or export this model with Optimum",
             )
 
+    def rotation(self, *names: str, default: float) -> tuple[float, float]:
+        """Return the base of the rotary position embedding, and the number that its frequencies are divided by.
+
+        Frequencies are unscaled, divided by a factor ("linear"), or changed as in NTKScalingRotaryEmbedding of the
+        models of type "new" ("ntk"): theta * factor is the base, and frequencies are divided by factor ** (2 / size).
+        """
+        scaling = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(scaling, dict):
+            raise self._wrong("rope_scaling", scaling, "a JSON object")
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        own = EncoderConfig(scaling)
+        theta = own.number("rope_theta", default=self.number(*names, default=default))
+        factor = own.number("factor", default=1.0)
+        if factor <= 0 or theta <= 0:
+            raise self._wrong("rope_scaling", scaling, "a positive base and a positive factor")
+        match kind:
+            case "default":
+                return theta, 1.0
+            case "linear":
+                return theta, factor
+            case "ntk" if scaling.get("mixed_b") is None:
+                size = self.whole("hidden_size") // self.whole("num_attention_heads")
+                return theta * factor, factor ** (2 / size)
+        raise UnsupportedModelError(
+            f"config.json: rope_type is {json.dumps(scaling):.80}",
+            "encoders of this family are built with the rotations default, linear and ntk without mixed_b",
+            "export this model with Optimum",
+        )
+
     def theta(self, kind: str, *names: str, default: float) -> float:
         """Return the base of the rotary position embedding of a kind of layers."""
         parameters = self.values.get("rope_parameters")
@@ -129,8 +160,17 @@ def is_encoder(config: Mapping[str, Any], *, has_modules: bool) -> bool:
     return model_type in _FAMILIES
 
 
-def describe(values: Mapping[str, Any]) -> EncoderSpec:
-    """Return the description of an encoder. Raises UnsupportedModelError for other model types."""
+def describe(values: Mapping[str, Any], score: TokenScore | None = None) -> EncoderSpec:
+    """Return the description of an encoder.
+
+    Args:
+        values: the content of config.json.
+        score: if given, the checkpoint is a decoder, and the graph computes this score instead of the last rows.
+
+    Raises:
+        UnsupportedModelError: the model type is unknown, or a score is requested of a model that is no decoder.
+        ConfigError: the configuration is malformed.
+    """
     config = EncoderConfig(values)
     if config.model_type not in _FAMILIES:
         raise UnsupportedModelError(
@@ -138,7 +178,23 @@ def describe(values: Mapping[str, Any]) -> EncoderSpec:
             f"the known types are {', '.join(encoder_types())}",
             "export this model with Optimum, which writes onnx/model.onnx",
         )
-    return _FAMILIES[config.model_type](config)
+    spec = _FAMILIES[config.model_type](config)
+    if score is None:
+        return spec
+    if config.model_type not in _DECODERS:
+        raise UnsupportedModelError(
+            f"model_type {config.model_type!r:.80} has no language model head",
+            f"scores of tokens are computed by decoders: {', '.join(_DECODERS)}",
+            "use a model with a classification head",
+        )
+    for token in (score.true_id, score.false_id):
+        if token is not None and not 0 <= token < spec.vocab_size:
+            raise ConfigError(
+                f"the score is computed from the token {token}",
+                f"the model's tokens are 0 to {spec.vocab_size - 1}",
+                "correct the ids in the settings of LogitScore",
+            )
+    return replace(spec, head=Head((("lm_head", ""),), pooling="last", score=score), num_labels=1)
 
 
 def _sizes(config: EncoderConfig, **changes: Any) -> dict[str, Any]:
@@ -349,6 +405,52 @@ def nomic_bert(config: EncoderConfig) -> EncoderSpec:
     )  # fmt: skip
 
 
+@family("gte", "new")
+def gte(config: EncoderConfig) -> EncoderSpec:
+    """GTE: "new" in the first checkpoints, which have code of their own, and "gte" in transformers."""
+
+    def names(layer: int) -> LayerNames:
+        at = f"encoder.layer.{layer}"
+        return LayerNames(
+            joined=f"{at}.attention.qkv_proj", output=f"{at}.attention.o_proj", attention_norm=f"{at}.attn_ln",
+            up_gate=f"{at}.mlp.up_gate_proj", down=f"{at}.mlp.down_proj", feed_norm=f"{at}.mlp_ln",
+        )  # fmt: skip
+
+    for name, expected in (
+        ("position_embedding_type", "rope"), ("layer_norm_type", "layer_norm"), ("logn_attention_scale", False),
+        ("pack_qkv", True),
+    ):  # fmt: skip
+        config.require(name, expected)
+    sizes = _sizes(config)
+    theta, factor = config.rotation("rope_theta", default=10000.0 if config.model_type == "new" else 160000.0)
+    values = {**config.values, "position_embedding_type": "absolute"}
+    embeddings = {**_embeddings(EncoderConfig(values), has_types=True), "positions": ""}
+    head = Head((("pooler.dense", "tanh"), ("classifier", ""))) if config.is_classifier else None
+    return EncoderSpec(
+        **sizes, **embeddings, names=names, prefixes=("new.", "gte."), thetas=(theta,) * sizes["num_layers"],
+        rotation_factor=factor, head=head,
+    )  # fmt: skip
+
+
+@family("jina_embeddings_v3")
+def jina_v3(config: EncoderConfig) -> EncoderSpec:
+    def names(layer: int) -> LayerNames:
+        at = f"encoder.layers.{layer}"
+        return LayerNames(
+            joined=f"{at}.mixer.Wqkv", output=f"{at}.mixer.out_proj", attention_norm=f"{at}.norm1",
+            up=f"{at}.mlp.fc1", down=f"{at}.mlp.fc2", feed_norm=f"{at}.norm2",
+        )  # fmt: skip
+
+    sizes = _sizes(config)
+    theta, factor = config.rotation("rope_theta", default=20000.0)
+    head = Head((("classifier.dense", "tanh"), ("classifier.out_proj", ""))) if config.is_classifier else None
+    return EncoderSpec(
+        **sizes, **{**_embeddings(config, has_types=False), "positions": "", "embedding_norm": "emb_ln"}, names=names,
+        prefixes=("roberta.",),
+        thetas=(theta,) * sizes["num_layers"], rotation_factor=factor, head=head,
+    )  # fmt: skip
+
+
 @family("modernbert")
 def modernbert(config: EncoderConfig) -> EncoderSpec:
     def names(layer: int) -> LayerNames:
@@ -424,42 +526,56 @@ def _decoder_sizes(config: EncoderConfig) -> dict[str, Any]:
         "head_size": config.whole("head_dim", default=config.whole("hidden_size") // heads),
         "epsilon": config.number("rms_norm_eps", default=1e-6), "words": "embed_tokens", "norm": "rms",
         "pre_norm": True, "final_norm": "norm", "prefixes": ("model.",),
+        "head": Head((("score", ""),), pooling="last") if config.is_classifier else None,
     }  # fmt: skip
 
 
-def _no_window(config: EncoderConfig) -> None:
-    kinds = config.values.get("layer_types") or []
-    if config.values.get("use_sliding_window") or any(kind != "full_attention" for kind in kinds):
-        raise UnsupportedModelError(
-            "config.json: some layers have a sliding window",
-            "encoders of this family are built without windows",
-            "export this model with Optimum",
+def _windows(config: EncoderConfig) -> tuple[int | None, ...]:
+    """Return the window of each layer, as transformers computes it; () if no layer has a window."""
+    layers, window = config.whole("num_hidden_layers"), config.values.get("sliding_window")
+    kinds = config.values.get("layer_types")
+    if window is None or (config.model_type.startswith("qwen") and not config.values.get("use_sliding_window")):
+        return ()
+    window = config.whole("sliding_window")
+    if not isinstance(kinds, list):
+        first = config.whole("max_window_layers", default=28) if config.model_type.startswith("qwen") else 0
+        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    if len(kinds) != layers or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
+        raise ConfigError(
+            f"config.json: layer_types is {kinds!r:.80}",
+            f'a list of {layers} times "full_attention" or "sliding_attention" is expected',
+            "correct the file",
         )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 @family("eurobert", "llama", "mistral", "qwen2")
 def plain_decoder(config: EncoderConfig) -> EncoderSpec:
-    _no_window(config)
-    if config.model_type == "mistral":
-        config.require("sliding_window", config.values.get("max_position_embeddings"), 4096)
     sizes = _decoder_sizes(config)
     theta = config.theta("", "rope_theta", default=10000.0)
+    windows = _windows(config) if config.model_type in ("mistral", "qwen2") else ()
+    if config.model_type == "eurobert" and config.is_classifier:
+        raise UnsupportedModelError(
+            "config.json: the architecture is EuroBertForSequenceClassification",
+            "only EuroBERT without a classification head can be built",
+            "export this model with Optimum",
+        )
     return EncoderSpec(
-        **sizes, names=_decoder_names, thetas=(theta,) * sizes["num_layers"], causal=config.model_type != "eurobert"
-    )
+        **sizes, names=_decoder_names, thetas=(theta,) * sizes["num_layers"], windows=windows,
+        causal=config.model_type != "eurobert",
+    )  # fmt: skip
 
 
 @family("qwen3")
 def qwen3(config: EncoderConfig) -> EncoderSpec:
-    _no_window(config)
-
     def names(layer: int) -> LayerNames:
         at = f"layers.{layer}.self_attn"
         return LayerNames(**{**vars(_decoder_names(layer)), "query_norm": f"{at}.q_norm", "key_norm": f"{at}.k_norm"})
 
     sizes = _decoder_sizes(config)
     theta = config.theta("", "rope_theta", default=1000000.0)
-    return EncoderSpec(**sizes, names=names, thetas=(theta,) * sizes["num_layers"], causal=True)
+    windows = _windows(config)
+    return EncoderSpec(**sizes, names=names, thetas=(theta,) * sizes["num_layers"], windows=windows, causal=True)
 
 
 @family("gemma3_text")

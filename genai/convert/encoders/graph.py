@@ -17,7 +17,7 @@ from ..graph_writer import FLOAT, INT64, Dims, Export, hidden_dims
 from ..layers import write_linear
 from ..projection import Projection
 from ..weights import Weights, row_chunks
-from .spec import Disentangled, EncoderSpec, LayerNames, RelativeBias
+from .spec import Disentangled, EncoderSpec, LayerNames, RelativeBias, TokenScore
 
 BOOL = 9
 _HIDDEN = -1e9  # added to scores of hidden tokens; finite, so that rows of padding are finite, too
@@ -386,6 +386,7 @@ class EncoderWriter:
             frequencies = (1.0 / theta ** (np.arange(0, size, 2, dtype=np.float32) / np.float32(size))).astype(
                 np.float32
             )
+            frequencies = frequencies / np.float32(self._spec.rotation_factor)
             angles = np.arange(count, dtype=np.float32)[:, None] * frequencies
             both = np.concatenate([angles, angles], axis=1)
             names = []
@@ -412,12 +413,13 @@ class EncoderWriter:
     def _feed_forward(self, names: LayerNames, source: str, path: str) -> str:
         graph, spec, size = self._graph, self._spec, self._spec.intermediate
         dims = hidden_dims(size)
-        if names.gate_up or names.gate:
-            weights = [names.gate_up] if names.gate_up else [names.gate, names.up]
-            rows = [2 * size] if names.gate_up else [size, size]
+        joined = names.gate_up or names.up_gate
+        if joined or names.gate:
+            weights, rows = ([joined], [2 * size]) if joined else ([names.gate, names.up], [size, size])
             both = self._linear(source, f"{path}/gate_up", weights, rows, spec.hidden_size)
             parts = [f"{path}/gate", f"{path}/up"]
-            graph.nodes("Split", [both, graph.int64([size, size])], parts, f"{path}/Split", axis=-1)
+            in_order = parts[::-1] if names.up_gate else parts
+            graph.nodes("Split", [both, graph.int64([size, size])], in_order, f"{path}/Split", axis=-1)
             for name in parts:
                 graph.value(name, FLOAT, dims)
             active = graph.node(
@@ -468,9 +470,13 @@ class EncoderWriter:
         graph, spec = self._graph, self._spec
         assert spec.head is not None
         dims: Dims = ["batch_size", spec.hidden_size]
-        value = self._mean(stream) if spec.head.pooling == "mean" else graph.node(
-            "Gather", [stream, graph.int64(0)], "/head/Gather", dims, axis=1
-        )  # fmt: skip
+        match spec.head.pooling:
+            case "mean":
+                value = self._mean(stream)
+            case "last":
+                value = self._last(stream)
+            case _:
+                value = graph.node("Gather", [stream, graph.int64(0)], "/head/Gather", dims, axis=1)
         *before, (last, _) = spec.head.layers
         for index, (name, activation) in enumerate(before):
             value = self._dense(value, name, spec.hidden_size, f"/head/{index}")
@@ -479,8 +485,34 @@ class EncoderWriter:
             weight = self._weights.vector(f"{spec.head.norm}.weight", spec.hidden_size)
             inputs = [value, graph.array(f"{spec.head.norm}.weight", weight)]
             value = graph.node("LayerNormalization", inputs, "/head/norm", dims, axis=-1, epsilon=spec.epsilon)
-        self._dense(value, last, spec.num_labels, "/head/logits", output="logits")
+        if spec.head.score is not None:
+            self._score(value, spec.head.score, last)
+        else:
+            self._dense(value, last, spec.num_labels, "/head/logits", output="logits")
         graph.output("logits", FLOAT, ["batch_size", spec.num_labels])
+
+    def _last(self, stream: str) -> str:
+        """Return the row of the last token that is not padding, [batch, hidden_size]."""
+        graph, dims = self._graph, cast(Dims, ["batch_size", self._spec.hidden_size])
+        index = graph.node(
+            "ArgMax", ["attention_mask"], "/head/ArgMax", ["batch_size", 1], element=INT64, axis=1, keepdims=1,
+            select_last_index=1,
+        )  # fmt: skip
+        return graph.node("GatherND", [stream, index], "/head/GatherND", dims, batch_dims=1)
+
+    def _score(self, x: str, score: TokenScore, head: str) -> None:
+        """Write the logit of a token less that of another: one row of the head, or the difference of two rows."""
+        graph, spec = self._graph, self._spec
+        name = head if f"{head}.weight" in self._names else spec.words  # tied to the embeddings
+        table = self._weights.tensor(f"{name}.weight", (spec.vocab_size, spec.hidden_size))
+        row = table[score.true_id].astype(np.float32)
+        bias = self._weights.vector(f"{head}.bias", spec.vocab_size) if f"{head}.bias" in self._names else None
+        shift = np.float32(0 if bias is None else bias[score.true_id])
+        if score.false_id is not None:
+            row = row - table[score.false_id].astype(np.float32)
+            shift = shift - np.float32(0 if bias is None else bias[score.false_id])
+        inputs = [x, graph.array("score.weight", row[None]), graph.array("score.bias", np.array([shift], np.float32))]
+        graph.node("Gemm", inputs, "/head/logits/Gemm", ["batch_size", 1], output="logits", transB=1)
 
     def _mean(self, stream: str) -> str:
         graph, dims = self._graph, cast(Dims, ["batch_size", self._spec.hidden_size])

@@ -17,7 +17,7 @@ class LayerNames:
         query_norm, key_norm: RMS norms per head before the rotation.
         attention_end: norm of the attention's result before it is added.
         up, down: feed-forward projections; `gate`: projection that multiplies `up` after the activation; or
-            `gate_up`: one matrix with the rows of both, the gate first.
+            `gate_up`, `up_gate`: one matrix with the rows of both, in this order.
         feed_norm, feed_end: as `attention_norm` and `attention_end`.
     """
 
@@ -32,6 +32,7 @@ class LayerNames:
     up: str = ""
     gate: str = ""
     gate_up: str = ""
+    up_gate: str = ""
     query_norm: str = ""
     key_norm: str = ""
     attention_end: str = ""
@@ -76,16 +77,33 @@ class Disentangled:
 
 
 @dataclass(frozen=True)
+class TokenScore:
+    """A score computed from the logits of a text's last token, as in rerankers that generate "yes" or "no".
+
+    Attributes:
+        true_id: id of the token whose logit is the score.
+        false_id: id of the token whose logit is subtracted; None = nothing is subtracted.
+    """
+
+    true_id: int
+    false_id: int | None = None
+
+
+@dataclass(frozen=True)
 class Head:
-    """A classification head on the first token: dense layers with activations, the last of which computes logits.
+    """A classification head: dense layers with activations, the last of which computes logits.
 
     Attributes:
         layers: names and activations ("" = none) of dense layers, in order; `norm` is applied before the last layer.
+        norm: name of a layer norm; "" = none.
+        pooling: the rows that the head reads: "cls" (the first token), "last" (the last token) or "mean".
+        score: if given, the last layer is a language model head, of which only this score is computed.
     """
 
     layers: tuple[tuple[str, str], ...]
     norm: str = ""
     pooling: str = "cls"
+    score: TokenScore | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,7 @@ class EncoderSpec:
         norm: "layer" or "rms"; `norm_offset` is added to the weights of RMS norms.
         pre_norm: True for norms before attention and feed-forward, False for norms after the additions.
         thetas: base of the rotary position embedding per layer; empty = no rotation.
+        rotation_factor: number that the frequencies of the rotation are divided by.
         windows: per layer, the number of tokens that a row sees on one side, its own included; None = all.
         scale: factor on attention scores; None = 1 / sqrt(head_size).
     """
@@ -135,6 +154,7 @@ class EncoderSpec:
     pre_norm: bool = False
     final_norm: str = ""
     thetas: tuple[float, ...] = ()
+    rotation_factor: float = 1.0
     windows: tuple[int | None, ...] = ()
     causal: bool = False
     relative: RelativeBias | None = None
