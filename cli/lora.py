@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from genai.lora.parameters import AdapterParameters
 
 app = App(help="Work with LoRA adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
-AdapterArgument = Annotated[Path, typer.Argument(help="PEFT folder, .onnx_adapter file or GGUF file.")]
+AdapterArgument = Annotated[Path, typer.Argument(help="Folder of PEFT or mlx-lm, .onnx_adapter file or GGUF file.")]
 _DTYPES = ("float32", "float16")
 
 

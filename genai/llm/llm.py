@@ -857,7 +857,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """Load a LoRA adapter under a name that requests use to select the adapter. Running requests continue.
 
         Args:
-            path: a PEFT folder, an `.onnx_adapter` file, or a GGUF file.
+            path: a folder of PEFT or mlx-lm, an `.onnx_adapter` file, or a GGUF file.
             name: the name for requests.
             scale: factor that the adapter's contribution is multiplied by.
 

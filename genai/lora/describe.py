@@ -38,7 +38,7 @@ def describe(adapter: AdapterParameters) -> dict[str, Any]:
 def find_adapters(folder: Path) -> list[Path]:
     """Return the paths of the adapters in a folder and its direct subfolders, sorted by name.
 
-    Adapters are PEFT folders, `.onnx_adapter` files and GGUF files whose metadata marks them as adapters.
+    Adapters are folders of PEFT or mlx-lm, `.onnx_adapter` files and GGUF files whose metadata marks them as adapters.
 
     Raises:
         ModelFolderError: the folder does not exist.

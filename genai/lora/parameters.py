@@ -21,7 +21,7 @@ from .onnx_adapter import AdapterFile, read_adapter_file, write_adapter_file
 SUFFIX = ".onnx_adapter"
 # Larger ranks are not used in practice, and a step's memory grows with the ranks of its adapters.
 MOST_RANK = 1024
-_GIVE_ONE = f"pass a PEFT folder, an {SUFFIX} file, or the GGUF file of an adapter"
+_GIVE_ONE = f"pass a folder of PEFT or mlx-lm, an {SUFFIX} file, or the GGUF file of an adapter"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AdapterParameters:
         values: other arrays, by the name of the graph input with the default that they replace.
         base: name of the model that the adapter was trained on; "" = unknown.
         base_hash: identity of that model, if recorded; see `base_identity`.
-        kind: "peft", "onnx_adapter" or "gguf".
+        kind: "peft", "mlx", "onnx_adapter" or "gguf".
         fan_in_fan_out: True if the base stores weights as [inputs, outputs], as GPT-2 does; used for merging.
         permuted: True if rows of queries and keys are in ggml's order; see `gguf`.
     """

@@ -100,15 +100,21 @@ def read_peft(folder: Path) -> AdapterParameters:
     )  # fmt: skip
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's adapter_config.json."""
+
     def absent(path: Path) -> ModelFolderError:
         return ModelFolderError(
             f"{path}: there is no {CONFIG}",
-            "an adapter is a PEFT folder, an .onnx_adapter file, or a GGUF file",
+            "an adapter is a folder of PEFT or mlx-lm, an .onnx_adapter file, or a GGUF file",
             "pass the path of an adapter",
         )
 
-    config = folder_json(folder, CONFIG, InputError, absent)
+    return folder_json(folder, CONFIG, InputError, absent)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_config(folder)
     if config.get("peft_type", "LORA") != "LORA":
         raise InputError(
             f"{folder}: peft_type is {config['peft_type']!r:.40}",

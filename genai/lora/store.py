@@ -161,7 +161,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         """Load an adapter under a name.
 
         Args:
-            path: a PEFT folder, an `.onnx_adapter` file, or a GGUF file.
+            path: a folder of PEFT or mlx-lm, an `.onnx_adapter` file, or a GGUF file.
             name: name of the adapter, unique.
             scale: factor that the adapter's effect is multiplied by, in addition to the scale in the adapter's files.
 
