@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from genai.common.progress import task
 from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal
+from ..help_page import SAMPLING
 from ..options import sampling_flags
 from ..reply_notes import empty_reply_reason
 from ..template_args import TemplateArgs, check_template_args, read_template_args
@@ -39,6 +40,10 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option("-s", "--system", help="System message.")] = None,
     template_args: TemplateArgs = None,
+    greedy: Annotated[
+        bool,
+        typer.Option("--greedy", help="Always choose the most likely token: temperature 0.", rich_help_panel=SAMPLING),
+    ] = False,
     on_overflow: Annotated[
         str,
         typer.Option(
@@ -79,6 +84,7 @@ def chat(
     functions = None if tools is None else read_functions(tools)
     called = None if functions is None else functions.tools
     variables = read_template_args(template_args)
+    sampling |= _greedy(sampling) if greedy else {}
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
         llm = flags.load_llm(folder, alone=alone)
@@ -98,6 +104,7 @@ def chat(
         "tools": called,
         "on_overflow": on_overflow,
         "ctx_shift": flags.shift,
+        "draws": True,
     }
     session = ChatSession(load(model, alone=True), **session_options, **sampling)
     try:
@@ -114,6 +121,17 @@ def chat(
                 _answer_once(session, prompt, flags, markdown=markdown)
     finally:
         session.llm.close()
+
+
+def _greedy(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option that --greedy sets."""
+    if "temperature" in sampling:
+        raise OptionError(
+            f"--greedy cannot be used with --temperature {sampling['temperature']}",
+            "--greedy sets the temperature to 0",
+            "remove one of the two",
+        )
+    return {"temperature": 0.0}
 
 
 def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, markdown: bool) -> None:

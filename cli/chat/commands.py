@@ -109,6 +109,19 @@ def _show_settings(loop: Loop) -> None:
     loop.voice.say(
         "(* marks values set here or by a flag; other values are the model's defaults; - means none or no limit)"
     )
+    if drawn := [flag.setting for flag in FLAGS if _is_drawn(loop, flag)]:
+        loop.voice.say(
+            f"({', '.join(drawn)}: defaults of genai chat, because the model's files name no sampling; "
+            "/set temperature 0 always chooses the most likely token)"
+        )
+
+
+def _is_drawn(loop: Loop, flag: Flag) -> bool:
+    """Return True if a setting has the default of `genai chat`, because the model's files name no sampling."""
+    session = loop.session
+    if not session.draws or flag.option not in session.llm.chat_defaults or flag.option in session.options:
+        return False
+    return bool(getattr(session.params, flag.option) == session.llm.chat_defaults[flag.option])
 
 
 def _show_setting(loop: Loop, name: str) -> None:
@@ -117,7 +130,8 @@ def _show_setting(loop: Loop, name: str) -> None:
         loop.voice.say(f"({name} is {settings[name]})")
     else:
         flag = find_flag(name)
-        loop.voice.say(f"({flag.setting} is {_value(loop, flag)}: {flag.help})")
+        source = ", the default of genai chat for this model" if _is_drawn(loop, flag) else ""
+        loop.voice.say(f"({flag.setting} is {_value(loop, flag)}{source}: {flag.help})")
 
 
 def _own_settings(loop: Loop) -> dict[str, str]:

@@ -47,6 +47,7 @@ class ChatSession:
             exchanges. `num_left_out` is the number of messages that the last prompt left out; `messages` keeps all.
         ctx_shift: when a reply fills the context, drop the older half of the tokens after the system message (or after
             a given number of first tokens), and continue; see `RequestOptions`. Nothing is recomputed.
+        draws: True to draw tokens as `genai chat` does if the model's files name no sampling; see LLM.chat_params.
         options: fields of SamplingParams; n must be 1.
 
     Attributes:
@@ -75,6 +76,7 @@ class ChatSession:
         template: Mapping[str, Any] | None = None,
         on_overflow: str = "error",
         ctx_shift: bool | int = False,
+        draws: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> None:
         if on_overflow not in OVERFLOWS:
@@ -98,6 +100,7 @@ class ChatSession:
         self.template: Mapping[str, Any] = {}
         self.set_template(template or {})
         self.on_overflow = on_overflow
+        self.draws = draws
         self.options: dict[str, Any] = {}
         self.set_options(**options)
         self.messages: list[dict[str, Any]] = []
@@ -133,7 +136,10 @@ class ChatSession:
     @property
     def params(self) -> SamplingParams:
         """The effective options: the model's defaults, overridden by the options that were set."""
-        return self.llm.params(**self.options)
+        return self._params(self.llm, self.options)
+
+    def _params(self, llm: LLM, options: Mapping[str, Any]) -> SamplingParams:
+        return llm.chat_params(**options) if self.draws else llm.params(**options)
 
     def set_options(self, changes: Mapping[str, Any] | None = None, /, **options: Unpack[SamplingOptions]) -> None:
         """Change sampling options, passed by name or in `changes`. None restores the model's default.
@@ -143,7 +149,7 @@ class ChatSession:
         """
         new = {**self.options, **(changes or {}), **options}
         new = {name: value for name, value in new.items() if value is not None}
-        if self.llm.params(**new).n != 1:
+        if self._params(self.llm, new).n != 1:
             raise OptionError(f"n = {new['n']}", "a conversation has one reply at a time", "leave n out")
         self.options = new
 
@@ -169,7 +175,7 @@ class ChatSession:
                 this case, nothing changes.
             UnsupportedModelError: ctx_shift is set, and the model's context cannot be shifted.
         """
-        llm.params(**self.options)
+        self._params(llm, self.options)
         self._check_shift(llm)
         self._check_template(llm, self.template)
         self.llm, self.num_left_out, self.last_reply = llm, 0, None
@@ -302,12 +308,13 @@ class ChatSession:
                 self.messages[-new:], self.last_reply = before, reply
 
     def _stream(self, prompt: list[int], parts: Sequence[Completion], shape: ReplyShape) -> CompletionStream:
-        options, num_reply = dict(self.options), sum(len(part.token_ids) for part in parts)
-        if options.get("max_tokens") is not None:
-            options["max_tokens"] -= num_reply
-        if self.ctx_shift:
-            options["ctx_shift"] = self._tokens_to_keep()
-        stream = self.llm.stream_tokens(prompt, adapter=self._adapters, shape=shape, num_reply=num_reply, **options)
+        params, num_reply = self.params, sum(len(part.token_ids) for part in parts)
+        if num_reply:
+            least, most = max(0, params.min_tokens - num_reply), params.max_tokens
+            params = params.replace(min_tokens=least, max_tokens=None if most is None else most - num_reply)
+        stream = self.llm.stream_tokens(
+            prompt, params, adapter=self._adapters, shape=shape, num_reply=num_reply, ctx_shift=self._tokens_to_keep()
+        )
         stream.on_prompt = self.on_prompt
         return stream
 

@@ -490,6 +490,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     def stream_tokens(
         self,
         prompt: Sequence[int],
+        params: SamplingParams | None = None,
         *,
         adapter: AdapterChoice = None,
         shape: ReplyShape | None = None,
@@ -500,7 +501,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
         Args:
             prompt: token ids of the rendered conversation.
-            adapter, options: see generate.
+            params, adapter, options: see generate.
             shape: the allowed shape of the reply; see `shape`.
             num_reply: number of tokens at the end of the prompt that form the beginning of the reply.
 
@@ -509,7 +510,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             '15'
         """
         markers = self.parser.markers
-        return self._streamed(self._requests.single(prompt, None, options, markers, adapter, shape, num_reply))
+        return self._streamed(self._requests.single(prompt, params, options, markers, adapter, shape, num_reply))
 
     def encode(self, text: str, *, add_special_tokens: bool | None = None, literal: bool | None = None) -> list[int]:
         """Return the token ids of a prompt's text: those that generate(text) or, for a rendered text, chat computes.
@@ -792,6 +793,31 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             1.0
         """
         return self._requests.check(self._requests.params(params, options))
+
+    def chat_params(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
+        """Return the sampling options of a reply in `genai chat` with these arguments.
+
+        If the model's files name no sampling, `genai chat` draws tokens as llama.cpp and Ollama do: temperature 0.8,
+        top_k 40, top_p 0.95 and min_p 0.05. In all other cases, the options are those of `params`.
+
+        Raises:
+            OptionError, ContextOverflowError: see `params`.
+
+        Examples:
+            >>> llm.chat_params().temperature  # the files of the bundled model select greedy search
+            0.0
+        """
+        return self._requests.check(self._requests.chat_params(options))
+
+    @property
+    def chat_defaults(self) -> Mapping[str, Any]:
+        """The options that `chat_params` sets because the model's files name no sampling; empty if they name some.
+
+        Examples:
+            >>> llm.chat_defaults
+            {}
+        """
+        return self._requests.chat_defaults
 
     @property
     def context_size(self) -> int:

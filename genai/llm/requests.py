@@ -46,6 +46,16 @@ Prompt: TypeAlias = str | Sequence[int]
 _CHARACTERS_PER_TOKEN = 4
 
 
+CHAT_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""The sampling options of llama.cpp and Ollama for models whose files name none."""
+
+# Options that choose how tokens are drawn. A model whose files set one of them names its sampling.
+_SAMPLING_NAMES = frozenset(
+    "do_sample temperature top_k top_p min_p typical_p xtc_probability xtc_threshold mirostat mirostat_tau "
+    "mirostat_eta samplers".split()
+)
+
+
 class RequestBuilder:
     """Builds requests for one model and the tokenizer in its folder."""
 
@@ -67,6 +77,8 @@ class RequestBuilder:
                 error.why,
                 "correct generation_config.json, or the search section of genai_config.json",
             ) from error
+        # Exports always write the search section, so only its `do_sample` shows that the model is meant to sample.
+        self.names_sampling = bool(_SAMPLING_NAMES & own.sampling.keys()) or bool(model.config.search.get("do_sample"))
         self._guidance = guidance_of(model, tokenizer)
         self._breakers = BreakerFinder(self._token_texts, partial(tokenizer.encode_all, add_special_tokens=False))
 
@@ -90,6 +102,17 @@ class RequestBuilder:
                 f"params is {kind_of(params)}", "a SamplingParams is expected", "pass single options by keyword"
             )
         return params.replace(**options) if options else params
+
+    def chat_params(self, options: Mapping[str, Any]) -> SamplingParams:
+        """Return the options of a reply in `genai chat`; see LLM.chat_params."""
+        return with_defaults({**self.defaults, **self.chat_defaults}, options)
+
+    @property
+    def chat_defaults(self) -> dict[str, Any]:
+        """The sampling options of `genai chat` for a model whose files name no sampling; empty for other models."""
+        if self.names_sampling:
+            return {}
+        return {**CHAT_DEFAULTS, "top_k": min(CHAT_DEFAULTS["top_k"], self._config.vocab_size)}
 
     def check(self, params: SamplingParams) -> SamplingParams:
         """Return the options unchanged, or raise the error that every request with them would raise."""

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.convert.options import Precision
 
-KEPT = ("MODEL_CARD.md",)  # edited by hand, so an export must not replace it
+KEPT = ("MODEL_CARD.md", "generation_config.json")  # edited by hand, so an export must not replace it
 
 
 def decoder_spec(checkpoint: Path) -> DecoderSpec:
