@@ -521,7 +521,7 @@ def _checked_messages(content: Mapping[str, Any], path: str | Path) -> list[dict
         raise InputError(
             f"{path}: not a saved conversation",
             f'an object with "format": "{_FORMAT}" and "messages" is expected',
-            "pass a file that was written by /save",
+            "pass a file that was written by /save in a chat, or by ChatSession.save",
         )
     messages: list[dict[str, Any]] = content["messages"]
     return messages
