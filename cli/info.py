@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,33 +31,104 @@ def info(
 ) -> None:
     """Describe a model without loading it: architecture, size, cache per token, and whether it fits in memory.
 
-    With --device, checks the memory of that device. For an .onnx file, prints inputs, outputs, operators and sizes.
+    With --device, checks the memory of that device. Also describes .onnx files, checkpoints, GGUF files, encoders,
+    adapters, MODEL+ADAPTER, and models on the hub, without a download.
     """
-    from genai.doctor.model_info import describe, describe_onnx
-    from genai.errors import OptionError
+    from genai.doctor.model_info import describe
     from genai.models.folders import bundled_model
     from genai.models.model_options import check_model_options
 
-    rows: Iterator[tuple[str, str]]
+    flags = {"--ctx-size": ctx_size, "--accuracy": accuracy != "auto", "--kv-type": kv_type != "auto"}
+    flags |= {"--device": device not in (None, "cpu")}
     if model is not None and model.suffix == ".onnx":
-        flags = {"--ctx-size": ctx_size, "--accuracy": accuracy != "auto", "--kv-type": kv_type != "auto"}
-        for name, value in (flags | {"--device": device not in (None, "cpu")}).items():
-            if value:
-                raise OptionError(
-                    f"{name} cannot be used with {model.name}",
-                    "this option does not apply to an .onnx file",
-                    "remove the option",
-                )
-        with task(f"Reading {model.name}"):
-            facts = describe_onnx(model)
-        rows = ((name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items())
+        _refuse(flags, model.name, "an .onnx file")
+    check_model_options(device=device, kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
+    base, adapter = _split(model)
+    facts = _facts_of_source(bundled_model() if base is None else base)
+    if isinstance(facts, Path):
+        with task(f"Reading {facts.name}"):
+            facts = describe(facts, context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy, device=device)
+        rows = list(figures_of(facts))
     else:
-        check_model_options(device=device, kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
-        folder = model or bundled_model()
-        with task(f"Reading {folder.name}"):
-            facts = describe(folder, context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy, device=device)
-        rows = figures_of(facts)
+        _refuse(flags, str(model), facts.get("kind", ""))
+        rows = [(name.replace("_", " "), _shown(name, value)) for name, value in facts.items()]
+    if adapter is not None:
+        from genai.doctor.source_info import describe_adapter
+
+        about = describe_adapter(adapter)
+        facts = {**facts, "adapter": {name.removeprefix("adapter_"): value for name, value in about.items()}}
+        rows += [(name.replace("_", " "), _shown(name, value)) for name, value in about.items() if name != "kind"]
     emit_figures(json.dumps(facts, indent=2) if as_json else ((name, printable(text)) for name, text in rows))
+
+
+def _split(model: Path | None) -> tuple[Path | None, Path | None]:
+    """Return the base and the adapter of MODEL."""
+    if model is None or "+" not in str(model):
+        return model, None
+    from genai.lora.named import split_adapter
+
+    base, adapter = split_adapter(model)
+    return (model, None) if adapter is None else (Path(base), adapter[1])
+
+
+def _facts_of_source(model: Path) -> dict[str, Any] | Path:
+    """Return the facts about a model that is not a model folder, or the model folder to describe."""
+    from genai.convert.resolve import found_model
+    from genai.doctor.model_info import describe_onnx
+    from genai.doctor.source_info import describe_adapter, describe_checkpoint, describe_download
+    from genai.embed.describe import describe_encoder, is_encoder_folder
+    from genai.lora.describe import is_adapter
+
+    with task(f"Reading {model.name}"):
+        if model.suffix == ".onnx":
+            return describe_onnx(model)
+        found = found_model(model)
+        if not isinstance(found, Path):
+            return describe_download(found)
+        if (found / "genai_config.json").is_file():
+            return found
+        if is_adapter(found):
+            return describe_adapter(found)
+        if is_encoder_folder(found):
+            return describe_encoder(found)
+        if _is_source(found):
+            return describe_checkpoint(found)
+        return found
+
+
+def _is_source(path: Path) -> bool:
+    """Return True if a path is a checkpoint or a GGUF file."""
+    from genai.convert.checkpoint import is_checkpoint
+
+    return is_checkpoint(path)
+
+
+def _refuse(flags: dict[str, Any], name: str, kind: str) -> None:
+    from genai.errors import OptionError
+
+    for flag, value in flags.items():
+        if value:
+            raise OptionError(
+                f"{flag} cannot be used with {name}",
+                f"this option applies to a model folder, and this is {kind}",
+                "remove the option",
+            )
+
+
+def _shown(name: str, value: object) -> str:
+    from genai.common.memory_limits import format_bytes
+
+    if name.endswith("bytes") and isinstance(value, int):
+        return format_bytes(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {format_bytes(count)}" for key, count in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value in (None, "") else str(value)
 
 
 def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import task
 from genai.errors import GenaiError, ModelFolderError, did_you_mean
 
 from . import options as opt
@@ -21,12 +22,13 @@ from .terminal import agreed, emit, emit_figures, say
 from .wrapping import printable
 
 if TYPE_CHECKING:
+    from genai.hub.built import BuiltModel
     from genai.hub.store import PulledModel
 
 Reference = Annotated[
     str, typer.Argument(help="org/name, org/name@revision, org/name:Q4_K_M, a URL, or a name from `genai list`.")
 ]
-Name = Annotated[str, typer.Argument(help="Name from `genai list`; the org may be omitted if the name is unambiguous.")]
+Name = Annotated[str, typer.Argument(help="Name from `genai list`; the org may be omitted if only one model matches.")]
 
 
 def pull(
@@ -49,14 +51,22 @@ def pull(
 
 
 def list_models(as_json: opt.AsJson = False) -> None:
-    """List the cached models: name, kind, size, precision, date. Unfinished downloads are listed last."""
-    from genai.hub.store import models, unfinished
+    """List the models in the cache: pulled models and built models, with kind, size, precision, date and last use.
 
-    pulled, rest = [facts_of(model) for model in models()], [_unfinished(folder) for folder in unfinished()]
+    Built models come from local checkpoints and GGUF files. Unfinished downloads and the total are listed last.
+    """
+    from genai.hub.built import built_models, models_folder
+    from genai.hub.store import hub_folder, models, unfinished
+
+    with task("Reading the cache"):
+        pulled = [facts_of(model) for model in models()]
+        built = [_built_facts(model) for model in built_models()]
+        rest = [_unfinished(folder) for folder in unfinished()]
+    total = sum(row["bytes"] for row in (*pulled, *built, *rest))
     if as_json:
-        emit(json.dumps({"models": pulled, "unfinished": rest}, indent=2), "\n")
+        emit(json.dumps({"models": pulled, "built": built, "unfinished": rest, "total_bytes": total}, indent=2), "\n")
         return
-    if not pulled and not rest:
+    if not pulled and not built and not rest:
         say(
             "genai: the cache is empty; to download a model, run `genai pull org/name`; "
             "if MODEL is omitted, commands use the bundled model"
@@ -64,23 +74,32 @@ def list_models(as_json: opt.AsJson = False) -> None:
         return
     emit_figures(
         [
-            *(
-                (printable(row["name"]), f"{row['kind']}, {size(row['bytes'])}, {row['precision']}, {row['pulled']}")
-                for row in pulled
-            ),
+            *((printable(row["name"]), _line(row, row["precision"], f"pulled {row['pulled'][:10]}")) for row in pulled),
+            *((printable(row["name"]), _line(row, f"built {row['built'][:10]}")) for row in built),
             *((printable(row["name"]), f"unfinished, {size(row['bytes'])}") for row in rest),
+            ("total", f"{size(total)} in {hub_folder()} and {models_folder()}"),
         ]
     )
+
+
+def _line(row: dict[str, Any], *parts: str) -> str:
+    used = f"used {row['used'][:10]}" if row["used"] else "not used yet"
+    return ", ".join([row["kind"], size(row["bytes"]), *parts, used])
 
 
 def rm(
     name: Name,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove a model from the cache: its files, and the models built from them. Also removes unfinished downloads."""
+    """Remove a model from the cache: its files, and the models built from them. Also removes unfinished downloads.
+
+    Removes a built model by its name in `genai list`. Never removes a path outside the cache.
+    """
+    from genai.hub.built import find_built, forget_use, remove_built
     from genai.hub.store import bytes_below, remove
 
-    folder = _folder_named(name)
+    built = find_built(name)
+    folder = _folder_named(name) if built is None else built.folder
     question = f"Remove {folder} ({size(bytes_below(folder))})?"
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -93,13 +112,16 @@ def rm(
             say("genai: nothing was removed")
             raise typer.Exit(1)
     freed = bytes_below(folder)
-    remove(folder)
+    if built is None:
+        remove(folder)
+        forget_use(folder)
+    else:
+        remove_built(built)
     say(f"genai: removed {name}, {size(freed)}")
 
 
 def show(name: Name, as_json: opt.AsJson = False) -> None:
     """Describe a cached model: path, files, licence, revision, and the output of `genai info`."""
-    from genai.common.progress import task
     from genai.doctor.model_info import describe
     from genai.hub.choosing import ONNX
 
@@ -130,6 +152,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "source", f"{facts['source']}{', revision ' + facts['revision'] if facts['revision'] else ''}"
     yield "licence", facts["license"] or "not given on the model's page"
     yield "pulled", facts["pulled"]
+    yield "last use", facts["used"] or "not used yet"
     yield "files pulled", ", ".join(f"{path} {size(count)}" for path, count in facts["files"].items())
     yield "built", ", ".join(facts["built"]) or "nothing yet"
     if facts["info"] is not None:
@@ -138,6 +161,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def facts_of(model: PulledModel) -> dict[str, Any]:
     """Return the facts that `genai list` shows about a model."""
+    from genai.hub.built import last_use
     from genai.hub.store import bytes_below
 
     return {
@@ -146,6 +170,20 @@ def facts_of(model: PulledModel) -> dict[str, Any]:
         "bytes": bytes_below(model.folder),
         "precision": _precision(model),
         "pulled": model.pulled,
+        "used": last_use(model.folder),
+    }
+
+
+def _built_facts(model: BuiltModel) -> dict[str, Any]:
+    from genai.hub.built import last_use
+    from genai.hub.store import bytes_below
+
+    return {
+        "name": model.name,
+        "kind": model.kind,
+        "bytes": bytes_below(model.folder),
+        "built": model.built,
+        "used": last_use(model.folder),
     }
 
 
@@ -184,16 +222,21 @@ def _folder_named(name: str) -> Path:
 
 
 def _model_named(name: str) -> PulledModel:
+    from genai.hub.built import built_models
+    from genai.hub.local import exists
     from genai.hub.references import parse
     from genai.hub.store import find, models
 
     reference = parse(name)
     pulled = find(name if reference is None else reference.name)
     if pulled is None:
-        known = [model.name for model in models()]
+        known = [*(model.name for model in models()), *(model.name for model in built_models())]
+        why = f"cached models: {', '.join(known[:8])}" if known else "the cache is empty"
+        if exists(Path(name)):
+            why = f"it is a path outside the cache; {why}"
         raise ModelFolderError(
             f"{name:.200} is not in the cache",
-            f"cached models: {', '.join(known[:8])}" if known else "the cache is empty",
+            why,
             did_you_mean(name, known, "`genai list` shows the cached models"),
         )
     return pulled

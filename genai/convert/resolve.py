@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,11 @@ from ..errors import (
     UnsupportedModelError,
     did_you_mean,
 )
+from ..hub.built import find_built, note_use
 from ..hub.choosing import CHECKPOINT, ONNX
 from ..hub.known import known_models
 from ..hub.local import bundled_or, exists, pulled_model
-from ..hub.pull import PullHooks, PullPlan, pull_model
+from ..hub.pull import PullHooks, PullPlan, plan_pull, pull_model
 from ..hub.references import parse
 from ..hub.store import PulledModel, models
 from ..models.config import Config
@@ -66,7 +68,13 @@ def resolve_model(
     options = ExportOptions(precision=precision) if precision else None  # type: ignore[arg-type]  # checked there
     if pulling is not None and options is not None:
         pulling = replace(pulling, ask=partial(_ask_about_weights, pulling.ask))
-    source = find_or_pull(name, pulling, quantised=precision is not None)
+    folder = _resolved(name, pulling, building, options)
+    note_use(folder)
+    return folder
+
+
+def _resolved(name: str | Path, pulling: PullHooks | None, building: BuildHooks, options: ExportOptions | None) -> Path:
+    source = find_or_pull(name, pulling, quantised=options is not None)
     if isinstance(source, PulledModel):
         return _folder_of(source, building, options)
     if options is not None and exists(source) and not is_checkpoint(source):
@@ -83,10 +91,39 @@ def find_or_pull(name: str | Path, pulling: PullHooks | None, *, quantised: bool
     path, reference = bundled_or(expanded(name)), parse(name)
     if reference is None or pulling is None:
         return path
-    # If a folder models/ exists here, "models/phi" is a mistyped path, not a model of an organisation named "models".
-    if not reference.explicit and (exists(path) or Path(str(name).split("/")[0]).is_dir()):
+    if not reference.explicit and (exists(path) or not _names_no_folder(name)):
         return path
     return pull_model(reference, replace(pulling, check=_check), quantised=quantised)
+
+
+def _names_no_folder(name: str | Path) -> bool:
+    """Return False if the org of a name is a folder here: then "models/phi" is a mistyped path, not a model."""
+    return not Path(str(name).split("/")[0]).is_dir()
+
+
+def found_model(name: str | Path) -> Path | PullPlan:
+    """Return the path that describes a model: a model folder, a checkpoint, a GGUF file, or any other existing path.
+
+    A checkpoint or GGUF file that was built in the cache is described by the model folder that was built from it. For
+    a model that is neither a path nor in the cache, return the plan of its download; nothing is downloaded.
+
+    Raises:
+        GenaiError: see `plan_pull`.
+    """
+    if (built := find_built(str(name))) is not None and not exists(Path(name)):
+        return built.folder
+    source = find_or_pull(name, None)
+    if isinstance(source, PulledModel):
+        if source.kind == ONNX:
+            return source.path
+        return next(iter(source.built()), source.path)
+    reference = parse(name)
+    if reference is not None and not exists(source) and (reference.explicit or _names_no_folder(name)):
+        return plan_pull(reference)
+    if is_checkpoint(source):
+        with suppress(ModelFolderError):  # not built
+            return resolve_model_folder(source, build=False)
+    return source
 
 
 def source_of(name: str | Path, pulling: PullHooks | None) -> Path:

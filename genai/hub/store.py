@@ -87,7 +87,7 @@ class PulledModel:
 
     def built(self) -> list[Path]:
         """Return the model folders that were built from this model, the newest first."""
-        folders = [folder for folder in _folders(self.built_folder) if (folder / _GENAI_CONFIG).is_file()]
+        folders = [folder for folder in folders_in(self.built_folder) if (folder / _GENAI_CONFIG).is_file()]
         return sorted(folders, key=lambda folder: (folder / _GENAI_CONFIG).stat().st_mtime, reverse=True)
 
     def write(self, folder: Path) -> None:
@@ -148,7 +148,7 @@ def _without_org(name: str) -> str:
 def models() -> list[PulledModel]:
     """Return all pulled models, sorted by name. Models with damaged records are skipped; see `unfinished`."""
     records = []
-    for folder in _folders(hub_folder()):
+    for folder in folders_in(hub_folder()):
         with suppress(ModelFolderError):
             if (folder / RECORD).is_file():
                 records.append(read_record(folder))
@@ -158,12 +158,12 @@ def models() -> list[PulledModel]:
 def unfinished() -> list[Path]:
     """Return the folders of unfinished pulls, and of models with unreadable records."""
     lost = []
-    for folder in _folders(hub_folder()):
+    for folder in folders_in(hub_folder()):
         try:
             read_record(folder)
         except ModelFolderError:
             lost.append(folder)
-    return _folders(hub_folder() / PARTIAL) + lost
+    return folders_in(hub_folder() / PARTIAL) + lost
 
 
 def read_record(folder: Path) -> PulledModel:
@@ -231,7 +231,7 @@ def _unless_gone(_: object, path: str, caught: Any) -> None:
 
 def remove_leftovers() -> None:
     """Finish removals that were interrupted."""
-    for folder in _folders(hub_folder() / PARTIAL, hidden=True):
+    for folder in folders_in(hub_folder() / PARTIAL, hidden=True):
         if folder.name.startswith(_REMOVED):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -252,7 +252,8 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _folders(parent: Path, *, hidden: bool = False) -> list[Path]:
+def folders_in(parent: Path, *, hidden: bool = False) -> list[Path]:
+    """Return the folders in a folder, sorted; without links and, unless `hidden` is set, without hidden folders."""
     try:
         return sorted(one for one in _entries(parent) if hidden or not one.name.startswith("."))
     except OSError:

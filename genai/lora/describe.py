@@ -54,6 +54,13 @@ def find_adapters(folder: Path) -> list[Path]:
     return sorted([*adapter_files, *(entry for entry in entries if (entry / CONFIG).is_file())])
 
 
+def is_adapter(path: Path) -> bool:
+    """Return True if a path is an adapter: a PEFT folder, an `.onnx_adapter` file, or an adapter's GGUF file."""
+    if path.is_dir():
+        return (path / CONFIG).is_file()
+    return path.suffix == SUFFIX or (path.suffix == GGUF and path.is_file() and _is_adapter(path))
+
+
 def _is_adapter(path: Path) -> bool:
     try:
         return bool(GgufModel(path).files[0].single("general.type") == "adapter")

@@ -120,7 +120,7 @@ def not_a_folder(path: Path) -> ModelFolderError:
     if "+" in text and not text.rpartition("+")[0].endswith(("+", "/")):
         base, _, adapter = text.rpartition("+")
         fix = (
-            f"MODEL+ADAPTER works in `genai chat`, generate and batch; elsewhere, pass {base} as the model, and "
+            f"MODEL+ADAPTER works in `genai chat`, generate, batch and info; elsewhere, pass {base} as the model, and "
             f"the adapter {adapter} with --lora NAME=PATH or LLM.load_adapter"
         )
     elif near := _similar(path) or _similar_name(text):

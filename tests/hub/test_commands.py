@@ -217,8 +217,8 @@ def test_other_commands_take_names(tiny: LocalHub, capsys: Capture, tmp_path: Pa
     assert run(["pull", "org/tiny-llama"]) == 0
     assert run(["build", "org/tiny-llama", "-o", str(tmp_path / "out"), "--precision", "fp16"]) == 0
     assert (tmp_path / "out" / "genai_config.json").is_file()
-    assert run(["info", "org/tiny-llama"]) == 1
-    assert "has not been built yet" in capsys.readouterr().err
+    assert run(["info", "org/tiny-llama"]) == 0
+    assert "built bytes" in capsys.readouterr().out
     assert run(["bench", "decode", "org/tiny-llama", "-n", "2", "-c", "4", "-r", "1"]) == 0
     assert run(["info", "org/tiny-llama"]) == 0
     assert run(["quantize", "tiny-llama", "-o", str(tmp_path / "q"), "-m", "rtn", "--no-eval"]) == 0
@@ -316,4 +316,4 @@ def test_folders_with_odd_names_are_listed_in_one_line(cache: Path, capsys: Capt
     (cache / "a\nb\x1b[31m").mkdir(parents=True)
     assert run(["list"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("\n") == 1 and "\x1b" not in shown
+    assert shown.count("\n") == 2 and "\x1b" not in shown  # the folder and the total

@@ -12,6 +12,7 @@ from genai.common.progress import task
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
 from ...errors import ModelFolderError
+from ...hub.built import note_use
 from ...weight_files.safetensors import SafetensorsFile
 from ...weight_files.tensor_files import TensorFiles
 from ..build import identity_of
@@ -128,6 +129,7 @@ def built_encoder(checkpoint: Path, precision: str = "fp32", *, score: TokenScor
         name += f"-score-{score.true_id}" + ("" if score.false_id is None else f"-{score.false_id}")
     target = cache_root() / "models" / name
     if (target / "onnx" / "model.onnx").is_file():
+        note_use(target)
         return target
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
@@ -136,4 +138,5 @@ def built_encoder(checkpoint: Path, precision: str = "fp32", *, score: TokenScor
             with task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
                 build_encoder(checkpoint, target, options, score=score, progress=building.add)
             _log.info("built %s in %s", checkpoint, target)
+    note_use(target)
     return target
