@@ -54,7 +54,7 @@ class ReplySplitter:
                 "prompts of this format cannot open a reasoning span",
                 "omit starts_in_reasoning, or set it to parser.starts_in_reasoning(prompt)",
             )
-        self._source = Source(parameters_of(tools))
+        self._source = Source(parameters_of(tools) if tools else None)
         self._reader = _read_reply(parser, self._source, starts_in_reasoning)
         self._call_count = 0
 
