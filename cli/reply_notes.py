@@ -1,7 +1,8 @@
-"""Notes on stderr about replies: the reason why a reply is empty."""
+"""Notes on stderr about replies: the reasons why a reply is empty or was cut off."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +43,23 @@ def empty_reply_reason(session: ChatSession) -> str | None:
     if reply is None or reply.tool_calls:
         return None
     return empty_reason(session.llm, reply.completion, reply.text, has_other_parts=bool(reply.reasoning))
+
+
+def full_context_notes(session: ChatSession, limit_option: str, advice: str = "") -> Iterator[str]:
+    """Yield the notes about a reply that the full context ended.
+
+    Args:
+        limit_option: the option that sets the maximum number of tokens of a reply.
+        advice: a part of the note that begins with a semicolon.
+    """
+    size = session.llm.context_size
+    if session.was_limited:
+        why = f"it has as many tokens as the context, {size:,}"
+        yield f"(the reply was stopped, because {why}; {limit_option} sets another limit)"
+    elif session.was_cut:
+        yield f"(the context of {size} tokens is full, so the reply was cut off{advice})"
+        if session.shift_problem is not None:
+            yield f"(old text cannot be dropped: {session.shift_problem.why})"
 
 
 def _limit(completion: Completion) -> str:

@@ -18,7 +18,7 @@ from genai.errors import InputError, OptionError
 from .. import options as opt, terminal
 from ..help_page import SAMPLING
 from ..options import sampling_flags
-from ..reply_notes import empty_reply_reason
+from ..reply_notes import empty_reply_reason, full_context_notes
 from ..template_args import TemplateArgs, check_template_args, read_template_args
 from ..terminal import Voice, say
 from .offer import choose_model, on_terminal
@@ -47,9 +47,10 @@ def chat(
     on_overflow: Annotated[
         str,
         typer.Option(
-            help="When the context is full: error, truncate (omit old messages) or shift (even during a reply)."
+            help="When the context is full: auto (drop old text and continue), error, truncate (omit old messages) "
+            "or shift (omit old messages even during a reply)."
         ),
-    ] = "error",
+    ] = "auto",
     session_name: Annotated[
         str | None,
         typer.Option("--session", help="Name of a saved conversation to continue or to start; it is saved at exit."),
@@ -147,8 +148,8 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
         flags.voice.say(
             "(no function was called: calls need confirmation; to confirm them, chat on a terminal without -p)"
         )
-    if session.was_cut:
-        flags.voice.say(f"(the context of {session.llm.context_size} tokens is full, so the reply was cut off)")
+    for note in full_context_notes(session, "--max-tokens"):
+        flags.voice.say(note)
     if flags.stats and session.last_reply is not None:
         say(terminal.footer(session.last_reply.completion, session.llm.context_size, session.options.get("seed")))
 

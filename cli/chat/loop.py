@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from genai.errors import GenaiError
 
-from ..reply_notes import empty_reply_reason
+from ..reply_notes import empty_reply_reason, full_context_notes
 from ..terminal import Voice, dump_prompt, footer, say
 from ..wrapping import printable, shortened
 from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
@@ -69,6 +69,7 @@ class Loop:
         self.show_stats, self.markdown, self.dump = show_stats, markdown, dump
         self.pending = self.sent = ""
         self.running = True
+        self._was_full = False
         self.functions: ToolFunctions | None = None
         self._editor = LineEditor(
             tuple(COMMANDS),
@@ -200,15 +201,31 @@ class Loop:
             self.voice.say(footer(session.last_reply.completion, limit, session.options.get("seed")))
         if (reason := empty_reply_reason(session)) is not None:
             self.voice.say(f"({reason})")
-        if gone := session.last_reply.completion.forgotten_tokens:
-            self.voice.say(f"(the context was full, so {gone:,} tokens were dropped)")
-        if session.num_left_out > left_out_before:
-            self.voice.say(f"(the context is full, so the first {session.num_left_out} messages are omitted)")
-        if session.was_cut:
-            self.voice.say(f"(the context of {limit} tokens is full, so the reply was cut off; /clear starts over)")
-        elif session.num_left_out == left_out_before and session.context_used > _NEARLY_FULL * limit:
+        gone = session.last_reply.completion.forgotten_tokens
+        omitted = session.num_left_out if session.num_left_out > left_out_before else 0
+        if session.on_overflow == "auto":
+            self._say_once_that_the_context_is_full(gone, omitted)
+        else:
+            if gone:
+                self.voice.say(f"(the context was full, so {gone:,} tokens were dropped)")
+            if omitted:
+                self.voice.say(f"(the context is full, so the first {omitted} messages are omitted)")
+        for note in full_context_notes(session, "/set max-tokens", "; /clear starts over"):
+            self.voice.say(note)
+        if session.on_overflow == "auto" or session.was_cut or omitted:
+            return
+        if session.context_used > _NEARLY_FULL * limit:
             used = f"{session.context_used} of {limit} tokens"
             self.voice.say(f"(the context is nearly full: {used}; {_ADVICE[session.on_overflow]})")
+
+    def _say_once_that_the_context_is_full(self, dropped: int, omitted: int) -> None:
+        if (dropped or omitted) and not self._was_full:
+            self._was_full = True
+            how = f"{dropped:,} tokens of this reply's context" if dropped else f"the first {omitted} messages"
+            self.voice.say(
+                f"(the context is full: {how} were dropped, and old text will be dropped from now on; "
+                "/clear starts over, /set on-overflow error stops instead)"
+            )
 
 
 def _is_farewell(text: str) -> bool:

@@ -13,7 +13,14 @@ from ..common.atomic_files import replacing
 from ..common.paths import expanded
 from ..common.reading import json_object, read_text_file
 from ..engine.sampling.params import SamplingOptions, SamplingParams
-from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, StateError
+from ..errors import (
+    ContextOverflowError,
+    GenaiError,
+    InputError,
+    OptionError,
+    StateError,
+    UnsupportedModelError,
+)
 from ..lora.store import AdapterChoice, NamedChoice, PinnedAdapters
 from ..text.parsing import Event, ToolCall
 from .completion import ChatReply, Completion
@@ -23,7 +30,7 @@ from .request_options import RequestOptions
 from .states import load_state
 from .streaming import CompletionStream, Progress
 
-OVERFLOWS = ("error", "truncate", "shift")
+OVERFLOWS = ("error", "truncate", "shift", "auto")
 # A quarter of the context is reserved for the reply, unless max_tokens is lower.
 _REPLY_SHARE = 4
 _FORMAT = "genai-chat-1"
@@ -44,7 +51,11 @@ class ChatSession:
             "error": refuse the message. A reply that fills the context ends there.
             "truncate": leave the oldest exchanges out of the prompt until there is space for a reply.
             "shift": like "truncate"; in addition, a reply that fills the context continues without the oldest
-            exchanges. `num_left_out` is the number of messages that the last prompt left out; `messages` keeps all.
+            exchanges.
+            "auto": like "truncate"; in addition, a reply that fills the context continues as with `ctx_shift`, if the
+            model supports that, up to as many tokens as the context has (or max_tokens). `shift_problem` is the error
+            if it does not.
+            `num_left_out` is the number of messages that the last prompt left out; `messages` keeps all.
         ctx_shift: when a reply fills the context, drop the older half of the tokens after the system message (or after
             a given number of first tokens), and continue; see `RequestOptions`. Nothing is recomputed.
         draws: True to draw tokens as `genai chat` does if the model's files name no sampling; see LLM.chat_params.
@@ -53,6 +64,8 @@ class ChatSession:
     Attributes:
         on_prompt: called, while a prompt is processed, with the number of computed prompt tokens and their total
             number.
+        shift_problem: with on_overflow = "auto", the reason why the last reply could not continue in a full context;
+            None if it could.
         state_problem: the error that prevented the use of a loaded conversation's saved keys and values, or None.
 
     Raises:
@@ -109,6 +122,7 @@ class ChatSession:
         self.num_left_out = 0
         self.on_prompt: Progress | None = None
         self.state_problem: GenaiError | None = None
+        self.shift_problem: GenaiError | None = None
         self._cached: list[int] = []
         self._running: CompletionStream | None = None
 
@@ -312,8 +326,11 @@ class ChatSession:
         if num_reply:
             least, most = max(0, params.min_tokens - num_reply), params.max_tokens
             params = params.replace(min_tokens=least, max_tokens=None if most is None else most - num_reply)
+        keep = self._shift_of_reply()
+        if keep is not False and self.ctx_shift is False and params.max_tokens is None:
+            params = params.replace(max_tokens=max(self.llm.context_size, params.min_tokens))
         stream = self.llm.stream_tokens(
-            prompt, params, adapter=self._adapters, shape=shape, num_reply=num_reply, ctx_shift=self._tokens_to_keep()
+            prompt, params, adapter=self._adapters, shape=shape, num_reply=num_reply, ctx_shift=keep
         )
         stream.on_prompt = self.on_prompt
         return stream
@@ -334,13 +351,37 @@ class ChatSession:
         if shift is not None:
             llm.model.decoder.check_shift(shift)
 
-    def _tokens_to_keep(self) -> bool | int:
+    def _shift_of_reply(self) -> bool | int:
+        """Return the context shift of a reply. With "auto", there is none if the model does not support it."""
+        self.shift_problem = None
+        if self.ctx_shift is not False or self.on_overflow != "auto":
+            return self._tokens_to_keep(self.ctx_shift)
+        keep = self._tokens_to_keep(True)
+        shift = RequestOptions(ctx_shift=keep).shift(self.llm.context_size)
+        try:
+            if shift is not None:
+                self.llm.model.decoder.check_shift(shift)
+        except (OptionError, UnsupportedModelError) as error:
+            self.shift_problem = error
+            return False
+        return keep
+
+    def _tokens_to_keep(self, ctx_shift: bool | int) -> bool | int:
         """Return the number of tokens that a context shift keeps, which end with the system message."""
-        if self.ctx_shift is not True or not self.system:
-            return self.ctx_shift
+        if ctx_shift is not True or not self.system:
+            return ctx_shift
         text = self.prompt()
         end = text.find(self.system) + len(self.system)
         return len(self.llm.encode(text[:end], add_special_tokens=False)) if end >= len(self.system) else True
+
+    @property
+    def was_limited(self) -> bool:
+        """True if the last reply continued in a full context, until it had as many tokens as the context."""
+        if self.last_reply is None or self.options.get("max_tokens") is not None or self.on_overflow != "auto":
+            return False
+        completion = self.last_reply.completion
+        is_long = len(completion.token_ids) >= self.llm.context_size
+        return completion.finish_reason == "length" and completion.forgotten_tokens > 0 and is_long
 
     @property
     def was_cut(self) -> bool:

@@ -99,7 +99,7 @@ def test_settings(terminal: Open) -> None:
     one.enter("/set temperatur", "did you mean temperature")
     one.enter("/set stats off", "is off")
     one.enter("/set on-overflow shift", "is shift")
-    one.enter("/set on-overflow never", "allowed: error, truncate, shift")
+    one.enter("/set on-overflow never", "allowed: error, truncate, shift, auto")
     screen = one.enter("/set", r"limit\)")
     assert re.search(r"stats +off\n.*on-overflow +shift", screen, re.S)
     assert "tok/s" not in one.enter("What is 12 + 7?", "1\n")
@@ -311,7 +311,7 @@ def test_no_colours_where_none_are_wanted(terminal: Open) -> None:
 
 def test_a_full_context(terminal: Open) -> None:
     question = "Tell me a story. " * 40
-    one = chat(terminal)
+    one = chat(terminal, "--on-overflow", "error")
     one.enter(question, "tok · ")
     one.enter("/set min-tokens 600", "is 600")
     screen = one.enter("Tell me more.", "tok · ")
@@ -320,6 +320,15 @@ def test_a_full_context(terminal: Open) -> None:
     one.enter("/set min-tokens 0", "is 0")
     one.enter("/set on-overflow truncate", "is truncate")
     one.enter(question, "the first 4 messages are omitted|the first 2 messages are omitted")
+
+
+def test_a_full_context_goes_on_and_is_said_once(terminal: Open) -> None:
+    one = chat(terminal, "--ignore-eos", "-n", "600")
+    one.enter("My name is Mia.", "600 tok · ")
+    one.enter("Tell me a story.", "the context is full: [^>]*dropped[^>]*from now on[^>]*/set on-overflow error")
+    assert "full" not in one.enter("Tell me a story.", "600 tok · ")
+    one.enter("/set on-overflow error", "is error")
+    one.enter("Tell me a story.", "the conversation has [^>]*tokens")
 
 
 def test_markdown_is_rendered_on_request(terminal: Open) -> None:

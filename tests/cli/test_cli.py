@@ -287,6 +287,7 @@ def test_a_pipe_that_stays_silent_is_mentioned() -> None:
 def test_a_reply_that_the_context_cuts_is_said_to_be() -> None:
     result = run("chat", "-p", "Tell me a story about Luna and Tom.", "--ignore-eos", "-c", "64")
     assert "the context of 64 tokens is full, so the reply was cut" in result.stderr
+    assert "old text cannot be dropped: blocks of 32 tokens" in result.stderr
 
 
 def test_ctrl_c_in_a_one_shot_exits_130() -> None:

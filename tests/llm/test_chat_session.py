@@ -68,6 +68,32 @@ def test_truncate_leaves_out_the_oldest_and_says_so(small: genai.LLM) -> None:
         chat.ask(STORY * 40)
 
 
+def test_auto_continues_in_a_full_context(small: genai.LLM) -> None:
+    """Messages are left out, and a reply drops tokens; without max_tokens, it has as many tokens as the context."""
+    chat = ChatSession(small, on_overflow="auto", ignore_eos=True, system="Be brief.")
+    reply = chat.ask(STORY)
+    assert len(reply.completion.token_ids) == 192 and reply.completion.forgotten_tokens > 0
+    assert chat.was_limited and not chat.was_cut and chat.shift_problem is None
+    chat.set_options(max_tokens=250)
+    assert len(chat.ask(STORY).completion.token_ids) == 250
+    assert not chat.was_limited and chat.num_left_out > 0
+    assert chat.prompt().startswith("<|im_start|>system\nBe brief.")
+    chat.set_options(max_tokens=20)
+    for number in range(6):
+        chat.ask(f"{STORY}Number {number}.")
+    assert "Number 5." in chat.prompt() and "Number 0." not in chat.prompt()
+
+
+def test_auto_ends_a_reply_where_tokens_cannot_be_dropped(bundled_folder: Path) -> None:
+    with genai.LLM(bundled_folder, context_size=64) as llm:
+        chat = ChatSession(llm, on_overflow="auto", ignore_eos=True)
+        chat.ask("Tell me a story.")
+        assert chat.was_cut and not chat.was_limited
+        assert chat.shift_problem is not None and "at least 96 tokens" in chat.shift_problem.why
+        with pytest.raises(ContextOverflowError, match="the part of the conversation that cannot be left out"):
+            chat.ask(STORY * 20)
+
+
 def test_shift_goes_on_within_a_reply(small: genai.LLM) -> None:
     options = {"ignore_eos": True, "max_tokens": 150}
     cut = ChatSession(small, on_overflow="truncate", **options)
@@ -144,7 +170,7 @@ def test_bad_options(small: genai.LLM) -> None:
     assert chat.options == {"temperature": 0.5}
 
 
-@pytest.mark.parametrize("on_overflow", ["truncate", "shift"])
+@pytest.mark.parametrize("on_overflow", ["truncate", "shift", "auto"])
 def test_a_message_that_leaves_little_room_is_answered(small: genai.LLM, on_overflow: str) -> None:
     """The message leaves little space, but nothing before it can be left out."""
     words = 150
@@ -155,7 +181,7 @@ def test_a_message_that_leaves_little_room_is_answered(small: genai.LLM, on_over
     assert chat.ask(long).completion.prompt_tokens > small.context_size - 30 and chat.num_left_out > 0
 
 
-@pytest.mark.parametrize("on_overflow", ["error", "truncate", "shift"])
+@pytest.mark.parametrize("on_overflow", ["error", "truncate", "shift", "auto"])
 def test_a_message_that_is_too_long_is_told_so(small: genai.LLM, on_overflow: str) -> None:
     """The error does not suggest a policy that is already set."""
     chat = ChatSession(small, on_overflow=on_overflow)
