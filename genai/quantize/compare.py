@@ -53,7 +53,9 @@ class Variant:
 
     def of(self, options: QuantizeOptions) -> QuantizeOptions:
         """Return the options with this variant's values."""
-        return replace(options, method=self.method, format=self.format, bits=self.bits, block_size=self.block_size)
+        return replace(
+            options, method=self.method, format=self.format, bits=self.bits, block_size=self.block_size, report=True
+        )
 
 
 def parse_variants(text: str) -> list[Variant]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from ..common.renamed import renamed_fields
 from ..errors import OptionError, did_you_mean, kind_of
+from . import costs
 from .choices import UNIFORM, FormatChoice, Recipe, read_recipe
+from .costs import default_method
 
 TARGET_RUNTIMES = ("onnxruntime", "any")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -23,7 +25,8 @@ class QuantizeOptions:
 
     Attributes:
         format, bits, block_size, symmetric, method, half_scales, qdq: format of every matrix for which nothing else is
-            set; see FormatChoice.
+            set; see FormatChoice. For method, None means the method that `costs.DEFAULT_METHODS` lists for the size of
+            the model.
         head_bits, embedding_bits: bits of the head and of the token embedding. 0 means floats. None means the same as
             other matrices, except that an embedding that is not also the head has 8 bits unless a recipe or a target
             sets its bits. If the head and the embedding are one matrix, both options must have the same value.
@@ -37,13 +40,18 @@ class QuantizeOptions:
         sensitivity: quantization_report.json of an earlier output of this model that was made for a target. The losses
             of candidates are read from it instead of being measured again.
         calib: calibration text for methods that need statistics; None means that the model generates the text.
-        samples: number of calibration sequences.
-        length: tokens per sequence, at most the context length.
+        samples: number of calibration sequences. None means 128, or 32 if both the method and the text are the
+            default.
+        length: tokens per sequence, at most the context length. None means 512, or 256 if both the method and the text
+            are the default.
         seed: seed for random choices.
         evaluate: True to measure perplexity and divergence.
+        report: True for a full evaluation, and reference points in the report. By default, the evaluation compares
+            about 500 tokens, which takes seconds.
         eval_file: text for the evaluation; None means a held-out part of `calib`, or, without `calib`, a text that the
             model generates with another seed.
-        eval_samples: number of evaluation sequences.
+        eval_samples: number of evaluation sequences. None means 16 with `report` or a divergence target, and otherwise
+            4 of at most 128 tokens.
         accuracy_level: precision to which matmuls may round activations; see `genai build`.
         requantize: True to accept a model that is already quantised, and to use it as the float model.
         threads: number of threads; None means the number of physical cores.
@@ -56,7 +64,7 @@ class QuantizeOptions:
     bits: int | None = None
     block_size: int | None = None
     symmetric: bool = True
-    method: str = "search"
+    method: str | None = None
     half_scales: bool = True
     qdq: bool = False
     head_bits: int | None = None
@@ -68,12 +76,13 @@ class QuantizeOptions:
     target_runtime: str = "onnxruntime"
     sensitivity: Path | None = None
     calib: Path | None = None
-    samples: int = 128
-    length: int = 512
+    samples: int | None = None
+    length: int | None = None
     seed: int = 0
     evaluate: bool = True
+    report: bool = False
     eval_file: Path | None = None
-    eval_samples: int = 16
+    eval_samples: int | None = None
     accuracy_level: int = 4
     requantize: bool = False
     threads: int | None = None
@@ -99,7 +108,8 @@ class QuantizeOptions:
                 "omit the option, or set bits to another value",
             )
         for name in ("samples", "length", "eval_samples"):
-            if getattr(self, name) < (2 if name == "length" else 1):
+            value = getattr(self, name)
+            if value is not None and value < (2 if name == "length" else 1):
                 raise OptionError(
                     f"{name} is {getattr(self, name)}", "the minimum is 1, or 2 for length", f"increase {name}"
                 )
@@ -151,6 +161,11 @@ class QuantizeOptions:
                 "a target determines the format, the bits and the block size",
                 "omit the target or these settings; a target can be combined with --method and --asymmetric",
             )  # fmt: skip
+        if not self.evaluate and self.report:
+            raise OptionError(
+                "report is set, but evaluate is off", "report selects the full evaluation",
+                "omit --report or --no-eval",
+            )  # fmt: skip
         if not self.evaluate and self.eval_file is not None:
             raise OptionError(
                 "eval_file is set, but evaluate is off",
@@ -161,17 +176,40 @@ class QuantizeOptions:
     @property
     def choice(self) -> FormatChoice:
         """The choice for every matrix for which nothing else is set."""
-        return FormatChoice(**{one.name: getattr(self, one.name) for one in fields(FormatChoice)})
+        given = {one.name: getattr(self, one.name) for one in fields(FormatChoice)}
+        return FormatChoice(**{name: value for name, value in given.items() if (name, value) != ("method", None)})
 
     @property
     def has_target(self) -> bool:
         return any(value is not None for value in (self.target_bits, self.target_size, self.target_kld))
 
-    def read_recipe(self) -> Recipe:
-        """Return the recipe in the file, or a recipe with only the options' choice; raises as read_recipe does."""
+    def resolved(self, weights: int) -> QuantizeOptions:
+        """Return the options with a value for everything that depends on the number of weights or on other options."""
+        is_own = self.method is None and self.calib is None
+        thorough = self.report or self.target_kld is not None
+        return replace(
+            self,
+            method=self.method or default_method(weights),
+            samples=self.samples or (costs.OWN_SAMPLES if is_own else costs.SAMPLES),
+            length=self.length or (costs.OWN_LENGTH if is_own else costs.LENGTH),
+            eval_samples=self.eval_samples or (costs.EVAL_SAMPLES if thorough else costs.QUICK_EVAL_SAMPLES),
+        )
+
+    def eval_length(self, length: int) -> int:
+        """Return the tokens per evaluation sequence, if the calibration text has sequences of `length` tokens."""
+        is_quick = self.eval_samples is None and not self.report and self.target_kld is None
+        return min(length, costs.QUICK_EVAL_LENGTH) if is_quick else length
+
+    def read_recipe(self, default: FormatChoice | None = None) -> Recipe:
+        """Return the recipe in the file, or a recipe with only the options' choice; raises as read_recipe does.
+
+        Args:
+            default: the choice that the recipe's default changes; None means that of these options.
+        """
+        start = self.choice if default is None else default
         if self.recipe is None:
-            return Recipe(self.choice)
-        return read_recipe(self.recipe, self.choice, self.non_default(one.name for one in fields(FormatChoice)))
+            return Recipe(start)
+        return read_recipe(self.recipe, start, self.non_default(one.name for one in fields(FormatChoice)))
 
     def non_default(self, names: Iterable[str]) -> list[str]:
         """Return the names of the options among `names` that differ from their defaults."""

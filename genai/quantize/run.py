@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,16 @@ import numpy as np
 
 from genai.quant.methods import METHODS
 
+from ..common.cores import default_threads
 from ..common.reading import read_text_file
 from ..convert.folder import require_absent, unfinished_folder
-from ..errors import InputError, ModelFolderError, OptionError
+from ..errors import InputError, ModelFolderError, OptionError, UnsupportedModelError
 from ..text.tokenizer import Tokenizer
 from .allocation import Candidate, Candidates
 from .assemble import write_folder
 from .calibration import CalibrationText, read_text, written_text
 from .choices import TABLE_FORMAT, FormatChoice
+from .costs import EVAL_SAMPLES, costs_text
 from .matrix_quantizer import MatrixQuantizer
 from .options import QuantizeOptions
 from .quality import Evaluation, Quality
@@ -83,7 +85,7 @@ def quantize_model(
         options: None means the defaults.
         progress: called with the phase, the amount done, and the total amount.
         command: command line to show in the report.
-        plain_roundings: True to also measure three round-to-nearest models, for the report's curve.
+        plain_roundings: False to leave the three round-to-nearest models, which `report` measures for the curve, out.
 
     Raises:
         ModelFolderError: the output exists, or the disk is full.
@@ -142,14 +144,17 @@ class _QuantizeRun:
         with ExitStack() as stack:
             with self._phase("reading"):
                 self._source = stack.enter_context(FloatModel(self.source_path, requantize=self.options.requantize))
-                recipe = self.options.read_recipe()
+                self._given, self._weights = self.options, sum(site.elements for site in self._source.sites)
+                self.options = self._given.resolved(self._weights)
+                self._check_default_method()
+                recipe = self._given.read_recipe(self.options.choice)
                 choices = recipe.choices(self._source.sites)
                 self._apply_ends(choices)
                 self._check_experts(choices)
                 self._check_finite()
             self._require_room(choices)
             self._workspace = stack.enter_context(FinishedMatrices(self.output, self._plan(recipe.text)))
-            self._remarks = [*self._source.remarks, *recipe.remarks(self._source.sites)]
+            self._remarks = [*self._source.remarks, *self._default_remarks, *recipe.remarks(self._source.sites)]
             if self._workspace.resumed:
                 self._remarks.append(f"{self._workspace.resumed} matrices were finished by an interrupted run")
             self._decoder: StreamedDecoder | None = None
@@ -158,6 +163,7 @@ class _QuantizeRun:
             if needs_data or self.options.evaluate or self.options.has_target:
                 self._decoder = StreamedDecoder(self._source, self.options.threads)
             self._texts(needs_data)
+            self._remark_costs()
             self._evaluation = None
             if self.options.evaluate or self.options.has_target:
                 with self._phase("float model"):
@@ -170,6 +176,36 @@ class _QuantizeRun:
         return report
 
     # Preparation
+
+    def _check_default_method(self) -> None:
+        """Use a method without data if the default method cannot run the decoder and nothing else needs to run it."""
+        self._default_remarks: list[str] = []
+        options = self.options
+        if self._given.method is not None or options.evaluate or options.has_target:
+            return
+        if METHODS[options.method or ""].needs == "nothing":
+            return
+        try:
+            StreamedDecoder(self._source, options.threads)
+        except UnsupportedModelError as error:
+            self.options = replace(options, method="search")
+            self._default_remarks.append(f"the method is search, because {options.method} cannot be used: {error.what}")
+
+    def _remark_costs(self) -> None:
+        """Add a remark with the method that was selected by the model's size, and the times of the others."""
+        if self._given.method is not None or not self.options.choice.bits or self.options.recipe is not None:
+            return
+        threads = self.options.threads or default_threads()
+        samples, length = self.options.samples or 0, self._length
+        times = costs_text(
+            ("rtn", "search", "gptq", "distill"), self._weights, samples * length,
+            generated=self.options.calib is None, threads=threads,
+        )  # fmt: skip
+        text = "no calibration text" if self._calib_text is None else f"calibration text: {self._calib_text.origin}"
+        self._remarks.append(
+            f"method {self.options.method}, the default for {self._weights / 1e6:,.1f} million weights; {text}. "
+            f"Estimated times of methods on {threads} threads: {times}"
+        )
 
     def _remark_unused_calib(self, needs_data: bool) -> None:
         """Add a remark if nothing needs the calibration text, such as in a comparison with `rtn`."""
@@ -251,19 +287,21 @@ class _QuantizeRun:
 
     def _most_tokens(self) -> int:
         """Return an upper bound on the number of calibration tokens, including the chat template's tokens."""
-        tokens, path = self.options.samples * self._length, self.options.calib
+        tokens, path = (self.options.samples or 0) * self._length, self.options.calib
         return tokens if path is None or not path.is_file() else min(tokens, 2 * path.stat().st_size)
 
     @property
     def _length(self) -> int:
         """The number of tokens per sequence."""
-        return min(self.options.length, self._source.config.model.context_length)
+        return min(self.options.length or 0, self._source.config.model.context_length)
 
     def _plan(self, recipe: str) -> dict[str, Any]:
         """Return all settings and inputs that the result's bytes depend on."""
         plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self.options).items()}
-        for key in ("threads", "evaluate"):
+        for key in ("threads", "evaluate", "report"):
             plain.pop(key)
+        if self.options.target_kld is None:  # the evaluation has no effect on the bytes
+            plain["eval_samples"] = self._given.eval_samples or EVAL_SAMPLES
         plain["form"] = plain.pop("format")  # the earlier name, so that runs of earlier versions can be resumed
         files = [path for path in sorted(self.source_path.rglob("*")) if path.is_file()]
         stats = [
@@ -284,18 +322,19 @@ class _QuantizeRun:
             return
         tokenizer = Tokenizer(self._source.folder)
         length = self._length
-        if length < options.length != QuantizeOptions.length:
+        if length < (self._given.length or 0):
             self._remarks.append(f"sequences have {length} tokens (the model's context length), not {options.length}")
+        samples, eval_samples, eval_length = options.samples or 0, options.eval_samples or 0, self._eval_length
         columns = max(site.columns for site in self._source.sites)
         measures = options.evaluate or options.has_target
 
-        def from_file(path: Path, count: int, least: int) -> CalibrationText:
+        def from_file(path: Path, count: int, least: int, length: int = length) -> CalibrationText:
             rng = np.random.Generator(np.random.Philox(key=options.seed))
             return read_text(
                 path, tokenizer, count=count, length=length, least=least, vocab_size=decoder.vocab_size, rng=rng
             )
 
-        def written(count: int, seed: int, phase: str) -> CalibrationText:
+        def written(count: int, length: int, seed: int, phase: str) -> CalibrationText:
             return written_text(
                 decoder, tokenizer, count=count, length=length, seed=seed,
                 progress=lambda done, total: self.progress(phase, done, total),
@@ -303,13 +342,18 @@ class _QuantizeRun:
 
         with self._phase("texts"):
             if measures and options.eval_file is not None:
-                self._eval_text = from_file(options.eval_file, options.eval_samples, 64)
+                self._eval_text = from_file(options.eval_file, eval_samples, 64, eval_length)
             if options.calib is not None:
                 self._from_calib(from_file, needs_data=needs_data, measures=measures, columns=columns)
             elif needs_data:
-                self._calib_text = written(options.samples, 2 * options.seed, "Generating calibration text")
+                self._calib_text = written(samples, length, 2 * options.seed, "Generating calibration text")
             if measures and self._eval_text is None:
-                self._eval_text = written(options.eval_samples, 2 * options.seed + 1, "Generating evaluation text")
+                self._eval_text = written(eval_samples, eval_length, 2 * options.seed + 1, "Generating evaluation text")
+
+    @property
+    def _eval_length(self) -> int:
+        """The number of tokens per sequence of the evaluation."""
+        return self._given.eval_length(self._length)
 
     def _from_calib(
         self, from_file: Callable[[Path, int, int], CalibrationText], *, needs_data: bool, measures: bool, columns: int
@@ -317,9 +361,10 @@ class _QuantizeRun:
         """Read the calibration file, and hold out a part of it if there is no other text for the evaluation."""
         options, path = self.options, self.options.calib
         assert path is not None
+        samples, eval_samples = options.samples or 0, options.eval_samples or 0
         holds_out = measures and self._eval_text is None
-        whole = from_file(path, options.samples + options.eval_samples * holds_out, columns)
-        held_out = min(options.eval_samples, max(1, len(whole.tokens) // _HELD_OUT)) if holds_out else 0
+        whole = from_file(path, samples + eval_samples * holds_out, columns)
+        held_out = min(eval_samples, max(1, len(whole.tokens) // _HELD_OUT)) if holds_out else 0
         if held_out == len(whole.tokens):
             raise InputError(
                 f"{path} has only one sequence of {whole.tokens.shape[1]} tokens",
@@ -328,14 +373,15 @@ class _QuantizeRun:
             )
         if holds_out:
             self._eval_text = CalibrationText(
-                whole.tokens[-held_out:], f"{held_out} sequences of {path}, held out from calibration"
+                whole.tokens[-held_out:, : self._eval_length],
+                f"{held_out} sequences of {path}, held out from calibration",
             )
         if not needs_data:
             return
         self._calib_text = CalibrationText(whole.tokens[: len(whole.tokens) - held_out], whole.origin)
-        if self._calib_text.tokens.size < options.samples * self._length:
+        if self._calib_text.tokens.size < samples * self._length:
             self._remarks.append(
-                f"calibration used {self._calib_text.tokens.size} of {options.samples * self._length} requested tokens"
+                f"calibration used {self._calib_text.tokens.size} of {samples * self._length} requested tokens"
             )
 
     # Quantisation
@@ -450,7 +496,7 @@ class _QuantizeRun:
         weights = sum(site.elements for site in self._source.sites)
         bits = nbytes * 8 / weights
         points = [] if quality is None else [Point("this output", bits, quality.kld, "this output")]
-        if quality is not None and self._evaluation is not None and self.plain_roundings:
+        if quality is not None and self._evaluation is not None and self.options.report and self.plain_roundings:
             with self._phase("curve"):
                 points += self._curve_points(self._evaluation, nbytes - sum(row.nbytes for row in rows), weights)
         points += [

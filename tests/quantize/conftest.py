@@ -28,6 +28,8 @@ QUICK = {"samples": 8, "length": 32, "eval_samples": 4, "threads": 1}
 
 def quick(**options: Any) -> QuantizeOptions:
     """Options of a short run."""
+    if "recipe" not in options:
+        options.setdefault("method", "search")  # None, the default method, needs a calibration text
     return QuantizeOptions(**{**QUICK, **options})
 
 

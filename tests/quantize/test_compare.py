@@ -49,25 +49,25 @@ def test_a_comparison(small: Path, tmp_path: Path) -> None:
     def progress(phase: str, done: float, total: float) -> None:
         made.append(phase.partition(":")[0])
 
-    result = compare(small, tmp_path / "out", wanted, quick(), most_kld=1e-3, progress=progress)
+    result = compare(small, tmp_path / "out", wanted, quick(method=None), most_kld=1e-3, progress=progress)
     assert result.taken == "search-8-32" and list(result.reports) == ["rtn-nl2", "search-4-16", "search-8-32"]
     plain = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert plain["taken"] == "search-8-32" and set(plain["reports"]) == set(made)
     page = (tmp_path / "out" / "comparison.html").read_text()
     assert "Recommended: search-8-32" in page and 'href="rtn-nl2/quantization_report.html"' in page
     made.clear()
-    again = compare(small, tmp_path / "out", wanted, quick(), progress=progress)
+    again = compare(small, tmp_path / "out", wanted, quick(method=None), progress=progress)
     assert not made and list(again.reports) == list(result.reports)
     with pytest.raises(ModelFolderError, match=r"does not contain rtn-nl2 of"):
-        compare(small, tmp_path / "out", wanted, quick(seed=5))
+        compare(small, tmp_path / "out", wanted, quick(method=None, seed=5))
     with pytest.raises(OptionError, match="evaluate is off"):
-        compare(small, tmp_path / "no", wanted, quick(evaluate=False))
+        compare(small, tmp_path / "no", wanted, quick(method=None, evaluate=False))
     for options in ({"bits": 3}, {"method": "gptq"}, {"recipe": tmp_path / "recipe.yaml"}, {"format": "nl3"}):
         with pytest.raises(OptionError, match=f"{next(iter(options))} is .*several outputs are compared"):
-            compare(small, tmp_path / "no", wanted, quick(**options))
+            compare(small, tmp_path / "no", wanted, quick(**{"method": None, **options}))
     for most in (float("nan"), -1.0, 0.0):
         with pytest.raises(OptionError, match="max_kld is"):
-            compare(small, tmp_path / "no", wanted, quick(), most_kld=most)
+            compare(small, tmp_path / "no", wanted, quick(method=None), most_kld=most)
     assert not (tmp_path / "no").exists()
     with pytest.raises(OptionError, match="method is 'x'"):
-        compare(small, tmp_path / "no", parse_variants("x/4/32,rtn/4/32"), quick())
+        compare(small, tmp_path / "no", parse_variants("x/4/32,rtn/4/32"), quick(method=None))

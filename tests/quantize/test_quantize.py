@@ -578,7 +578,9 @@ def test_sizes() -> None:
 
 
 def test_the_report(small: Path, tmp_path: Path) -> None:
-    report: Report = quantize_model(small, tmp_path / "out", quick(method="gptq"), command="genai quantize <x> & y")
+    report: Report = quantize_model(
+        small, tmp_path / "out", quick(method="gptq", report=True), command="genai quantize <x> & y"
+    )
     plain = read_report(tmp_path / "out")
     assert plain["quality"]["kld"] == report.quality.kld if report.quality else False
     assert plain["command"] == "genai quantize <x> & y"
