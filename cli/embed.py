@@ -61,6 +61,9 @@ def embed(
     prompt_name: Annotated[
         str | None, typer.Option("--prompt-name", help="Prompt of the model to put before each text, such as query.")
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option("--task", help="Task whose adapter is used, for jina-embeddings-v3 [default: none].")
+    ] = None,
     dimensions: Annotated[
         int | None, typer.Option("--dimensions", help="Keep only this number of dimensions.", min=1)
     ] = None,
@@ -104,6 +107,7 @@ def embed(
         max_length=max_length,
         threads=threads,
         precision=precision,
+        task=adapter,
     ) as embedder:
         voice = Voice(quiet)
         voice.say(f"{embedder.dimensions} dimensions, {'+'.join(embedder.pooling)} pooling")

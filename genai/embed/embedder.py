@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..common.paths import expanded
 from ..common.single import Single
 from ..convert.encoders.build import built_encoder, is_encoder_checkpoint
+from ..convert.encoders.families import adapter_tasks
 from ..convert.encoders.spec import TokenScore
 from ..devices import open_executor
 from ..errors import ConfigError, ModelFolderError, OptionError, StateError, UnsupportedModelError
@@ -57,6 +58,8 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         accuracy: see genai.Model.
         device: "cpu", or "reference": the computation in plain NumPy, for comparisons.
         precision: storage format of a checkpoint's weights: "fp32", "fp16", "int8" or "int4".
+        task: name of the task whose adapter is merged into a checkpoint's weights, for jina-embeddings-v3
+            (`embedder.tasks` lists them) [default: no adapter].
 
     Raises:
         ModelFolderError, ConfigError: a file is missing or malformed.
@@ -76,6 +79,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         accuracy: str = "auto",
         device: str = "cpu",
         precision: str = "fp32",
+        task: str | None = None,
     ) -> None:
         check_model_options(threads=threads, accuracy=accuracy, device=device, max_length=max_length)
         folder = expanded(model)
@@ -87,7 +91,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             self._files = LoadedFiles(folder, {})
             self._text, self._encoder = load_parts(
                 self._description, TOKEN_OUTPUTS, file=file, max_length=max_length, threads=threads, accuracy=accuracy,
-                device=device, precision=precision, files=self._files,
+                device=device, precision=precision, files=self._files, task=task,
             )  # fmt: skip
             if self._encoder.info.rows != "tokens":
                 raise UnsupportedModelError(
@@ -122,6 +126,11 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
     def max_length(self) -> int:
         """The maximum number of tokens of a text, special tokens included. Longer texts are truncated."""
         return self._text.max_length
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that the checkpoint has adapters for; see the argument `task`."""
+        return adapter_tasks(self._description.config)
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -288,9 +297,9 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
 def load_parts(
     description: EncoderFolder, outputs: Sequence[str], *, file: str | None, max_length: int | None,
     threads: int | None, accuracy: str, device: str, precision: str, files: LoadedFiles | None = None,
-    score: TokenScore | None = None,
+    score: TokenScore | None = None, task: str | None = None,
 ) -> tuple[TextEncoder, Encoder]:  # fmt: skip
-    """Load the tokenizer and the graph of an encoder's folder. `score` is needed for a decoder that is a reranker."""
+    """Load the tokenizer and the graph of an encoder's folder; see `build_encoder` for `score` and `task`."""
     folder = description.folder
     limit = description.max_length if max_length is None else max_length
     if limit > description.longest:
@@ -305,8 +314,15 @@ def load_parts(
             "encoders run on the CPU only, because GPUs have no kernels for attention to later tokens yet",
             'use device="cpu"',
         )
-    if file is None and not has_graph(folder) and (score is not None or is_encoder_checkpoint(folder)):
-        graph = find_graph(built_encoder(folder, precision, score=score))
+    is_checkpoint = file is None and (score is not None or is_encoder_checkpoint(folder))
+    if task is not None and not (is_checkpoint and isinstance(task, str)):
+        raise OptionError(
+            f"task = {task!r:.80}",
+            "an adapter is merged into the weights when the graph of a checkpoint (*.safetensors) is built",
+            "leave task out, or pass a folder with a checkpoint",
+        )
+    if is_checkpoint and (task or not has_graph(folder)):
+        graph = find_graph(built_encoder(folder, precision, score=score, task_name=task or ""))
     elif precision != "fp32":
         raise OptionError(
             f"precision = {precision!r:.80}",

@@ -362,3 +362,42 @@ def test_frequencies_of_the_first_gte_checkpoints(checkpoint: Checkpoint, tmp_pa
         (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
         with pytest.raises(error, match=message):
             build_encoder(folder, tmp_path / "refused", FP32)
+
+
+def test_adapters_of_tasks(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first checkpoints of jina-embeddings-v3: weights with an adapter per task, merged for one of them."""
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
+    folder, golden = checkpoint("jina_v3"), GOLDENS["jina_v3"]
+    config = json.loads((folder / "config.json").read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    changes = {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "rotary_emb_base": theta,
+               "lora_adaptations": ["retrieval.query", "text-matching"], "lora_rank": 3, "lora_alpha": 1.5}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    rng, tensors = np.random.default_rng(0), load_file(folder / "model.safetensors")
+    stored = {}
+    for name, array in tensors.items():
+        if not name.endswith(".weight") or array.ndim != 2:
+            stored[f"roberta.{name}"] = array
+            continue
+        layer, (rows, columns) = name.removesuffix(".weight"), array.shape
+        shapes = [(2, 3, columns), (2, rows, 3)] if "embeddings" not in layer else [(2, rows, 3), (2, 3, columns)]
+        a, b = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes)
+        product = (a @ b if "embeddings" in layer else b @ a)[1]
+        stored[f"roberta.{layer}.parametrizations.weight.original"] = array - product * np.float32(0.5)
+        stored[f"roberta.{layer}.parametrizations.weight.0.lora_A"] = a
+        stored[f"roberta.{layer}.parametrizations.weight.0.lora_B"] = b
+    save_file(stored, folder / "model.safetensors")
+    with Embedder(folder, threads=1, task="text-matching") as embedder:
+        assert embedder.tasks == ("retrieval.query", "text-matching")
+        np.testing.assert_allclose(embedder.embed(golden["texts"]), golden["vectors"][""], rtol=0, atol=1e-5)
+    for task in (None, "retrieval.query"):
+        with Embedder(folder, threads=1, task=task) as embedder:
+            assert np.abs(embedder.embed(golden["texts"]) - golden["vectors"][""]).max() > 0.01
+    with pytest.raises(genai.OptionError, match=r"adapters for retrieval\.query, text-matching"):
+        Embedder(folder, threads=1, task="retrieval.querry")
+    with pytest.raises(genai.OptionError, match="adapters for no tasks"):
+        Embedder(checkpoint("roberta"), threads=1, task="text-matching")
+    with pytest.raises(genai.OptionError, match="an adapter is merged into the weights"):
+        Embedder(MODELS / "deberta_v2_reranker" / "onnx", threads=1, task="x", pooling="mean")
+    shown = run("embed", folder, "-p", golden["texts"][1], "--task", "text-matching")
+    np.testing.assert_allclose(json.loads(shown.stdout), golden["vectors"][""][1], rtol=0, atol=1e-5)

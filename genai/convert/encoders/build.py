@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +11,12 @@ from genai.common.log import logger
 from genai.common.progress import task
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
+<<<<<<< HEAD
 from ...errors import ModelFolderError
 from ...hub.built import note_use
+=======
+from ...errors import ModelFolderError, OptionError, did_you_mean
+>>>>>>> 76fd0fb8 (Merge the adapter of a task into jina-embeddings-v3)
 from ...weight_files.safetensors import SafetensorsFile
 from ...weight_files.tensor_files import TensorFiles
 from ..build import identity_of
@@ -21,8 +25,8 @@ from ..folder import copy_tokenizer, locked, require_absent, require_tokenizer, 
 from ..graph_writer import DataFile, Export, GraphWriter
 from ..options import ExportOptions
 from ..weights import Weights
-from .families import describe, is_encoder
-from .graph import EncoderWeights, EncoderWriter
+from .families import EncoderConfig, adapter_tasks, describe, is_encoder
+from .graph import EncoderWeights, EncoderWriter, TaskAdapter
 from .score import token_score
 from .spec import TokenScore
 
@@ -48,7 +52,7 @@ class _Tensors(TensorFiles[SafetensorsFile]):
 
 
 def build_encoder(
-    checkpoint: Path, output: Path, options: ExportOptions, *, score: TokenScore | None = None,
+    checkpoint: Path, output: Path, options: ExportOptions, *, score: TokenScore | None = None, task_name: str = "",
     progress: Callable[[int], None] = lambda count: None,
 ) -> Path:  # fmt: skip
     """Write an encoder's folder from a Hugging Face checkpoint and return it. The folder appears when it is complete.
@@ -59,6 +63,7 @@ def build_encoder(
         options: the precision of the weights, and their blocks.
         score: if given, the checkpoint is a decoder, of which only this score is computed [default: as modules.json
             says].
+        task_name: name of the task whose adapter is merged into the weights; "" = none.
         progress: called with the size in bytes of every tensor that is read.
 
     Raises:
@@ -66,11 +71,13 @@ def build_encoder(
         UnsupportedModelError, ConfigError: the model is not a known encoder, or its configuration is malformed.
         InputError: a tensor is missing, has the wrong shape, or contains NaN or infinity.
     """
-    spec = describe(read_json(checkpoint, CONFIG), score or token_score(checkpoint))
+    config = read_json(checkpoint, CONFIG)
+    spec = describe(config, score or token_score(checkpoint))
+    adapter = _adapter(config, task_name)
     require_tokenizer(checkpoint)
     require_absent(output)
     tensors = _Tensors(checkpoint, progress)
-    weights = EncoderWeights(tensors, spec.prefixes)
+    weights = EncoderWeights(tensors, spec.prefixes, adapter)
     try:
         with unfinished_folder(output) as unfinished:
             folder = unfinished / "onnx"
@@ -113,11 +120,29 @@ def is_encoder_checkpoint(folder: Path) -> bool:
     return is_encoder(read_json(folder, CONFIG), has_modules=(folder / "modules.json").is_file())
 
 
-def built_encoder(checkpoint: Path, precision: str = "fp32", *, score: TokenScore | None = None) -> Path:
+def _adapter(config: Mapping[str, Any], task_name: str) -> TaskAdapter | None:
+    tasks = adapter_tasks(config)
+    if not task_name:
+        return None
+    if task_name not in tasks:
+        raise OptionError(
+            f"task = {task_name!r:.80}",
+            f"the model has adapters for {', '.join(tasks) or 'no tasks'}",
+            did_you_mean(task_name, tasks, "choose one of them") if tasks else "leave the task out",
+        )
+    values = EncoderConfig(config)
+    return TaskAdapter(
+        tasks.index(task_name), values.number("lora_alpha", default=1.0) / values.whole("lora_rank", default=4)
+    )
+
+
+def built_encoder(
+    checkpoint: Path, precision: str = "fp32", *, score: TokenScore | None = None, task_name: str = ""
+) -> Path:
     """Return the folder of an encoder in the cache, which is built first if it does not exist.
 
     Args:
-        checkpoint, score: see `build_encoder`.
+        checkpoint, score, task_name: see `build_encoder`.
         precision: storage format of the weights.
 
     Raises:
@@ -127,6 +152,9 @@ def built_encoder(checkpoint: Path, precision: str = "fp32", *, score: TokenScor
     name = f"{checkpoint.resolve().name}-{identity_of(checkpoint, options)}"
     if score is not None:
         name += f"-score-{score.true_id}" + ("" if score.false_id is None else f"-{score.false_id}")
+    if task_name:
+        _adapter(read_json(checkpoint, CONFIG), task_name)  # a name that is safe in a path
+        name += f"-{task_name.replace('/', '-')}"
     target = cache_root() / "models" / name
     if (target / "onnx" / "model.onnx").is_file():
         note_use(target)
@@ -136,7 +164,7 @@ def built_encoder(checkpoint: Path, precision: str = "fp32", *, score: TokenScor
     with locked(target.parent):
         if not (target / "onnx" / "model.onnx").is_file():
             with task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
-                build_encoder(checkpoint, target, options, score=score, progress=building.add)
+                build_encoder(checkpoint, target, options, score=score, task_name=task_name, progress=building.add)
             _log.info("built %s in %s", checkpoint, target)
     note_use(target)
     return target

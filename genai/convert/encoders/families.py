@@ -160,6 +160,20 @@ def is_encoder(config: Mapping[str, Any], *, has_modules: bool) -> bool:
     return model_type in _FAMILIES
 
 
+def adapter_tasks(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the tasks that the checkpoint has adapters for (jina-embeddings-v3), in the order of their tensors.
+
+    Raises:
+        ConfigError: lora_adaptations is not a list of names.
+    """
+    tasks = values.get("lora_adaptations") or ()
+    if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
+        raise ConfigError(
+            f"config.json: lora_adaptations is {tasks!r:.80}", "a list of names is expected", "correct the file"
+        )
+    return tuple(tasks)
+
+
 def describe(values: Mapping[str, Any], score: TokenScore | None = None) -> EncoderSpec:
     """Return the description of an encoder.
 
@@ -254,6 +268,9 @@ def bert(config: EncoderConfig) -> EncoderSpec:
 
 @family("roberta", "xlm-roberta", "camembert")
 def roberta(config: EncoderConfig) -> EncoderSpec:
+    if config.values.get("position_embedding_type") == "rotary":  # the first checkpoints of jina-embeddings-v3
+        rotary: EncoderSpec = jina_v3(EncoderConfig({**config.values, "position_embedding_type": "absolute"}))
+        return rotary
     head = Head((("classifier.dense", "tanh"), ("classifier.out_proj", ""))) if config.is_classifier else None
     return EncoderSpec(
         **_sizes(config, **_after_padding(config)), **_embeddings(config, has_types=False), names=_bert_names,
@@ -442,7 +459,7 @@ def jina_v3(config: EncoderConfig) -> EncoderSpec:
         )  # fmt: skip
 
     sizes = _sizes(config)
-    theta, factor = config.rotation("rope_theta", default=20000.0)
+    theta, factor = config.rotation("rotary_emb_base", "rope_theta", default=20000.0)
     head = Head((("classifier.dense", "tanh"), ("classifier.out_proj", ""))) if config.is_classifier else None
     return EncoderSpec(
         **sizes, **{**_embeddings(config, has_types=False), "positions": "", "embedding_norm": "emb_ln"}, names=names,

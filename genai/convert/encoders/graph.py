@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import InputError
 from ..graph_writer import FLOAT, INT64, Dims, Export, hidden_dims
 from ..layers import write_linear
 from ..projection import Projection
@@ -24,14 +26,36 @@ _HIDDEN = -1e9  # added to scores of hidden tokens; finite, so that rows of padd
 _SEQUENCE: Dims = ["batch_size", "sequence_length"]
 
 
-class EncoderWeights(Mapping[str, NDArray[Any]]):
-    """Tensors by the names of a model without a head, whatever prefix they have in the checkpoint."""
+# A parametrised weight of torch.nn.utils.parametrize: the weight itself, and the factors of its adapters.
+_ORIGINAL, _FACTORS = ".parametrizations.weight.original", ".parametrizations.weight.0.lora_"
 
-    def __init__(self, tensors: Mapping[str, NDArray[Any]], prefixes: tuple[str, ...]) -> None:
-        self._tensors = tensors
+
+@dataclass(frozen=True)
+class TaskAdapter:
+    """The adapter that is merged into the weights: its index in the checkpoint's tensors, and its scale."""
+
+    index: int
+    scale: float
+
+
+class EncoderWeights(Mapping[str, NDArray[Any]]):
+    """Tensors by the names of a model without a head, whatever prefix they have in the checkpoint.
+
+    Args:
+        tensors: tensors by their names in the checkpoint.
+        prefixes: prefixes of names that are removed.
+        adapter: if given, this adapter is added to each weight that has adapters; otherwise, adapters are ignored.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, NDArray[Any]], prefixes: tuple[str, ...], adapter: TaskAdapter | None = None
+    ) -> None:
+        self._tensors, self._adapter = tensors, adapter
         self._names: dict[str, str] = {}
         for stored in tensors:
-            name = stored
+            if _FACTORS in stored:
+                continue
+            name = stored.replace(_ORIGINAL, ".weight")
             for prefix in prefixes:
                 name = name.removeprefix(prefix)
             for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
@@ -39,7 +63,24 @@ class EncoderWeights(Mapping[str, NDArray[Any]]):
             self._names[name] = stored
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._tensors[self._names[name]]
+        stored = self._names[name]
+        tensor = self._tensors[stored]
+        if self._adapter is None or not stored.endswith(_ORIGINAL):
+            return tensor
+        a, b = (self._tensors[stored.replace(_ORIGINAL, _FACTORS + factor)] for factor in "AB")
+        # A linear layer has factors A [tasks, rank, inputs] and B [tasks, outputs, rank]; an embedding table has
+        # A [tasks, rows, rank] and B [tasks, rank, width].
+        is_table = a.shape[1] == tensor.shape[0] and a.shape[2] == b.shape[1]
+        index, factors = self._adapter.index, (a, b) if is_table else (b, a)
+        if a.ndim != 3 or b.ndim != 3 or not index < min(len(a), len(b)):
+            raise InputError(
+                f"the adapters of {name} have the shapes {list(a.shape)} and {list(b.shape)}",
+                "three axes are expected, the first of which counts the tasks",
+                "download the checkpoint again",
+            )
+        first, second = (np.asarray(factor[index], np.float32) for factor in factors)
+        merged: NDArray[np.float32] = np.asarray(tensor, np.float32) + first @ second * np.float32(self._adapter.scale)
+        return merged
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
