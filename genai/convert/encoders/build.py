@@ -11,12 +11,8 @@ from genai.common.log import logger
 from genai.common.progress import task
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
-<<<<<<< HEAD
-from ...errors import ModelFolderError
-from ...hub.built import note_use
-=======
 from ...errors import ModelFolderError, OptionError, did_you_mean
->>>>>>> 76fd0fb8 (Merge the adapter of a task into jina-embeddings-v3)
+from ...hub.built import note_use
 from ...weight_files.safetensors import SafetensorsFile
 from ...weight_files.tensor_files import TensorFiles
 from ..build import identity_of
