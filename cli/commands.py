@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from genai.errors import GenaiError
 
+from .completions import complete
 from .help_page import write_example, write_options
 from .variables import bind_variables, name_variables
 
@@ -28,6 +29,7 @@ class _Shared:
         # typer would truncate its automatic short help at the window's width.
         command.short_help = re.split(r"(?<=[.:]) |\n\n", command.help or "", maxsplit=1)[0].rstrip(":.") + "."
         bind_variables(command.params)
+        complete(command.params)
         for parameter in command.params:
             if parameter.param_type_name == "argument" and parameter.metavar is None:
                 parameter.metavar = parameter.name.upper()

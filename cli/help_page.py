@@ -9,6 +9,7 @@ from typing import Any
 
 from genai.errors import OptionError
 
+from .completions import FILES, takes_model
 from .short_help import SHORT_HELP
 from .variables import is_from_variable
 
@@ -77,8 +78,19 @@ def _row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     if record is None:
         return None
     # Show types in the usual form: "<int range>" becomes N.
-    named = re.sub(_KIND, lambda found: _KINDS.get(found[1].lower(), found[1].upper()), record[0])
+    named = re.sub(_KIND, lambda found: _kind(parameter, found[1].lower()), record[0])
+    if takes_model(parameter) and parameter.param_type_name == "argument":
+        named = named.removesuffix(" MODEL")  # the name of the argument says what it is
     return named, record[1].replace("-", _WHOLE)
+
+
+def _kind(parameter: Any, kind: str) -> str:
+    """Return the usual form of a parameter's type."""
+    if takes_model(parameter):
+        return "MODEL"
+    if parameter.name in FILES and kind == "str":
+        return "FILE"
+    return _KINDS.get(kind, kind.upper())
 
 
 def _write_section(formatter: Any, name: str, rows: list[tuple[str, str]]) -> None:

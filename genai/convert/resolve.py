@@ -22,10 +22,10 @@ from ..errors import (
     UnsupportedModelError,
     did_you_mean,
 )
-from ..hub.built import find_built, note_use
+from ..hub.built import note_use
 from ..hub.choosing import CHECKPOINT, ONNX
 from ..hub.known import known_models
-from ..hub.local import bundled_or, exists, pulled_model
+from ..hub.local import exists, named_or, pulled_model
 from ..hub.pull import PullHooks, PullPlan, plan_pull, pull_model
 from ..hub.references import parse
 from ..hub.store import PulledModel, models
@@ -88,7 +88,7 @@ def find_or_pull(name: str | Path, pulling: PullHooks | None, *, quantised: bool
     """Return an existing path, or the cached model, which is pulled first if it is missing and `pulling` is given."""
     if (pulled := pulled_model(name)) is not None:
         return pulled
-    path, reference = bundled_or(expanded(name)), parse(name)
+    path, reference = named_or(expanded(name)), parse(name)
     if reference is None or pulling is None:
         return path
     if not reference.explicit and (exists(path) or not _names_no_folder(name)):
@@ -110,8 +110,6 @@ def found_model(name: str | Path) -> Path | PullPlan:
     Raises:
         GenaiError: see `plan_pull`.
     """
-    if (built := find_built(str(name))) is not None and not exists(Path(name)):
-        return built.folder
     source = find_or_pull(name, None)
     if isinstance(source, PulledModel):
         if source.kind == ONNX:

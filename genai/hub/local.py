@@ -10,6 +10,7 @@ from shlex import quote
 
 from ..common.paths import expanded
 from ..errors import ModelFolderError
+from .built import find_built
 from .choosing import ONNX
 from .known import BUNDLED_MODEL, bundled_model
 from .references import parse
@@ -74,9 +75,14 @@ def check_unambiguous(text: str) -> None:
     )
 
 
-def bundled_or(path: Path) -> Path:
-    """Return a path, or the bundled model's folder if the path is its name and does not exist."""
-    return bundled_model() if str(path) == BUNDLED_MODEL and not exists(path) else path
+def named_or(path: Path) -> Path:
+    """Return a path; if it does not exist, and is the name of the bundled model or a built model, return its folder."""
+    if len(path.parts) != 1 or exists(path):
+        return path
+    if str(path) == BUNDLED_MODEL:
+        return bundled_model()
+    built = find_built(str(path))
+    return path if built is None else built.folder
 
 
 def model_folder_of(reference: str | Path) -> Path:
@@ -87,7 +93,7 @@ def model_folder_of(reference: str | Path) -> Path:
     """
     pulled = pulled_model(reference)
     if pulled is None:
-        return bundled_or(expanded(reference))
+        return named_or(expanded(reference))
     if pulled.kind == ONNX:
         return pulled.path
     for folder in pulled.built():
