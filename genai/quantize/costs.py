@@ -36,9 +36,9 @@ class Cost:
 
 # Measured as processor time with `python -m tools.quantise_costs --random` on one thread of an Intel Xeon with AMX, at
 # 4 bits in blocks of 32, with 4,096 calibration tokens: rtn, search and gptq with random weights and a hidden size of
-# 512 (27 million weights), the others with the bundled model (4.3 million). The time per calibration token is that of the
-# run with 1.24 billion weights in docs/explanation/quantisation.md. Wider models take longer per weight, because GPTQ
-# factorises a matrix of columns x columns.
+# 512 (27 million weights), the others with the bundled model (4.3 million). The time per calibration token is that of
+# the run with 1.24 billion weights in docs/explanation/quantisation.md. Wider models take longer per weight, because
+# GPTQ factorises a matrix of columns x columns.
 _PASS = 0.011
 COSTS: dict[str, Cost] = {
     "rtn": Cost(0.028),

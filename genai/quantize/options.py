@@ -119,6 +119,20 @@ class QuantizeOptions:
                 "the level must be from 0 to 4",
                 "set accuracy_level to 4 (int8 activations) or 1 (float32 activations)",
             )
+        self._check_targets()
+        if not self.evaluate and self.report:
+            raise OptionError(
+                "report is set, but evaluate is off", "report selects the full evaluation",
+                "omit --report or --no-eval",
+            )  # fmt: skip
+        if not self.evaluate and self.eval_file is not None:
+            raise OptionError(
+                "eval_file is set, but evaluate is off",
+                "eval_file has no effect without an evaluation",
+                "omit --eval-file or --no-eval",
+            )
+
+    def _check_targets(self) -> None:
         targets = [name for name in ("target_bits", "target_size", "target_kld") if getattr(self, name) is not None]
         if len(targets) > 1:
             raise OptionError(
@@ -161,17 +175,6 @@ class QuantizeOptions:
                 "a target determines the format, the bits and the block size",
                 "omit the target or these settings; a target can be combined with --method and --asymmetric",
             )  # fmt: skip
-        if not self.evaluate and self.report:
-            raise OptionError(
-                "report is set, but evaluate is off", "report selects the full evaluation",
-                "omit --report or --no-eval",
-            )  # fmt: skip
-        if not self.evaluate and self.eval_file is not None:
-            raise OptionError(
-                "eval_file is set, but evaluate is off",
-                "eval_file has no effect without an evaluation",
-                "omit --eval-file or --no-eval",
-            )
 
     @property
     def choice(self) -> FormatChoice:
