@@ -51,6 +51,7 @@ def batch(
     ] = False,
     template_args: TemplateArgs = None,
     special: opt.SpecialTokens = None,
+    literal: opt.Literal = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an existing OUTPUT.")] = False,
     retry: Annotated[
         bool, typer.Option("--retry-errors", help="Continue an existing OUTPUT and retry the lines that failed.")
@@ -109,7 +110,8 @@ def batch(
     asking = PromptFormat(prompt_template, as_chat, flags.adapter, variables)
     lines = open_lines(input, format)
     asking.check_columns(lines)
-    options = {**sampling, **({"add_special_tokens": special} if special is not None else {})}
+    asked = {"add_special_tokens": special, "literal": literal}
+    options = {**sampling, **{name: value for name, value in asked.items() if value is not None}}
     with _engine(model, ray, workers, flags, max_sequences) as llm:
         if as_chat:
             need_chat_template(llm)

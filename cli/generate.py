@@ -82,6 +82,7 @@ def generate(
     ] = None,
     template_args: TemplateArgs = None,
     special: opt.SpecialTokens = None,
+    literal: opt.Literal = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Stop after this many seconds.")] = None,
     logprobs: Annotated[
         int | None,
@@ -116,10 +117,12 @@ def generate(
     texts = _texts(prompts, files, as_chat is True, flags.voice)
     with flags.load_llm(model) as llm:
         is_chat = _is_chat(llm, as_chat, system, variables)
-        rendered = _rendered(llm, texts, system, variables) if is_chat else texts
+        rendered = _rendered(llm, texts, system, variables, literal) if is_chat else texts
+        literal = None if is_chat else literal  # rendering has applied it to the conversation
+        options |= {"literal": literal} if literal is not None else {}
         if flags.show_prompt:
             for text in rendered:
-                dump_prompt(llm, text, add_special_tokens=special)
+                dump_prompt(llm, text, add_special_tokens=special, literal=literal)
         failed = False
         if len(rendered) == samples == 1 and not as_json and beams is None:
             completions = [_stream(llm, rendered[0], flags, options)]
@@ -185,14 +188,17 @@ def _is_chat(llm: LLM, as_chat: bool | None, system: str | None, variables: Mapp
     return as_chat is None and bool(llm.tokenizer.chat_template)
 
 
-def _rendered(llm: LLM, texts: Sequence[str], system: str | None, variables: Mapping[str, Any]) -> list[str]:
+def _rendered(
+    llm: LLM, texts: Sequence[str], system: str | None, variables: Mapping[str, Any], literal: bool | None
+) -> list[str]:
     """Return the prompts of conversations with one user message each."""
     before = [] if system is None else [{"role": "system", "content": system}]
     for index, text in enumerate(texts):
         if not text.strip():
             where = f"prompt {index} is empty" if len(texts) > 1 else "the prompt is empty"
             raise InputError(where, "a user message has text", 'pass a text, such as -p "What is 12 + 7?"')
-    return [llm.render([*before, {"role": "user", "content": text}], template=variables) for text in texts]
+    conversations = [[*before, {"role": "user", "content": text}] for text in texts]
+    return [llm.render(messages, template=variables, literal=literal) for messages in conversations]
 
 
 def _note_empty(llm: LLM, completion: Completion, voice: Voice, *, is_only: bool) -> None:

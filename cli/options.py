@@ -93,6 +93,13 @@ SpecialTokens = Annotated[
         help="Add the tokenizer's special tokens, such as BOS, to prompts [default: to raw prompts].",
     ),
 ]
+Literal = Annotated[
+    bool | None,
+    typer.Option(
+        "--literal/--no-literal",
+        help="Treat special tokens in texts, such as <|im_end|>, as ordinary text [default: the model's setting].",
+    ),
+]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Print the exact prompt and its token ids to stderr.")]
 CtxShift = Annotated[
     bool,

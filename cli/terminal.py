@@ -207,9 +207,16 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "genai"
 
 
-def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False, add_special_tokens: bool | None = None) -> None:
+def dump_prompt(
+    llm: LLM,
+    text: str,
+    *,
+    with_pieces: bool = False,
+    add_special_tokens: bool | None = None,
+    literal: bool | None = None,
+) -> None:
     """Print the exact text and token ids of a prompt; with pieces, also each token's vocabulary entry."""
-    ids = llm.encode(text, add_special_tokens=add_special_tokens)
+    ids = llm.encode(text, add_special_tokens=add_special_tokens, literal=literal)
     tokens = [f"{id_}:{llm.tokenizer.token_text(id_)!r}" if with_pieces else str(id_) for id_ in ids]
     say(text, exactly=True)
     say(f"[{len(ids)} tokens] {' '.join(tokens)}")

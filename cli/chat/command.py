@@ -40,6 +40,7 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option("-s", "--system", help="System message.")] = None,
     template_args: TemplateArgs = None,
+    literal: opt.Literal = None,
     greedy: Annotated[
         bool,
         typer.Option("--greedy", help="Always choose the most likely token: temperature 0.", rich_help_panel=SAMPLING),
@@ -106,6 +107,7 @@ def chat(
         "on_overflow": on_overflow,
         "ctx_shift": flags.shift,
         "draws": True,
+        "literal": literal,
     }
     session = ChatSession(load(model, alone=True), **session_options, **sampling)
     try:
@@ -170,7 +172,9 @@ def _session_saved_to(
     with _locked(session_path):
         if session_path.exists():
             with task(f"Loading the session {session_path.stem}"):
+                literal = session.literal
                 session.load(session_path)
+                session.literal = session.literal if literal is None else literal
             session.set_options(**sampling)  # flags override the saved options
             session.set_template(variables)
             session.system = session.system if system is None else system

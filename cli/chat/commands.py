@@ -82,6 +82,12 @@ def _set(loop: Loop, argument: str) -> None:
                 f"/set {name} {value}: invalid value", f"allowed: {', '.join(OVERFLOWS)}", "use one of these values"
             )
         loop.session.on_overflow = value
+    elif name == "literal":
+        if value not in _LITERAL:
+            raise OptionError(
+                f"/set {name} {value}: invalid value", "on, off or default is expected", f"type /set {name} on"
+            )
+        loop.session.literal = _LITERAL[value]
     elif name == "think":
         loop.session.set_template(thinking_of(value, loop.template_variables()))
     elif name.startswith(_TEMPLATE):
@@ -143,11 +149,16 @@ def _own_settings(loop: Loop) -> dict[str, str]:
         for name in dict.fromkeys([*loop.template_variables(), *given])
     }
     thinking = {} if (now := thinking_now(given, loop.template_variables())) is None else {"think": now}
-    return {**switches, "on-overflow": loop.session.on_overflow, **thinking, **variables}
+    literal = loop.session.literal
+    if literal is None:
+        literal = loop.session.llm.tokenizer.is_literal
+    own = {"on-overflow": loop.session.on_overflow, "literal": _shown(literal)}
+    return {**switches, **own, **thinking, **variables}
 
 
 # Prefix of the settings that are variables of the chat template.
 _TEMPLATE = "template."
+_LITERAL = {"on": True, "off": False, "default": None}
 # Settings of the loop itself, and the attributes that store them.
 _SWITCHES = {"markdown": "markdown", "stats": "show_stats", "prompts": "dump"}
 
@@ -163,6 +174,7 @@ def setting_values(variables: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
     more = {
         **dict.fromkeys(_SWITCHES, ("on", "off")),
         "on-overflow": OVERFLOWS,
+        "literal": tuple(_LITERAL),
         "think": ("on", "off", "default"),
         **{f"{_TEMPLATE}{name}": ("true", "false", "default") for name in variables},
     }

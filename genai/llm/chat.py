@@ -22,6 +22,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..lora.store import AdapterChoice, NamedChoice, PinnedAdapters
+from ..text.chat_template import RenderedText
 from ..text.parsing import Event, ToolCall
 from .completion import ChatReply, Completion
 from .llm import LLM
@@ -59,6 +60,8 @@ class ChatSession:
         ctx_shift: when a reply fills the context, drop the older half of the tokens after the system message (or after
             a given number of first tokens), and continue; see `RequestOptions`. Nothing is recomputed.
         draws: True to draw tokens as `genai chat` does if the model's files name no sampling; see LLM.chat_params.
+        literal: True to keep special tokens in messages, tools and their results as ordinary text; see LLM.chat. The
+            attribute can be changed between messages.
         options: fields of SamplingParams; n must be 1.
 
     Attributes:
@@ -90,6 +93,7 @@ class ChatSession:
         on_overflow: str = "error",
         ctx_shift: bool | int = False,
         draws: bool = False,
+        literal: bool | None = None,
         **options: Unpack[SamplingOptions],
     ) -> None:
         if on_overflow not in OVERFLOWS:
@@ -105,6 +109,7 @@ class ChatSession:
             )  # fmt: skip
         self.llm = llm
         self.ctx_shift = ctx_shift
+        self.literal = RequestOptions(literal=literal).literal
         self._check_shift(llm)
         self.system = system
         check_choice(tool_choice, tools)
@@ -218,7 +223,7 @@ class ChatSession:
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, *self.messages[self.num_left_out :]]
         tools = None if self.tool_choice == "none" else self.tools
-        return self.llm.render(messages, tools=tools, template=self.template)
+        return self.llm.render(messages, tools=tools, template=self.template, literal=self.literal)
 
     # --- turns ---------------------------------------------------------------------------------------------------
 
@@ -372,7 +377,10 @@ class ChatSession:
             return ctx_shift
         text = self.prompt()
         end = text.find(self.system) + len(self.system)
-        return len(self.llm.encode(text[:end], add_special_tokens=False)) if end >= len(self.system) else True
+        if end < len(self.system):
+            return True
+        beginning = text.prefix(end) if isinstance(text, RenderedText) else text[:end]
+        return len(self.llm.encode(beginning, add_special_tokens=False))
 
     @property
     def was_limited(self) -> bool:
@@ -468,6 +476,7 @@ class ChatSession:
             "system": self.system,
             "options": self.options,
             "template": self.template,
+            "literal": self.literal,
             "messages": self.messages,
         }
         file_path = expanded(path)
@@ -511,6 +520,7 @@ class ChatSession:
             raise
         self.clear()
         self.messages, self.system = messages, system
+        self.literal = self.literal if content.get("literal") is None else content["literal"]
         self._load_state(_beside(expanded(path)))
 
     def _load_state(self, path: Path) -> None:
@@ -555,6 +565,7 @@ def _checked_messages(content: Mapping[str, Any], path: str | Path) -> list[dict
         and isinstance(content.get("system"), str | None)
         and isinstance(content.get("options", {}), dict)
         and isinstance(content.get("template", {}), dict)
+        and isinstance(content.get("literal"), bool | None)
         and isinstance(content.get("messages"), list)
         and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in content["messages"])
     )

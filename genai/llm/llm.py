@@ -38,7 +38,7 @@ from .instances import Instance, SchemaClass, instance_of, with_schema
 from .map_requests import MapRequestBuilder, attempt
 from .mapping import DEFAULT_WINDOW, Answer, MapFigures, MapOptions, Mapper, MapRequest
 from .reply_shape import ReplyShape, ToolChoice, reply_shape
-from .request_options import BeamCallOptions, CallOptions, OnError, check_on_error, split_options
+from .request_options import BeamCallOptions, CallOptions, OnError, RequestOptions, check_on_error, split_options
 from .requests import Prompt, RequestBuilder
 from .speculation import SpeculationChoice, SpeculationResources
 from .states import TextState, load_state, read, retained_state, running_state
@@ -455,7 +455,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> stream.completion.finish_reason
             'stop'
         """
-        return self._streamed(self._requests.single(self._prompt(prompt), params, options, adapter=adapter))
+        return self._streamed(self._requests.single(self._prompt(prompt, options), params, options, adapter=adapter))
 
     def _streamed(self, generations: list[Generation]) -> CompletionStream:
         stream = CompletionStream(generations, self._worker)
@@ -484,7 +484,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             ['3', '4', '5', '6', '7']
         """
         return AsyncCompletionStream(
-            self._requests.single(self._prompt(prompt), params, options, adapter=adapter), self._worker
+            self._requests.single(self._prompt(prompt, options), params, options, adapter=adapter), self._worker
         )
 
     def stream_tokens(
@@ -623,6 +623,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             parallel_tool_calls: False to allow at most one tool call in the reply.
             template: additional variables for the chat template, such as documents or enable_thinking. The template
                 must read each of them; see `Tokenizer.template_variables`.
+            literal: True to keep special tokens in the messages, tools and variables, such as "<|im_end|>", as ordinary
+                text; the key "literal" of a message or of a part of its content overrides this value for its texts; see
+                docs/how-to/untrusted-text.md.
             params, adapter, options: see generate; n must be 1.
 
         Raises:
@@ -716,8 +719,15 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template: Mapping[str, Any] | None = None,
+        literal: bool | None = None,
     ) -> str:
         """Return the exact text of the prompt for a conversation.
+
+        Pass the result to `generate` or `encode` unchanged. Other str operations lose the information which parts of it
+        are literal, and that no special tokens are added.
+
+        Args:
+            messages, tools, template, literal: see chat.
 
         Raises:
             ChatTemplateError: there is no chat template, or it rejects the messages, or it omits messages or tools.
@@ -728,14 +738,15 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> llm.render("Hi")
             '<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n'
         """
-        checked = rendering(messages, tools, template)
-        return self.tokenizer.chat_prompt(checked["messages"], tools=checked["tools"], **checked["variables"])
+        checked = rendering(messages, tools, template, literal)
+        variables = checked.pop("variables")
+        return self.tokenizer.chat_prompt(**checked, **variables)
 
     def render_all(self, conversations: Sequence[Mapping[str, Any]]) -> list[str | GenaiError]:
         """`render` for many conversations; faster than one call per conversation.
 
         Args:
-            conversations: for each call to `render`, its arguments by name: messages, tools, template.
+            conversations: for each call to `render`, its arguments by name: messages, tools, template, literal.
 
         Returns:
             For each conversation, the prompt, or the error that `render` would raise.
@@ -765,7 +776,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
         parallel = options.pop("parallel_tool_calls", None)
         prompt_tools = None if choice == "none" else tools
-        prompt = self.render(messages, tools=prompt_tools, template=options.pop("template", None))
+        template, literal = options.pop("template", None), options.pop("literal", None)
+        prompt = self.render(messages, tools=prompt_tools, template=template, literal=literal)
         params, adapter = options.pop("params", None), options.pop("adapter", None)
         sampling = with_schema(options, schema)
         shape = None
@@ -773,9 +785,10 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             shape = self.shape(prompt, tools=tools, tool_choice=choice, parallel_tool_calls=parallel)
         return prompt, self._requests.single(prompt, params, sampling, self.parser.markers, adapter, shape)
 
-    def _prompt(self, prompt: Prompt | Messages) -> Prompt:
+    def _prompt(self, prompt: Prompt | Messages, options: CallOptions) -> Prompt:
+        """Return the prompt. Remove the options that apply to the texts of messages."""
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            return self.render(prompt)  # type: ignore[arg-type]
+            return self.render(prompt, literal=options.pop("literal", None))  # type: ignore[arg-type]
         return prompt  # type: ignore[return-value]
 
     def params(self, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]) -> SamplingParams:
@@ -962,19 +975,22 @@ _LLM_OPTIONS = (
 
 
 # Variables of templates that the call itself sets.
-_RESERVED = frozenset(("self", "messages", "tools", "add_generation_prompt"))
+_RESERVED = frozenset(("self", "messages", "tools", "literal", "add_generation_prompt"))
 
 
 def rendering(
     messages: Messages,
     tools: Sequence[Mapping[str, Any]] | None = None,
     template: Mapping[str, Any] | None = None,
+    literal: bool | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of LLM.render in the form that Tokenizer.chat_prompts accepts.
 
     Raises:
         InputError: `template` is not a mapping of names to variables.
+        OptionError: `literal` is not a boolean.
     """
+    literal = RequestOptions(literal=literal).literal
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     variables = template or {}
@@ -988,7 +1004,7 @@ def rendering(
             "this name is reserved",
             "use the arguments of the call, or choose another name",
         )
-    return {"messages": messages, "tools": tools or None, "variables": variables}
+    return {"messages": messages, "tools": tools or None, "variables": variables, "literal": literal}
 
 
 def _loaded(

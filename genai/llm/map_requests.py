@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # a circular import: LLM.map uses this module
     from .llm import LLM
 
 T = TypeVar("T")
+# The keys of an item that are arguments of LLM.render.
+_RENDERED = ("messages", "tools", "template", "literal")
 
 
 def attempt(work: Callable[[Any], T], argument: Any) -> T | GenaiError:
@@ -66,7 +68,8 @@ class MapRequestBuilder:
         parsed = [item if isinstance(item, GenaiError) else attempt(_parsed_item, item) for item in items]
         valid = [item for item in parsed if isinstance(item, _ParsedItem)]
         chats = [item for item in valid if item.conversation is not None]
-        prompts = self._llm.render_all([chat.conversation or {} for chat in chats]) if chats else []
+        how = {"literal": self._options.get("literal")}
+        prompts = self._llm.render_all([{**how, **(chat.conversation or {})} for chat in chats]) if chats else []
         for chat, prompt in zip(chats, prompts, strict=True):
             chat.prompt = prompt
         known = self._requests.encoded([item.prompt for item in valid if isinstance(item.prompt, str)])
@@ -81,6 +84,8 @@ class MapRequestBuilder:
         keep = self._llm.parser.markers if is_chat else ()
         options = joined_options(self._options, item.options)
         adapter = options.pop("adapter")
+        if is_chat:
+            options.pop("literal", None)  # applied when the conversation was rendered
         shape = self._llm.shape(str(prompt), **item.tool_options) if is_chat else None
         leaders = self._requests.batch(prompt, self._params, options, keep, adapter, shape, known=known)
         if not is_chat:
@@ -120,7 +125,7 @@ def _parsed_item(item: Any) -> _ParsedItem:
     options = dict(item)
     if "prompt" in item:
         return _ParsedItem(options.pop("prompt"), options)
-    conversation = {name: options.pop(name) for name in ("messages", "tools", "template") if name in options}
+    conversation = {name: options.pop(name) for name in _RENDERED if name in options}
     tools, choice = conversation.get("tools"), options.pop("tool_choice", None)
     parallel = options.pop("parallel_tool_calls", None)
     check_choice(choice, tools)

@@ -16,6 +16,7 @@ from ..models.side_files import CONFIG_NAME, NAMED_TEMPLATES, TEMPLATE_NAME, Sid
 from . import template_messages
 from .files import read_object, read_text, special_tokens
 from .literal import MarkedText
+from .literal_messages import ControlNames, ConversationMarker, LiteralCheck, take_flags
 from .template_worker import SHARED, TemplateStopped
 
 P = ParamSpec("P")
@@ -41,6 +42,10 @@ class RenderedText(str):
         rendered.marked = marked
         return rendered
 
+    def prefix(self, length: int) -> RenderedText:
+        """Return the first characters of the prompt."""
+        return RenderedText(self[:length], None if self.marked is None else self.marked.prefix(length))
+
     def __add__(self, more: str) -> RenderedText:
         return RenderedText(super().__add__(more), None if self.marked is None else self.marked.followed_by(more))
 
@@ -56,12 +61,21 @@ class ChatTemplates:
     Args:
         source: the folder with the tokenizer files, or these files.
         special: the tokenizer's special tokens by role; the special tokens in the files take precedence.
+        control: the names of the tokenizer's control tokens.
+        added: the names of all added tokens that can be control tokens.
 
     Raises:
         TokenizerError: the files of the special tokens are malformed.
     """
 
-    def __init__(self, source: Path | SideFiles, special: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: Path | SideFiles,
+        special: Mapping[str, str] | None = None,
+        control: frozenset[str] = frozenset(),
+        added: frozenset[str] = frozenset(),
+    ) -> None:
+        self._control, self._added = control, added
         files = SideFiles.of(source)
         self._folder = files.folder
         self._own_special = special_tokens(files)
@@ -109,6 +123,7 @@ class ChatTemplates:
         continue_final_message: bool | str = False,
         variables: Mapping[str, Any] | None = None,
         complete: bool = False,
+        literal: bool = False,
     ) -> _Rendering:
         field, begins_reply = template_messages.check_mode(continue_final_message, add_generation_prompt)
         try:
@@ -117,6 +132,7 @@ class ChatTemplates:
             extra = {name: template_messages.plain(value, name) for name, value in (variables or {}).items()}
         except RecursionError as error:
             raise InputError("the messages or tools are nested too deeply", str(error), "reduce the nesting") from error
+        flags = take_flags(conversation, literal)
         source = self.source(template_str, template_name, with_tools=tool_list is not None)
         if len(source.text) > _MAX_TEMPLATE_CHARACTERS:
             raise ChatTemplateError(
@@ -134,7 +150,15 @@ class ChatTemplates:
             "add_generation_prompt": begins_reply,
         }
         objects = template_messages.with_object_arguments(conversation)
-        rendering = _Rendering(source, values, conversation, objects, field, complete)
+        check = None
+        if literal or any(own.any for own in flags):
+            names = ControlNames(self._control, self._written_by(source))
+            marker = ConversationMarker(names, [source.text, json.dumps([values, objects], ensure_ascii=False)])
+            values = marker.values(values) if literal else values
+            conversation, objects = marker.messages(conversation, flags), marker.messages(objects, flags)
+            has_marks = marker.mark in json.dumps([values, objects], ensure_ascii=False)
+            check = LiteralCheck(marker.mark, marker.control, values, has_marks)
+        rendering = _Rendering(source, values, conversation, objects, field, complete, check)
         if any(map(template_messages.has_parts, conversation)):
             marked = {"messages": template_messages.parts_marked(objects)}
             (seen,) = rendering.ask(values, [marked])
@@ -142,6 +166,10 @@ class ChatTemplates:
         rendering.add_empty_contents()
         rendering.make_changes()
         return rendering
+
+    def _written_by(self, source: TemplateSource) -> frozenset[str]:
+        """Return the control tokens, and the other added tokens that a template writes, as in transformers."""
+        return self._control | {name for name in self._added if name in source.text}
 
     def source(
         self, template_str: object = None, template_name: object = None, *, with_tools: bool = False
@@ -248,6 +276,7 @@ class _Rendering:
         conversation: the messages in the form that the template reads.
         field: the field of the last message in which the prompt ends; None if the message is complete.
         complete: True if the template must write every message and the tools.
+        literal: the check of literal texts; None if no text is literal.
         changes: changed variables of each rendering: first the prompt, then the checks for completeness.
         results: the template's result for each change; empty if the conversation is not rendered yet, or failed as part
             of a group.
@@ -259,6 +288,7 @@ class _Rendering:
     conversation: list[dict[str, Any]]
     field: str | None
     complete: bool
+    literal: LiteralCheck | None = None
     changes: Sequence[Mapping[str, Any]] = ()
     results: Sequence[Mapping[str, Any]] = ()
     _mark: str = ""
@@ -282,7 +312,8 @@ class _Rendering:
 
     def _changes(self, conversation: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
         others = template_messages.variations(conversation, self.values["tools"]) if self.complete else []
-        return [{"messages": conversation, **change} for change in [{}, *others]]
+        literal = [] if self.literal is None else self.literal.variations(conversation)
+        return [{"messages": conversation, **change} for change in [{}, *others, *literal]]
 
     def ask(self, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Return the template's result for each change."""
@@ -296,11 +327,18 @@ class _Rendering:
         results = self.results or self.ask(self.values, self.changes)
         first, *others = self._with_arguments_as_read(results)
         prompt = _text(first, self.source.origin)
+        if self.literal is not None:
+            number = self.literal.num_checks
+            self.literal.check(prompt, others[len(others) - number :], self.source.origin)
+            others = others[: len(others) - number]
         if self.complete:
             template_messages.check_heard(self.conversation, prompt, others, self.source.origin)
         if self.field is not None:
             prompt = template_messages.cut_at_mark(prompt, self._mark, self.source.origin)
-        return RenderedText(prompt)
+        if self.literal is None:
+            return RenderedText(prompt)
+        marked = self.literal.marked(prompt)
+        return RenderedText(marked.clean(), marked)
 
     def _with_arguments_as_read(self, results: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Return the results; if the template cannot read objects, render tool calls with their arguments as texts."""

@@ -64,6 +64,14 @@ class MarkedText:
         """Return the text without the marks."""
         return self.text.replace(self.mark, "")
 
+    def prefix(self, length: int) -> MarkedText:
+        """Return the marked form of the first `length` characters of clean()."""
+        end = count = 0
+        while count < length and end < len(self.text):
+            count += self.text[end] != self.mark
+            end += 1
+        return MarkedText(self.text[:end], self.mark, self.control)
+
     def followed_by(self, more: str) -> MarkedText:
         """Return the text followed by another text, whose special tokens are special tokens."""
         mark = self.mark if self.mark not in more else free_mark([self.text, more])

@@ -22,7 +22,7 @@ from .backend import Encoder, library_errors, load_tokenizer
 from .chat_template import ChatTemplates, RenderedText
 from .detokenizer import Detokenizer, clean_up
 from .files import cleans_up, configured_ids, find_files, folder_ids
-from .literal import LiteralEncoder, MarkedText, added_control_tokens
+from .literal import LiteralEncoder, MarkedText, added_control_tokens, can_be_control
 
 if TYPE_CHECKING:
     from ..models.config import Config
@@ -77,7 +77,8 @@ class Tokenizer:
         # no text.
         self._num_ids = max(sizes)
         self._cleanup = cleans_up(files, self._backend)
-        self._templates = ChatTemplates(files, names)
+        known = frozenset(token.content for token in added.values() if can_be_control(token.content))
+        self._templates = ChatTemplates(files, names, self._control, known)
         self._options = {"add_special_tokens": False, "skip_special_tokens": True}
 
     @property
@@ -190,8 +191,7 @@ class Tokenizer:
 
     def _marked(self, text: str, literal: bool | None) -> MarkedText | None:
         """Return the text with marks in control tokens that are ordinary text; None if there is no such text."""
-        if literal is not None and not isinstance(literal, bool):
-            raise OptionError(f"literal = {literal!r:.40}", "True, False or None is expected", "leave literal out")
+        is_literal = self._literal_of(literal)
         if isinstance(text, RenderedText):
             if literal is not None:
                 raise OptionError(
@@ -200,9 +200,13 @@ class Tokenizer:
                     "pass literal where the conversation is rendered, such as to apply_chat_template or LLM.render",
                 )
             return text.marked
-        if not (self._splits if literal is None else literal):
-            return None
-        return MarkedText(text, "", self._control)
+        return MarkedText(text, "", self._control) if is_literal else None
+
+    def _literal_of(self, literal: bool | None) -> bool:
+        """Return the value of the option `literal`, or its default."""
+        if literal is not None and not isinstance(literal, bool):
+            raise OptionError(f"literal = {literal!r:.40}", "True, False or None is expected", "leave literal out")
+        return self._splits if literal is None else literal
 
     def _literal_ids(self, marked: MarkedText) -> list[int]:
         encoder = self._literal.get(marked.control)
@@ -362,6 +366,7 @@ class Tokenizer:
         tools: str | Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | str = False,
+        literal: bool | None = None,
         **variables: Any,
     ) -> str:
         """Return the prompt text of a conversation, written by the model's chat template.
@@ -377,12 +382,17 @@ class Tokenizer:
             continue_final_message: True to end the text inside the last message, so that the model continues the
                 message. If the value is the name of a field (such as "reasoning_content"), that field is continued
                 instead of "content".
+            literal: True to keep special tokens in the messages, tools and variables, such as "<|im_end|>", as ordinary
+                text when the result is encoded; None = `is_literal`. The key "literal" of a message or of a part of its
+                content overrides this value for its texts. The result must be passed to `encode` or `encode_prompt`
+                unchanged: other str operations lose this information.
             variables: further variables of the template, such as documents or enable_thinking.
 
         Raises:
             InputError: messages, tools or variables are of a type that templates cannot read.
+            OptionError: `literal` is not a boolean.
             ChatTemplateError: there is no template, or the template is invalid, rejected the messages, failed, or took
-                too long.
+                too long; or it takes literal texts apart.
         """
         return self._templates.render(
             messages,
@@ -392,6 +402,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
+            literal=self._literal_of(literal),
         )
 
     def chat_prompt(
@@ -399,12 +410,13 @@ class Tokenizer:
         messages: str | Sequence[Mapping[str, Any]],
         *,
         tools: str | Sequence[Mapping[str, Any]] | None = None,
+        literal: bool | None = None,
         **variables: Any,
     ) -> str:
         """Call apply_chat_template, and raise an error if the template leaves out a message, the tools or a variable.
 
         Args:
-            messages, tools, variables: as for apply_chat_template.
+            messages, tools, literal, variables: as for apply_chat_template.
 
         Raises:
             ChatTemplateError: as for apply_chat_template; also if the template does not support tools, or omits a
@@ -412,15 +424,18 @@ class Tokenizer:
             InputError: as for apply_chat_template.
             OptionError: the template does not read one of the variables.
         """
-        return self._templates.render(messages, tools=tools or None, variables=variables, complete=True)
+        how = {"complete": True, "literal": self._literal_of(literal)}
+        return self._templates.render(messages, tools=tools or None, variables=variables, **how)
 
     def chat_prompts(self, conversations: Sequence[Mapping[str, Any]]) -> list[str | GenaiError]:
         """Call `chat_prompt` for several conversations, faster than one by one. Return each prompt or error.
 
         Args:
-            conversations: the arguments of each call by name: messages, tools, variables.
+            conversations: the arguments of each call by name: messages, tools, literal, variables.
         """
-        return self._templates.render_all([{**one, "complete": True} for one in conversations])
+        return self._templates.render_all(
+            [{**one, "complete": True, "literal": self._literal_of(one.get("literal"))} for one in conversations]
+        )
 
     @property
     def chat_template(self) -> str:
