@@ -81,9 +81,9 @@ def build(
 
 def _build_encoder(checkpoint: Path, output: Path, options: ExportOptions) -> None:
     from genai.common.progress import task
-    from genai.convert.encoders.build import build_encoder
+    from genai.convert.encoders.build import build_encoder, weight_bytes
 
-    start, size = time.monotonic(), sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    start, size = time.monotonic(), weight_bytes(checkpoint)
     with interruptible(), task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
         folder = build_encoder(checkpoint, output, options, progress=building.add)
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +16,7 @@ from . import options as opt
 from .terminal import Voice
 
 if TYPE_CHECKING:
+    from genai.embed.embedder import Embedder
     from genai.embed.files import EmbedProgress
 
 ModelFolder = Annotated[
@@ -64,6 +66,10 @@ def embed(
     adapter: Annotated[
         str | None, typer.Option("--task", help="Task whose adapter is used, for jina-embeddings-v3 [default: none].")
     ] = None,
+    kind: Annotated[
+        str,
+        typer.Option("--kind", help="dense, or sparse (weights of tokens) or multi (a vector per token) for BGE-M3."),
+    ] = "dense",
     dimensions: Annotated[
         int | None, typer.Option("--dimensions", help="Keep only this number of dimensions.", min=1)
     ] = None,
@@ -88,6 +94,12 @@ def embed(
     from genai.llm.batch.lines import open_lines
 
     _check_sources(input, text, output)
+    if kind not in ("dense", "sparse", "multi") or (kind != "dense" and (output or prompt_name or dimensions)):
+        raise OptionError(
+            f"--kind {kind!r:.40}",
+            "the kinds are dense, sparse and multi, and only dense can be used with -o, --prompt-name and --dimensions",
+            "choose a kind; results of sparse and multi go to stdout",
+        )
     if resume and force:
         raise OptionError(
             "--force cannot be used with --resume", "one overwrites OUTPUT, the other continues it", "remove one"
@@ -110,6 +122,9 @@ def embed(
         task=adapter,
     ) as embedder:
         voice = Voice(quiet)
+        if kind != "dense":
+            _print_parts(embedder, kind, text if lines is None else (text_of(lines, line, column)[0] for line in lines))
+            return
         voice.say(f"{embedder.dimensions} dimensions, {'+'.join(embedder.pooling)} pooling")
         if lines is None or output is None:
             texts = text if lines is None else (text_of(lines, line, column)[0] for line in lines)
@@ -180,6 +195,16 @@ def rerank(
             else:
                 shown = " ".join(found.document.split())
                 typer.echo(f"{found.score:.4f}\t{found.index}\t{shown}")
+
+
+def _print_parts(embedder: Embedder, kind: str, texts: Iterable[str] | None) -> None:
+    """Print one JSON object or list per text: weights by token id, or a vector per token."""
+    for text in texts or []:
+        if kind == "sparse":
+            typer.echo(json.dumps({str(id_): weight for id_, weight in cast(Any, embedder.embed_sparse(text)).items()}))
+        else:
+            rows = cast(Any, embedder.embed_multi(text)).tolist()
+            typer.echo(json.dumps([[float(f"{number:.9g}") for number in row] for row in rows]))
 
 
 def _check_sources(input: Path | None, texts: list[str] | None, output: Path | None) -> None:

@@ -293,11 +293,46 @@ def make_generator(name: str) -> None:
     (folder / "golden.json").write_text(json.dumps(golden))
 
 
+def make_heads(name: str) -> None:
+    """A dense model with the two further heads of BGE-M3, whose results are computed here."""
+    config = AutoConfig.for_model("xlm-roberta", **{**special_ids("roberta"), **SIZES})
+    model, tokenizer = AutoModel.from_config(config), make_tokenizer("roberta")
+    folder, _ = begin(name, model, tokenizer, "roberta")
+    whole = SentenceTransformer(
+        modules=[Transformer(str(folder)), Pooling(24, "cls"), Normalize()], device="cpu"
+    ).eval()
+    shutil.rmtree(folder)
+    whole.save(str(folder), create_model_card=False)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    sparse, multi = torch.nn.Linear(24, 1), torch.nn.Linear(24, 16)
+    for layer, file in ((sparse, "sparse_linear.pt"), (multi, "colbert_linear.pt")):
+        randomise(layer)
+        layer.bias.data += 0.7
+        torch.save(layer.state_dict(), folder / file)
+    weights, vectors = [], []
+    for text in TEXTS:
+        encoded = tokenizer([text], truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            rows = model(**encoded).last_hidden_state[0]
+            tokens: dict[str, float] = {}
+            for id_, weight in zip(
+                encoded["input_ids"][0].tolist(), torch.relu(sparse(rows))[:, 0].tolist(), strict=True
+            ):
+                if id_ not in tokenizer.all_special_ids and weight > 0:
+                    tokens[str(id_)] = max(weight, tokens.get(str(id_), 0.0))
+            weights.append(tokens)
+            vectors.append(torch.nn.functional.normalize(multi(rows[1:]), dim=-1).tolist())
+    dense = np.asarray(whole.encode(TEXTS, batch_size=1), np.float64).round(8).tolist()
+    golden = {"texts": TEXTS, "vectors": {"": dense}, "sparse": weights, "multi": vectors}
+    (folder / "golden.json").write_text(json.dumps(golden))
+
+
 def main(names: list[str]) -> None:
     """Write the folders of some cases, or of all."""
     warnings.filterwarnings("ignore")
     makers = {**dict.fromkeys(EMBEDDERS, make_embedder), **dict.fromkeys(RERANKERS, make_reranker)}
-    makers |= dict.fromkeys(GENERATORS, make_generator)
+    makers |= {**dict.fromkeys(GENERATORS, make_generator), "bge_m3": make_heads}
     for name in names or makers:
         try:
             makers[name](name)

@@ -218,7 +218,7 @@ def _require_room(output: Path, needed: int) -> None:
 # Increase this number when the builder's output for the same checkpoint changes.
 _BUILDER_VERSION = 2
 # The files that the builder reads, which are part of a checkpoint's identity.
-_READ = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", *PATTERNS)
+_READ = ("*.safetensors", "pytorch_model.bin", "*.json", "*.jinja", "additional_chat_templates/*.jinja", *PATTERNS)
 
 
 def resolve_model_folder(

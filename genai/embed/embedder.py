@@ -27,6 +27,7 @@ from ..models.identity import LoadedFiles
 from ..models.model_options import check_model_options
 from .batches import SharedSteps
 from .folder import EncoderFolder, checked_poolings, chosen_prompt, find_graph, has_graph, read_encoder_folder
+from .heads import MULTI, SPARSE, TokenHead, read_head, token_vectors, token_weights
 from .pooling import Floats, normalized, pooled
 from .tokens import TextEncoder
 
@@ -101,6 +102,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
                 )
             self._normalize = self._description.normalizes if normalize is None else normalize
             self.dimensions = self._check_modules()
+        self._heads: dict[str, TokenHead | None] = {}
         self._steps = SharedSteps(self._encoder)
         self._is_closed = False
 
@@ -177,6 +179,78 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         )
         return vectors[0] if single else vectors
 
+    def embed_sparse(
+        self, texts: str | Sequence[str], *, prompt: str = "", truncate: bool = True
+    ) -> dict[int, float] | list[dict[int, float]]:
+        """Return the weights of the tokens of texts, by token id, for models with a sparse head (BGE-M3).
+
+        `sparse_score` compares two texts. Tokens without a positive weight and special tokens are left out.
+
+        Args:
+            texts, prompt, truncate: see `embed`.
+
+        Returns:
+            For each text, its weights by token id; for a single text, only its weights.
+
+        Raises:
+            UnsupportedModelError: the model has no sparse head.
+            InputError: a text cannot be embedded; the message has its index.
+        """
+        head = self._head(SPARSE, "a sparse head")
+        special = frozenset(self._text.special_ids)
+        sequences, rows = self._rows(texts, prompt, truncate)
+        found = [token_weights(head, row, sequence.ids, special) for sequence, row in zip(sequences, rows, strict=True)]
+        return found[0] if isinstance(texts, str) else found
+
+    def embed_multi(
+        self, texts: str | Sequence[str], *, prompt: str = "", truncate: bool = True
+    ) -> Floats | list[Floats]:
+        """Return a vector per token, for models with a multi-vector head (BGE-M3).
+
+        `multi_vector_score` compares two texts.
+
+        Args:
+            texts, prompt, truncate: see `embed`.
+
+        Returns:
+            For each text, float32 [tokens - 1, dimensions], vectors of length 1; for a single text, only its array.
+
+        Raises:
+            UnsupportedModelError: the model has no multi-vector head.
+            InputError: a text cannot be embedded; the message has its index.
+        """
+        head = self._head(MULTI, "a multi-vector head")
+        found = [token_vectors(head, row) for row in self._rows(texts, prompt, truncate)[1]]
+        return found[0] if isinstance(texts, str) else found
+
+    def _head(self, name: str, what: str) -> TokenHead:
+        if name not in self._heads:
+            self._heads[name] = read_head(self.folder, name, self._width)
+        head = self._heads[name]
+        if head is None:
+            raise UnsupportedModelError(
+                f"{self.folder}: the model has no {what.removeprefix('a ')}",
+                f"{what} is in the file {name}.pt or {name}.safetensors",
+                "use embed, or a model with this head, such as BGE-M3",
+            )
+        return head
+
+    def _rows(
+        self, texts: str | Sequence[str], prompt: str, truncate: bool
+    ) -> tuple[list[TokenSequence], list[Floats]]:
+        """Return the tokens and the encoder's rows of each text."""
+        if self._is_closed:
+            raise StateError("the embedder is closed", "close() freed its memory", "create a new Embedder")
+        items = [texts] if isinstance(texts, str) else list(texts)
+        sequences = self._sequences(items, prompt, truncate)
+
+        def finish(rows: Floats, index: int) -> Floats:
+            if not np.isfinite(rows).all():
+                raise _not_finite(index)
+            return rows
+
+        return sequences, self._steps.run(sequences, finish)
+
     async def aembed(self, texts: Text | Sequence[Text], **options: Any) -> Floats:
         """Return the vectors of texts without blocking the event loop; see `embed`."""
         return await asyncio.to_thread(partial(self.embed, texts, **options))
@@ -233,11 +307,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             if normalize:
                 vector = normalized(vector)
             if not np.isfinite(vector).all():
-                raise UnsupportedModelError(
-                    f"the vector of text {index} contains NaN or infinite numbers",
-                    "the model's weights contain such numbers, or its results overflow",
-                    "check the checkpoint, or copy it again",
-                )
+                raise _not_finite(index)
             return cast(Floats, vector[0])
 
         vectors = self._steps.run(sequences, finish)
@@ -271,7 +341,8 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
     def _check_modules(self) -> int:
         """Return the number of dimensions of a vector, from a trial; raise an error if the modules do not fit."""
         (rows,) = self._encoder.run([TokenSequence(np.zeros(1, np.int64))])
-        width = int(rows.shape[1]) * len(self._poolings)
+        self._width = int(rows.shape[1])
+        width = self._width * len(self._poolings)
         try:
             for module in self._description.modules:
                 width = module.check(width)
@@ -334,6 +405,14 @@ def load_parts(
     text = TextEncoder(folder, limit, lower_case=description.lower_case)
     encoder = Encoder(graph, open_executor(device, threads), outputs, limit, accuracy=accuracy, files=files)
     return text, encoder
+
+
+def _not_finite(index: int) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the vector of text {index} contains NaN or infinite numbers",
+        "the model's weights contain such numbers, or its results overflow",
+        "check the checkpoint, or copy it again",
+    )
 
 
 def _is_ids(value: object) -> bool:

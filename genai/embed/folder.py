@@ -31,6 +31,7 @@ from ..errors import (
 )
 from ..text.backend import load_tokenizer
 from ..weight_files.safetensors import read_safetensors
+from ..weight_files.torch_file import read_torch
 from .pooling import ACTIVATIONS, POOLINGS, DenseModule, LayerNormModule, NormalizeModule, VectorModule
 
 _LEGACY_POOLINGS = {
@@ -356,13 +357,15 @@ def _layer_norm(folder: Path) -> LayerNormModule:
 
 def _weights(folder: Path) -> dict[str, NDArray[Any]]:
     path = folder / "model.safetensors"
-    if not path.is_file():
-        raise ModelFolderError(
-            f"{path}: the file is missing",
-            "modules.json names a module with weights; pickles (pytorch_model.bin) are never read",
-            "copy the file, or save the model again as safetensors",
-        )
-    return read_safetensors(path)
+    if path.is_file():
+        return read_safetensors(path)
+    if (folder / "pytorch_model.bin").is_file():
+        return read_torch(folder / "pytorch_model.bin")
+    raise ModelFolderError(
+        f"{path}: the file is missing",
+        "modules.json names a module with weights, which are in model.safetensors or pytorch_model.bin",
+        "copy the file",
+    )
 
 
 def _tensor(folder: Path, tensors: Mapping[str, NDArray[Any]], name: str, axes: int) -> NDArray[np.float32]:

@@ -14,9 +14,10 @@ from genai.kernels.cpu.jit.kernel_cache import cache_root
 from ...errors import ModelFolderError, OptionError, did_you_mean
 from ...hub.built import note_use
 from ...weight_files.safetensors import SafetensorsFile
-from ...weight_files.tensor_files import TensorFiles
+from ...weight_files.tensor_files import TensorFile, TensorFiles
+from ...weight_files.torch_file import TorchFile
 from ..build import identity_of
-from ..checkpoint import CONFIG, read_json, tensor_files
+from ..checkpoint import CONFIG, INDEX, SINGLE, read_json, tensor_files
 from ..folder import copy_tokenizer, locked, require_absent, require_tokenizer, unfinished_folder
 from ..graph_writer import DataFile, Export, GraphWriter
 from ..options import ExportOptions
@@ -27,17 +28,19 @@ from .score import token_score
 from .spec import TokenScore
 
 _log = logger(__name__)
+PYTORCH = "pytorch_model.bin"
 _COPIED = (
     "config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja",
+    "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja", "sparse_linear.pt",
+    "sparse_linear.safetensors", "colbert_linear.pt", "colbert_linear.safetensors",
 )  # fmt: skip
 
 
-class _Tensors(TensorFiles[SafetensorsFile]):
+class _Tensors(TensorFiles[TensorFile]):
     def __init__(self, folder: Path, progress: Callable[[int], None]) -> None:
         super().__init__()
         self._progress = progress
-        self._files = [SafetensorsFile(path) for path in tensor_files(folder)]
+        self._files = _weight_files(folder)
         for file in self._files:
             self._add(file, "download the checkpoint again")
 
@@ -47,6 +50,23 @@ class _Tensors(TensorFiles[SafetensorsFile]):
         return array
 
 
+def _has_safetensors(folder: Path) -> bool:
+    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+
+
+def weight_bytes(folder: Path) -> int:
+    """Return the size of a checkpoint's files of weights."""
+    pattern = "*.safetensors" if _has_safetensors(folder) else PYTORCH
+    return sum(path.stat().st_size for path in folder.glob(pattern))
+
+
+def _weight_files(folder: Path) -> list[TensorFile]:
+    """Open the files of a checkpoint's weights: safetensors, or pytorch_model.bin if there is no such file."""
+    if not _has_safetensors(folder) and (folder / PYTORCH).is_file():
+        return [TorchFile(folder / PYTORCH)]
+    return [SafetensorsFile(path) for path in tensor_files(folder)]
+
+
 def build_encoder(
     checkpoint: Path, output: Path, options: ExportOptions, *, score: TokenScore | None = None, task_name: str = "",
     progress: Callable[[int], None] = lambda count: None,
@@ -54,7 +74,7 @@ def build_encoder(
     """Write an encoder's folder from a Hugging Face checkpoint and return it. The folder appears when it is complete.
 
     Args:
-        checkpoint: folder with config.json, *.safetensors and a tokenizer.
+        checkpoint: folder with config.json, *.safetensors or pytorch_model.bin, and a tokenizer.
         output: the folder to create.
         options: the precision of the weights, and their blocks.
         score: if given, the checkpoint is a decoder, of which only this score is computed [default: as modules.json
@@ -104,14 +124,15 @@ def _copy_description(source: Path, target: Path) -> None:
     for folder in sorted(source.glob("[0-9]*_*")):
         if folder.is_dir() and not folder.is_symlink():
             (target / folder.name).mkdir()
-            for name in ("config.json", "model.safetensors"):
+            for name in ("config.json", "model.safetensors", PYTORCH):
                 if (folder / name).is_file():
                     shutil.copyfile(folder / name, target / folder.name / name)
 
 
 def is_encoder_checkpoint(folder: Path) -> bool:
     """Return True if a folder is the checkpoint of an encoder, so that `build_encoder` can build it."""
-    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+    has_weights = _has_safetensors(folder) or (folder / PYTORCH).is_file()
+    if not (folder / CONFIG).is_file() or not has_weights:
         return False
     return is_encoder(read_json(folder, CONFIG), has_modules=(folder / "modules.json").is_file())
 
@@ -156,7 +177,7 @@ def built_encoder(
         note_use(target)
         return target
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    size = weight_bytes(checkpoint)
     with locked(target.parent):
         if not (target / "onnx" / "model.onnx").is_file():
             with task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
