@@ -35,8 +35,10 @@ class Bars:
         return _framed(height, lines)
 
 
-# Assumed width of a label's character, in pixels.
-_CHARACTER = 7
+# Assumed width of a label's character, and the radius of a point, in pixels.
+_CHARACTER, _MARK = 7, 4
+# The left edge of the plots' area.
+_LEFT = 80
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Scatter:
 
     def svg(self) -> str:
         """Return the plot as SVG."""
-        height, left, bottom, top, right = 420, 80, 370, 48, 200
+        height, left, bottom, top, right = 420, _LEFT, 370, 48, 200
         every = [(x, y) for series in self.series for x, y, _ in series.points if y > 0 and math.isfinite(y)]
         lines = [_text(0, 16, self.title, bold=True)]
         if not every:
@@ -77,51 +79,86 @@ class Scatter:
         for power in range(y_low, y_high + 1):
             _, y = to_pixels(x_low, 10.0**power)
             lines.append(f'<line x1="{left}" x2="{_WIDTH - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-            lines.append(_text(left - 8, y + 4, f"1e{power}", anchor="end"))
+            lines.append(_text(left - 8, y + 4, f"{10.0**power:g}", anchor="end"))
         for tick in range(math.ceil(x_low * 2), math.floor(x_high * 2) + 1):
             x, _ = to_pixels(tick / 2, 10.0**y_low)
             lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 5}" stroke="#222"/>')
             lines.append(_text(x, bottom + 18, f"{tick / 2:g}", anchor="middle"))
         lines.append(_text((left + _WIDTH - right) / 2, height - 12, self.x_label, anchor="middle"))
         lines.append(_text(0, top - 10, self.y_label))
-        used: list[tuple[float, float, float]] = []
+        taken = [(px - _MARK, py - _MARK, px + _MARK, py + _MARK) for px, py in (to_pixels(x, y) for x, y in every)]
         for index, series in enumerate(self.series):
-            lines += self._drawn(series, _COLOURS[index % len(_COLOURS)], to_pixels, used)
-            lines.append(
-                _text(_WIDTH - right + 12, top + 16 * index + 4, series.label, colour=_COLOURS[index % len(_COLOURS)])
-            )
+            colour, at = _COLOURS[index % len(_COLOURS)], top + 18 * index
+            lines += _drawn(series, colour, to_pixels, taken)
+            lines.append(_mark(_WIDTH - right + 22, at, colour, line=series.line))
+            lines.append(_text(_WIDTH - right + 40, at + 4, series.label))
         return _framed(height, lines)
 
-    def _drawn(
-        self, series: Series, colour: str, to_pixels: Callable[[float, float], tuple[float, float]],
-        used: list[tuple[float, float, float]],
-    ) -> list[str]:  # fmt: skip
-        """Draw one series. `used` holds the positions of labels (left, right, y); this method appends its own."""
-        points = [(*to_pixels(x, y), label) for x, y, label in series.points if y > 0 and math.isfinite(y)]
-        if series.line:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
-            return [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
-        lines = []
-        for x, y, label in points:
-            lines.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>'
-            )
-            if not label:
-                continue
-            right = x + 7 + _CHARACTER * len(label)
-            offsets = (-5.0, 14.0, -18.0, 27.0, -31.0)
-            free = [
-                y + dy for dy in offsets if not any(a < right and x < b and abs(y + dy - c) < 12 for a, b, c in used)
-            ]
-            height = free[0] if free else y + offsets[0]
-            used.append((x + 7, right, height))
-            lines.append(_text(x + 7, height, label))
-        return lines
+
+# A rectangle: left, top, right, bottom.
+Box = tuple[float, float, float, float]
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False, colour: str = "#222") -> str:
-    weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"{weight}>{escape(text)}</text>'
+def _mark(x: float, y: float, colour: str, *, line: bool) -> str:
+    """Return the mark of a series in the legend."""
+    if line:
+        return f'<line x1="{x - 12}" x2="{x + 12}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="1.5"/>'
+    return f'<circle cx="{x}" cy="{y}" r="{_MARK}" fill="{colour}"/>'
+
+
+def _drawn(
+    series: Series, colour: str, to_pixels: Callable[[float, float], tuple[float, float]], taken: list[Box]
+) -> list[str]:
+    """Draw one series. `taken` holds the boxes of all points and labels; this function appends its own labels."""
+    points = [(*to_pixels(x, y), label) for x, y, label in series.points if y > 0 and math.isfinite(y)]
+    if series.line:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
+        return [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
+    lines = []
+    for x, y, label in points:
+        lines.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{_MARK}" fill="{colour}"><title>{escape(label)}</title></circle>'
+        )
+        if label:
+            lines += _labelled(x, y, label, taken)
+    return lines
+
+
+def _labelled(x: float, y: float, label: str, taken: list[Box]) -> list[str]:
+    """Return a label at the nearest free place beside its point; a line connects a distant label with its point."""
+    width = _CHARACTER * len(label)
+    # Pairs of the label's left edge and middle line: beside, below and above the point, and then farther away.
+    adjacent = [(x + 8, y), (x - 8 - width, y), (x - width / 2, y - 13), (x - width / 2, y + 13)]
+    distant = [
+        (x + side, y + sign * step) for step in range(16, 200, 13) for side in (16, -16 - width) for sign in (1, -1)
+    ]
+    for left, middle in (*adjacent, *distant):
+        box = left, middle - 6, left + width, middle + 6
+        if box[0] >= _LEFT and box[2] <= _WIDTH and not any(_overlap(box, other) for other in taken):
+            break
+    else:
+        left, middle = adjacent[0]
+        box = left, middle - 6, left + width, middle + 6
+    taken.append(box)
+    # The real width of the text is not known, so the text is anchored at the side of its point.
+    anchors = {adjacent[2]: "middle", adjacent[3]: "middle"}
+    anchor = anchors.get((left, middle), "start" if left > x else "end")
+    at = {"start": left, "middle": x, "end": left + width}[anchor]
+    text = _text(at, middle + 4, label, anchor=anchor, halo=True)
+    if (left, middle) in adjacent:
+        return [text]
+    end = at - 2 if anchor == "start" else at + 2
+    return [f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{end:.1f}" y2="{middle:.1f}" stroke="#999"/>', text]
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False, halo: bool = False) -> str:
+    """Return a text; with `halo`, it has a white outline, so that lines that cross it do not hide it."""
+    more = ' font-weight="600"' if bold else ' stroke="#fff" stroke-width="3" paint-order="stroke"' if halo else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222"{more}>{escape(text)}</text>'
 
 
 def _framed(height: int, lines: Sequence[str]) -> str:
