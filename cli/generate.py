@@ -17,6 +17,7 @@ from genai.errors import InputError, OptionError, located
 
 from . import options as opt
 from .options import sampling_flags
+from .repetition import RepetitionWatch
 from .reply_notes import empty_reason
 from .template_args import TemplateArgs, check_template_args, read_template_args
 from .terminal import (
@@ -125,7 +126,7 @@ def generate(
                 dump_prompt(llm, text, add_special_tokens=special, literal=literal)
         failed = False
         if len(rendered) == samples == 1 and not as_json and beams is None:
-            completions = [_stream(llm, rendered[0], flags, options)]
+            completions = [_stream(llm, rendered[0], flags, options, sampling)]
         elif beams is not None:
             completions = _searched(llm, rendered, flags, options, as_json=as_json)
         else:
@@ -232,13 +233,16 @@ def _text_of(file: Path, voice: Voice) -> str:
     return text
 
 
-def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any]) -> Completion:
+def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any], sampling: dict[str, Any]) -> Completion:
     with generating(quiet=flags.quiet) as line, llm.stream(text, adapter=flags.adapter, **options) as stream:
         stream.on_prompt = line.show
+        ends_itself = llm.params(**sampling).max_tokens is None and not sampling.get("ignore_eos")
+        watch = RepetitionWatch(flags.voice, stream.cancel if ends_itself else None, "use --repeat-penalty 1.1")
         try:
             for piece in stream:
                 line.close()
                 emit(harmless(piece, sys.stdout))
+                watch.feed(piece)
         finally:
             emit("\n")
         return stream.completion

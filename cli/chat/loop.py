@@ -174,7 +174,7 @@ class Loop:
         if self.dump:
             dump_prompt(self.session.llm, self.session.prompt())
         with _interrupts(self.session) as interrupted:
-            answer(self.session, events, self.voice, markdown=self.markdown)
+            answer(self.session, events, self.voice, markdown=self.markdown, is_loop=True)
         self.sent = self._prompt_of_reply() or self.sent
         if interrupted:
             self.voice.say("(stopped)")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..repetition import RepetitionWatch
 from ..terminal import Voice, emit, generating
 from ..wrapping import WordWrap, harmless
 
@@ -22,11 +23,28 @@ def say_problem(session: ChatSession, voice: Voice) -> None:
         voice.say(f"(the prompt must be processed again: {problem.what}; {problem.why})")
 
 
-def answer(session: ChatSession, events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
-    """Print the next reply of a session; show the progress of its prefill first."""
+def answer(
+    session: ChatSession, events: Iterator[Event], voice: Voice, *, markdown: bool, is_loop: bool = False
+) -> None:
+    """Print the next reply of a session; show the progress of its prefill first.
+
+    Args:
+        is_loop: True if the user can type commands after the reply.
+    """
     with generating(quiet=voice.quiet, streamed=not markdown) as line:
         session.on_prompt = line.show
-        show_reply(_without(line, events), voice, markdown=markdown)
+        params = session.params
+        ends_itself = params.max_tokens is None and not params.ignore_eos
+        advice = "type /set repeat-penalty 1.1" if is_loop else "use --repeat-penalty 1.1"
+        watch = RepetitionWatch(voice, session.cancel if ends_itself else None, advice)
+        show_reply(_watched(watch, _without(line, events)), voice, markdown=markdown)
+
+
+def _watched(watch: RepetitionWatch, events: Iterator[Event]) -> Iterator[Event]:
+    """Yield the events; the texts pass through the watch."""
+    for event in events:
+        yield event
+        watch.feed(event.raw)
 
 
 def _without(line: Task, events: Iterator[Event]) -> Iterator[Event]:
