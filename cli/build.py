@@ -123,6 +123,14 @@ def checkpoint_of(path: Path) -> Path:
         return source_of(path, PullDialog().hooks)
 
 
+def encoder_of(path: Path, precision: str, *, yes: bool) -> Path:
+    """Return the folder of an encoder: the path itself, or the model of that name, pulled after confirmation."""
+    from genai.convert.resolve import encoder_folder
+
+    with interruptible("genai: interrupted; the download is kept"):
+        return encoder_folder(path, PullDialog(yes=yes, precision=precision).hooks)
+
+
 @contextmanager
 def interruptible(message: str = "genai: interrupted, nothing was built") -> Iterator[None]:
     """Turn SIGTERM into an exception, like Ctrl-C, so that unfinished output is deleted; then print `message`."""

@@ -13,6 +13,8 @@ from genai.common.progress import quietly, task
 from genai.errors import OptionError
 
 from . import options as opt
+from .build import encoder_of
+from .model_names import model_path
 from .terminal import Voice
 
 if TYPE_CHECKING:
@@ -20,7 +22,12 @@ if TYPE_CHECKING:
     from genai.embed.files import EmbedProgress
 
 ModelFolder = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Folder with an ONNX graph or a checkpoint, and a tokenizer.")
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="org/name, or folder with an ONNX graph or a checkpoint, and a tokenizer.",
+        parser=model_path,
+    ),
 ]
 GraphFile = Annotated[
     str | None,
@@ -81,6 +88,7 @@ def embed(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing OUTPUT.")] = False,
     precision: Precision = "fp32",
+    yes: opt.Yes = False,
     threads: opt.ThreadsOption = None,
     quiet: Quiet = False,
 ) -> None:
@@ -112,7 +120,7 @@ def embed(
         lines.check_column(column, "--column")  # before the model is loaded
     options: dict[str, Any] = {"prompt_name": prompt_name, "dimensions": dimensions, "truncate": truncate}
     with Embedder(
-        model,
+        encoder_of(model, precision, yes=yes),
         file=file,
         pooling=pooling,
         normalize=normalize,
@@ -171,6 +179,7 @@ def rerank(
     max_length: MaxLength = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per document.")] = False,
     precision: Precision = "fp32",
+    yes: opt.Yes = False,
     threads: opt.ThreadsOption = None,
 ) -> None:
     """Print the documents of a file, or those given with -p, in descending order of their scores for a query.
@@ -187,7 +196,9 @@ def rerank(
         lines = open_lines(input, format)
         lines.check_column(column, "--column")
         documents = [text_of(lines, line, column)[0] for line in lines]
-    with Reranker(model, file=file, max_length=max_length, threads=threads, precision=precision) as reranker:
+    with Reranker(
+        encoder_of(model, precision, yes=yes), file=file, max_length=max_length, threads=threads, precision=precision
+    ) as reranker:
         options: dict[str, Any] = {"prompt_name": prompt_name, "prompt": instruction, "truncate": truncate}
         for found in reranker.rank(query, documents, top_n=top_n, **options):
             if as_json:

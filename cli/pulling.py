@@ -48,7 +48,7 @@ class PullDialog:
             raise ModelFolderError(
                 f"{plan.name} is not in the cache",
                 f"downloading {size(plan.missing_bytes)} needs confirmation, but stdin or stderr is not a terminal",
-                f"run `genai pull {quote(plan.name)}` first, or add --yes (chat, generate and batch only)",
+                f"run `genai pull {quote(plan.name)}` first, or add --yes (chat, generate, batch, embed, rerank only)",
             )
         self._yes = agreed(f"Download {plan.name} ({size(plan.missing_bytes)})?")
         return self._yes

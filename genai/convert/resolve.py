@@ -32,12 +32,15 @@ from ..hub.store import PulledModel, models
 from ..models.config import Config
 from .architectures import find
 from .build import BuildPlan, resolve_model_folder
-from .checkpoint import is_checkpoint, read_config
-from .folder import check_tokenizer
+from .checkpoint import CONFIG, is_checkpoint, read_config, read_json
+from .encoders.families import describe, is_encoder
+from .folder import check_tokenizer, require_tokenizer
 from .options import ExportOptions
 from .prequantized.checkpoint import read_quantisation, without_quantisation
 
 _log = logger(__name__)
+# The file of sentence-transformers that lists the modules of an encoder.
+MODULES = "modules.json"
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def resolve_model(
 
 
 def _resolved(name: str | Path, pulling: PullHooks | None, building: BuildHooks, options: ExportOptions | None) -> Path:
-    source = find_or_pull(name, pulling, quantised=options is not None)
+    source = find_or_pull(name, pulling, quantised=options is not None, encoders=False)
     if isinstance(source, PulledModel):
         return _folder_of(source, building, options)
     if options is not None and exists(source) and not is_checkpoint(source):
@@ -84,8 +87,13 @@ def _resolved(name: str | Path, pulling: PullHooks | None, building: BuildHooks,
     )
 
 
-def find_or_pull(name: str | Path, pulling: PullHooks | None, *, quantised: bool = False) -> Path | PulledModel:
-    """Return an existing path, or the cached model, which is pulled first if it is missing and `pulling` is given."""
+def find_or_pull(
+    name: str | Path, pulling: PullHooks | None, *, quantised: bool = False, encoders: bool = True
+) -> Path | PulledModel:
+    """Return an existing path, or the cached model, which is pulled first if it is missing and `pulling` is given.
+
+    Without `encoders`, checkpoints of encoders are refused before their weights are downloaded.
+    """
     if (pulled := pulled_model(name)) is not None:
         return pulled
     path, reference = named_or(expanded(name)), parse(name)
@@ -93,7 +101,8 @@ def find_or_pull(name: str | Path, pulling: PullHooks | None, *, quantised: bool
         return path
     if not reference.explicit and (exists(path) or not _names_no_folder(name)):
         return path
-    return pull_model(reference, replace(pulling, check=_check), quantised=quantised)
+    check = partial(_check, encoders=encoders)
+    return pull_model(reference, replace(pulling, check=check), quantised=quantised)
 
 
 def _names_no_folder(name: str | Path) -> bool:
@@ -121,6 +130,38 @@ def found_model(name: str | Path) -> Path | PullPlan:
     if is_checkpoint(source):
         with suppress(ModelFolderError):  # not built
             return resolve_model_folder(source, build=False)
+    return source
+
+
+def encoder_folder(name: str | Path, pulling: PullHooks | None) -> Path:
+    """Return the folder of an encoder: a path, or the files of a cached model, which is pulled first if it is missing.
+
+    Args:
+        name: see `resolve_model`.
+        pulling: callbacks for pulling. None means that nothing is downloaded.
+
+    Raises:
+        ModelFolderError: the name is not in the cache, and `pulling` is None.
+        UnsupportedModelError: the model is a GGUF file.
+        GenaiError: see `pull_model`.
+    """
+    source = find_or_pull(name, pulling)
+    if isinstance(source, PulledModel):
+        note_use(source.folder)
+        if source.path.is_file():
+            raise UnsupportedModelError(
+                f"{source.name}: a GGUF file is not an encoder",
+                "embeddings and scores are computed from checkpoints and ONNX graphs",
+                "use the original checkpoint of the model",
+            )
+        return source.path
+    reference = parse(name)
+    if reference is not None and not exists(source) and (reference.explicit or _names_no_folder(name)):
+        raise ModelFolderError(
+            f"{reference.name} is not in the cache",
+            "nothing is downloaded without a request",
+            f"run `genai pull {quote(reference.name)}`, or pass pull=True in Python",
+        )
     return source
 
 
@@ -166,9 +207,16 @@ def _built_already(name: str) -> OptionError:
     )
 
 
-def _check(kind: str, folder: Path) -> None:
+def _check(kind: str, folder: Path, *, encoders: bool = True) -> None:
     """Raise GenaiError if a model's small files show that the model cannot run here."""
-    if kind == CHECKPOINT:
+    if (
+        kind == CHECKPOINT
+        and encoders
+        and is_encoder(read_json(folder, CONFIG), has_modules=(folder / MODULES).is_file())
+    ):
+        describe(read_json(folder, CONFIG))
+        require_tokenizer(folder)
+    elif kind == CHECKPOINT:
         read_quantisation(folder)
         config = without_quantisation(read_config(folder))
         check_tokenizer(folder, find(config.model_type).describe(config).vocab_size)
@@ -198,8 +246,8 @@ def pull(reference: str | Path, *, precision: str | None = None, quiet: bool = F
     """
     with quietly(quiet):
         if precision is not None:
-            return resolve_model(reference, _PULLING, BuildHooks(), precision)
-        return source_path(find_or_pull(reference, _PULLING), reference)
+            return resolve_model(reference, PULLING, BuildHooks(), precision)
+        return source_path(find_or_pull(reference, PULLING), reference)
 
 
 def source_path(source: Path | PulledModel, name: str | Path) -> Path:
@@ -223,7 +271,7 @@ def loadable(name: str | Path, *, fetch: bool, precision: str | None, quiet: boo
     if precision is None and not fetch and pulled_model(name) is None:
         return Path(name)
     with quietly(quiet):
-        return resolve_model(name, _PULLING if fetch else None, _BUILDING, precision)
+        return resolve_model(name, PULLING if fetch else None, _BUILDING, precision)
 
 
 def _said(question: str) -> bool:
@@ -232,5 +280,5 @@ def _said(question: str) -> bool:
 
 
 # Hooks for programs. Programs cannot prompt the user, so the log announces each step instead.
-_PULLING = PullHooks(notice=_log.info, waiting=lambda folder: _log.info("waiting for another pull (%s)", folder))
+PULLING = PullHooks(notice=_log.info, waiting=lambda folder: _log.info("waiting for another pull (%s)", folder))
 _BUILDING = BuildHooks(ask=_said)

@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.paths import expanded
 from ..common.single import Single
 from ..convert.encoders.build import built_encoder, is_encoder_checkpoint
 from ..convert.encoders.families import adapter_tasks
@@ -61,6 +60,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         precision: storage format of a checkpoint's weights: "fp32", "fp16", "int8" or "int4".
         task: name of the task whose adapter is merged into a checkpoint's weights, for jina-embeddings-v3
             (`embedder.tasks` lists them) [default: no adapter].
+        pull: True to download a model that is not cached. If False, nothing is downloaded.
 
     Raises:
         ModelFolderError, ConfigError: a file is missing or malformed.
@@ -81,9 +81,10 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         device: str = "cpu",
         precision: str = "fp32",
         task: str | None = None,
+        pull: bool = False,
     ) -> None:
         check_model_options(threads=threads, accuracy=accuracy, device=device, max_length=max_length)
-        folder = expanded(model)
+        folder = named_folder(model, pull=pull)
         with folder_errors(folder):
             self._description = read_encoder_folder(folder)
             self._poolings = self._description.poolings if pooling is None else checked_poolings(pooling)
@@ -363,6 +364,13 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
 
     def __repr__(self) -> str:
         return f"Embedder({str(self.folder)!r}, {self.dimensions} dimensions)"
+
+
+def named_folder(model: str | Path, *, pull: bool) -> Path:
+    """Return the folder of an encoder: a path, or a model in the cache. Download a missing model only if `pull`."""
+    from ..convert.resolve import PULLING, encoder_folder  # imported only here, because it loads all architectures
+
+    return encoder_folder(model, PULLING if pull else None)
 
 
 def load_parts(

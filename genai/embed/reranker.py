@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..common.paths import expanded
 from ..common.single import Single
 from ..errors import InputError, OptionError, StateError, UnsupportedModelError
 from ..models.encoder import EncoderInfo, TokenSequence
 from ..models.folders import folder_errors
 from ..models.model_options import check_model_options
 from .batches import SharedSteps
-from .embedder import load_parts
+from .embedder import load_parts, named_folder
 from .folder import EncoderFolder, chosen_prompt, default_token_score, read_encoder_folder
 from .pairs import PairTemplate
 from .pooling import ACTIVATIONS, Floats
@@ -52,12 +51,12 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
 
     Args:
         model: a folder with an ONNX graph (onnx/model.onnx or model.onnx) or a checkpoint (*.safetensors) that computes
-            logits, and a tokenizer.
+            logits, and a tokenizer; or the name of a model on the hub.
         file: the graph in the folder [default: onnx/model.onnx or model.onnx].
         activation: function of the logits: "Sigmoid", "Identity" and others [default: as config.json says, else
             Sigmoid for a model with one logit and Identity for others].
         label: index of the logit that is the score, for models with several logits [default: the last].
-        max_length, threads, accuracy, device, precision: see Embedder.
+        max_length, threads, accuracy, device, precision, pull: see Embedder.
 
     Raises:
         ModelFolderError, ConfigError: a file is missing or malformed.
@@ -77,9 +76,10 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
         accuracy: str = "auto",
         device: str = "cpu",
         precision: str = "fp32",
+        pull: bool = False,
     ) -> None:
         check_model_options(threads=threads, accuracy=accuracy, device=device, max_length=max_length)
-        folder = expanded(model)
+        folder = named_folder(model, pull=pull)
         with folder_errors(folder):
             self._description = read_encoder_folder(folder)
             score = self._description.score or default_token_score(self._description)

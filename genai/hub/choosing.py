@@ -33,7 +33,10 @@ _BESIDE = re.compile(
     r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template|"
     r"quantize_config|quant_config|"
     r"tekken)\.json|merges\.txt|vocab\.txt|chat_template\.jinja|additional_chat_templates/[^/]+\.jinja|"
-    r"tokenizer\.model(?:\.v\w+)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken|tiktoken\.model"
+    r"tokenizer\.model(?:\.v\w+)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken|tiktoken\.model|"
+    # sentence-transformers: the modules of an encoder, each with a folder of settings and weights.
+    r"(?:modules|sentence_bert_config|config_sentence_transformers)\.json|"
+    r"[0-9]+_\w+/(?:config\.json|model\.safetensors)"
 )
 # Files in an ONNX folder that no model reads.
 _NOT_OF_ONNX = re.compile(

@@ -13,6 +13,7 @@ from genai.kernels.cpu.jit.kernel_cache import cache_root
 
 from ...errors import ModelFolderError, OptionError, did_you_mean
 from ...hub.built import note_use
+from ...hub.store import BUILT, hub_folder
 from ...weight_files.safetensors import SafetensorsFile
 from ...weight_files.tensor_files import TensorFile, TensorFiles
 from ...weight_files.torch_file import TorchFile
@@ -153,6 +154,13 @@ def _adapter(config: Mapping[str, Any], task_name: str) -> TaskAdapter | None:
     )
 
 
+def _built_folder(checkpoint: Path) -> Path:
+    """Return the folder for builds: beside a pulled model, which is removed with its builds, or the shared folder."""
+    if checkpoint.is_relative_to(hub_folder()) and checkpoint != hub_folder():
+        return hub_folder() / checkpoint.relative_to(hub_folder()).parts[0] / BUILT
+    return cache_root() / "models"
+
+
 def built_encoder(
     checkpoint: Path, precision: str = "fp32", *, score: TokenScore | None = None, task_name: str = ""
 ) -> Path:
@@ -172,7 +180,7 @@ def built_encoder(
     if task_name:
         _adapter(read_json(checkpoint, CONFIG), task_name)  # a name that is safe in a path
         name += f"-{task_name.replace('/', '-')}"
-    target = cache_root() / "models" / name
+    target = _built_folder(checkpoint) / name
     if (target / "onnx" / "model.onnx").is_file():
         note_use(target)
         return target
