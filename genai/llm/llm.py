@@ -525,7 +525,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> len(llm.encode("12 + 7"))
             5
             >>> llm.encode("<|im_end|>"), len(llm.encode("<|im_end|>", literal=True))
-            ([2], 7)
+            ([2], 9)
         """
         ids = self.tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens, literal=literal)
         return [int(id_) for id_ in ids]
