@@ -137,3 +137,11 @@ def test_module_runs_as_the_command_line() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         genai.nothing  # noqa: B018
+
+
+def test_no_message_or_page_names_a_package_of_ours_on_pypi() -> None:
+    """The project is not on PyPI, so that anybody could register its name there."""
+    advice = "pip install 'onnx-genai-" + "toolkit"
+    paths = [path for folder in ("genai", "cli", "kernels", "docs") for path in (ROOT / folder).rglob("*.[pm][yd]")]
+    assert len(paths) > 500
+    assert [path for path in [*paths, ROOT / "README.md"] if advice in path.read_text(encoding="utf-8")] == []

@@ -288,6 +288,6 @@ def _imported() -> Any:
         raise MissingPackageError(
             "batches on a Ray cluster need ray",
             "the package is not installed",
-            "run pip install 'onnx-genai-toolkit[ray]'",
+            "run pip install ray",
         ) from None
     return ray

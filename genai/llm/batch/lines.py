@@ -304,7 +304,7 @@ class ParquetRows(_Table):
         except ImportError:
             raise MissingPackageError(
                 f"{name}: the file cannot be read", "Parquet files need pyarrow, which is not installed",
-                "run pip install 'onnx-genai-toolkit[parquet]'",
+                "run pip install pyarrow",
             ) from None  # fmt: skip
         self.name, self._file = name, file
         self._open, self._refused = pyarrow.parquet.ParquetFile, (pyarrow.ArrowException, OSError)

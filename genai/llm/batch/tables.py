@@ -168,6 +168,6 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
     except ImportError:
         raise MissingPackageError(
             f"{path}: the file cannot be written", "Parquet files need pyarrow, which is not installed",
-            "run pip install 'onnx-genai-toolkit[parquet]', or write a .csv or .jsonl file",
+            "run pip install pyarrow, or write a .csv or .jsonl file",
         ) from None  # fmt: skip
     return pyarrow, parquet
