@@ -123,8 +123,13 @@ def rm(
 def show(name: Name, as_json: opt.AsJson = False) -> None:
     """Describe a cached model: path, files, licence, revision, and the output of `genai info`."""
     from genai.doctor.model_info import describe
+    from genai.hub.built import find_built
     from genai.hub.choosing import ONNX
+    from genai.hub.store import folders_in
 
+    if (built := find_built(name)) is not None:
+        _show_built(built, as_json=as_json)
+        return
     model = _model_named(name)
     facts = {
         **facts_of(model),
@@ -133,7 +138,7 @@ def show(name: Name, as_json: opt.AsJson = False) -> None:
         "revision": model.revision,
         "license": model.license,
         "files": {file.path: file.size for file in model.files},
-        "built": [str(folder) for folder in model.built()],
+        "built": [str(folder) for folder in folders_in(model.built_folder)],
         "info": None,
     }
     folders = [model.path] if model.kind == ONNX else model.built()
@@ -143,6 +148,25 @@ def show(name: Name, as_json: opt.AsJson = False) -> None:
     except GenaiError as error:
         say(f"genai: {error}")
     emit_figures(json.dumps(facts, indent=2) if as_json else [(key, printable(text)) for key, text in _lines(facts)])
+
+
+def _show_built(model: BuiltModel, *, as_json: bool) -> None:
+    """Describe a model that was built from a local checkpoint or GGUF file."""
+    from genai.doctor.model_info import describe
+
+    facts = {**_built_facts(model), "place": str(model.folder), "info": None}
+    if (model.folder / "genai_config.json").is_file():
+        with task(f"Reading {model.name}"):
+            facts["info"] = describe(model.folder, device="cpu")
+    rows = [
+        ("name", facts["name"]),
+        ("kind", f"{facts['kind']}, {size(facts['bytes'])}"),
+        ("path", facts["place"]),
+        ("built", facts["built"]),
+        ("last use", facts["used"] or "not used yet"),
+        *(figures_of(facts["info"]) if facts["info"] is not None else ()),
+    ]
+    emit_figures(json.dumps(facts, indent=2) if as_json else [(key, printable(text)) for key, text in rows])
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

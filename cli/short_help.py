@@ -39,7 +39,7 @@ SHORT_HELP = {
         "output prompt column pooling prompt-name dimensions precision resume force quiet",
     ),
     "genai rerank": _short('genai rerank model documents.txt -q "the cat" -n 10'),
-    "genai info": _short("genai info org/name --ctx-size 8192"),
+    "genai info": _short("genai info qwen3-0.6b"),
     "genai pull": _short("genai pull HuggingFaceTB/SmolLM2-135M-Instruct"),
     "genai list": _short("genai list"),
     "genai show": _short("genai show HuggingFaceTB/SmolLM2-135M-Instruct"),

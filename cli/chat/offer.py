@@ -64,7 +64,10 @@ def _offers() -> tuple[list[Offer], str]:
     with task("Reading the cache" if offline() else f"Looking up models at {endpoint()}"):
         new, unreachable = new_offers(lookups.results())
     free = available_memory()
-    return [offer for offer in (*offers, *new) if offer.memory_bytes < free], unreachable
+    fitting = [offer for offer in (*offers, *new) if offer.memory_bytes < free]
+    if hidden := len(offers) + len(new) - len(fitting):
+        say(f"genai: {hidden} {'model needs' if hidden == 1 else 'models need'} more memory than the {size(free)} free")
+    return fitting, unreachable
 
 
 def _is_encoder(name: str) -> bool:

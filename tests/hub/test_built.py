@@ -46,7 +46,11 @@ def test_built_models_are_listed_and_removed(cache: Path, capsys: Capture) -> No
     shown = capsys.readouterr().out
     assert "built, " in shown and "used 20" in shown and shown.splitlines()[-1].startswith("total")
 
-    assert run(["info", names[1]]) == 0  # the names of the list name models
+    for command in ("info", "show"):  # the names of the list name models
+        assert run([command, names[1]]) == 0
+        assert "fits with the full" in capsys.readouterr().out
+    assert run(["show", names[1], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["info"]["layers"] == 6
     assert run(["info", "mine"]) == 0
     assert "fits with the full" in capsys.readouterr().out
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import genai
+from genai.cli.chat import offer
 from genai.errors import AccessError, DownloadError
 from genai.hub.known import known_models
 from genai.hub.offers import cached_offers, lookup, new_offers
@@ -150,3 +151,12 @@ def test_hubs_that_do_not_respond(models: LocalHub) -> None:
 def test_no_hub_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert new_offers(lookup().results()) == ([], "HF_HUB_OFFLINE disables network access")
+
+
+def test_models_that_do_not_fit_are_hidden(
+    models: LocalHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("genai.common.memory_limits.available_memory", lambda: 1_070_000_000)
+    offers, _ = offer._offers()
+    assert [one.name for one in offers] == ["gemma-3-1b-it"]  # its cache is small
+    assert "1 model needs more memory than the 1.1 GB free" in capsys.readouterr().err
