@@ -307,8 +307,8 @@ def nvfp4(name: str, matrix: Array) -> tuple[Tensors, Array]:
     return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, values
 
 
-def _compressed(form: str, bits: int) -> dict[str, Any]:
-    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": "int"}}}
+def _compressed(form: str, bits: int, kind: str = "int") -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind}}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
 
 
@@ -329,7 +329,7 @@ FORMATS: Mapping[str, tuple[Packer, dict[str, Any]]] = {
     "auto_round_awq": (awq, {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"}),
     "w4a16": (w4a16, _compressed("pack-quantized", 4)),
     "w8a8": (w8a8, _compressed("int-quantized", 8)),
-    "nvfp4": (nvfp4, _compressed("nvfp4-pack-quantized", 4)),
+    "nvfp4": (nvfp4, _compressed("nvfp4-pack-quantized", 4, "float")),
     "fp8": (fp8_blocks, {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}),
     "nf4": (nf4, {**_BNB, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
     "int8": (llm_int8, {**_BNB, "load_in_8bit": True}),

@@ -103,7 +103,9 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
     "fewer bytes": ("nf4", put(f"{Q}.weight", lambda a: a[:7]), ("has 7 bytes", "64 x 64")),
     "fewer scales": ("nf4", put(f"{Q}.weight.absmax", lambda a: a[:7]), ("has shape [7], expected [128]",)),
     "no largest numbers": ("int8", lambda t: t.pop(f"{Q}.SCB"), ("no tensor", f"{Q}.SCB")),
-    "an axis that there is not": ("hqq", put(f"{Q}.axis", lambda a: np.array(2, np.int32)), ("axis 2",)),
+    "an axis that there is not": (
+        "hqq", put(f"{Q}.axis", lambda a: np.array(2, np.int32)), ("axis has the value 2", "axis = 1"),
+    ),
     "HQQ's scales of scales": ("hqq", put(f"{Q}.quant_zero", lambda a: np.array(1, np.int32)), ("quant_zero is set",)),
     "HQQ of another shape": ("hqq", put(f"{Q}.shape", lambda a: np.array([64, 96])), ("W_q has shape",)),
     "fewer zero points": (
@@ -122,6 +124,15 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
     "HQQ of infinite bits": (
         "hqq", put(f"{Q}.nbits", lambda a: np.array(np.inf, np.float32)), ("must contain one integer",),
     ),
+    "another packing of HQQ": (
+        "hqq", put(f"{Q}.packing", lambda a: np.frombuffer(b"8bit_u8", np.uint8)), ("'8bit_u8'", "nbits is 4"),
+    ),
+    "a state under another name": (
+        "nf4", lambda t: t.update(
+            {f"{Q}.weight.quant_state.bitsandbytes__fp4": t.pop(f"{Q}.weight.quant_state.bitsandbytes__nf4")}
+        ), ("bitsandbytes__fp4 contains quant_type 'nf4'",),
+    ),
+    "no order of columns": ("gptq_act_order", lambda t: t.pop(f"{Q}.g_idx"), ("no tensor", f"{Q}.g_idx")),
     "MLX without least values": ("mlx", lambda t: t.pop(f"{Q}.biases"), ("no tensor", f"{Q}.biases")),
     "MLX of other words": ("mlx", put(f"{Q}.weight", lambda a: a[:, :5]), ("160 bits for 64 numbers",)),
 }  # fmt: skip
@@ -183,6 +194,72 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]
     "a rotation of nobody knows what": (
         "w4a16", {"transform_config": {"config_groups": {"R4": 1}}}, UnsupportedModelError, ("applies R4",),
     ),
+    "zero points of symmetric GPTQ": (
+        "gptq", {"sym": True}, InputError, ("qzeros has zero points such as", "sym = True, which means 8"),
+    ),
+    "symmetric zero points that are stored minus 1": (
+        "gptq_sym", {"checkpoint_format": "gptq_v2"}, InputError, ("zero points such as 7", "sym = True"),
+    ),
+    "zero points of AWQ without any": (
+        "awq", {"zero_point": False}, InputError, ("qzeros has zero points such as", "zero_point = False"),
+    ),
+    "zero points of symmetric AutoRound": ("auto_round_awq", {"sym": True}, InputError, ("sym = True",)),
+    "columns in another order": (
+        "gptq_act_order", {"desc_act": False}, InputError, ("g_idx has columns that are not in", "desc_act = False"),
+    ),
+    "bitsandbytes of other bits": (
+        "nf4", {"load_in_4bit": False, "load_in_8bit": True}, InputError,
+        (".weight has 4-bit numbers", "load_in_8bit = True"),
+    ),
+    "LLM.int8 of other bits": (
+        "int8", {"load_in_8bit": False, "load_in_4bit": True}, InputError,
+        (".weight has 8-bit numbers", "load_in_4bit = True"),
+    ),
+    "bitsandbytes of another type": (
+        "nf4", {"bnb_4bit_quant_type": "fp4"}, InputError, ("has quant_type 'nf4'", "bnb_4bit_quant_type = 'fp4'"),
+    ),
+    "a type that is a number": ("nf4", {"bnb_4bit_quant_type": 4}, ConfigError, ("bnb_4bit_quant_type",)),
+    "scales that are not quantised": (
+        "nf4", {"bnb_4bit_use_double_quant": True}, InputError,
+        ("has scales that are not quantised", "bnb_4bit_use_double_quant = True"),
+    ),
+    "HQQ of other bits": (
+        "hqq", {"quant_config": {"weight_quant_params": {"nbits": 8}}}, InputError, (".nbits has the value 4", "= 8"),
+    ),
+    "HQQ of another axis": (
+        "hqq", {"quant_config": {"weight_quant_params": {"axis": 0}}}, InputError, (".axis has the value 1", "= 0"),
+    ),
+    "HQQ of another group size": (
+        "hqq", {"quant_config": {"weight_quant_params": {"group_size": 64}}}, InputError, ("group_size = 64",),
+    ),
+    "HQQ of other bits in one layer": (
+        "hqq", {"quant_config": {"self_attn.q_proj": {"weight_quant_params": {"nbits": 3}}}},
+        InputError, ("self_attn.q_proj.nbits has the value 4", "nbits = 3"),
+    ),
+    "HQQ's settings that are a list": ("hqq", {"quant_config": [4]}, ConfigError, ("quant_config", "an object")),
+    "floats for integers": (
+        "w4a16", {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}},
+        InputError, ("weight_packed has int weights (int32)", "type = 'float'"),
+    ),
+    "integers for floats": (
+        "nvfp4", {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "int"}}}},
+        InputError, ("weight_packed has float weights (uint8)", "type = 'int'"),
+    ),
+    "8-bit floats for integers": (
+        "w8a8", {"config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}},
+        InputError, (".weight has int weights (int8)",),
+    ),
+    "one scale per row": (
+        "w4a16", {"config_groups": {"a": {"weights": {"num_bits": 4, "strategy": "channel"}}}},
+        InputError, ("has 3 scales per row", "strategy = 'channel'"),
+    ),
+    "integers of fewer bits": (
+        "w8a8", {"config_groups": {"a": {"weights": {"num_bits": 4}}}},
+        InputError, ("has numbers from -", "num_bits = 4"),
+    ),
+    "another kind of 8-bit floats": (
+        "fp8", {"fmt": "e5m2"}, InputError, ("has type float8_e4m3fn", "fmt = 'e5m2'"),
+    ),
     "a block of one size": ("fp8", {"weight_block_size": [128]}, ConfigError, ("two positive sizes",)),
     "tensors of another format": (
         "awq", {"quant_method": "hqq"}, InputError, ("sets hqq, but no tensor has this format",),
@@ -204,6 +281,19 @@ def test_settings_of_mlx(values: dict[str, Any], tmp_path: Path) -> None:
     config["quantization"] |= values
     (source / "config.json").write_text(json.dumps(config))
     refused(source, InputError, "the settings are")
+
+
+@pytest.mark.parametrize("values", [{"bits": 8, "group_size": 16}, {"bits": 2, "group_size": 64}])
+def test_settings_of_mlx_that_give_other_columns(values: dict[str, Any], tmp_path: Path) -> None:
+    """Both settings together describe the words, but as a matrix of another width."""
+    source, _ = write(tmp_path, "mlx")
+    config = json.loads((source / "config.json").read_text())
+    config["quantization"] |= values
+    (source / "config.json").write_text(json.dumps(config))
+    refused(source, InputError, "has shape [", "expected [")
+    config["quantization"] |= {"mode": "mxfp4"}
+    (source / "config.json").write_text(json.dumps(config))
+    refused(source, InputError, "mode = 'mxfp4', which has 4 bits and groups of 32")
 
 
 def test_settings_that_are_no_object(tmp_path: Path) -> None:

@@ -9,7 +9,19 @@ from genai.kernels.weights import unpack_bits
 
 from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig
-from .matrices import Codes, Files, Matrices, bases, bits_of, check_bits, check_group_size, floats, rows_of_bits, words
+from .matrices import (
+    Codes,
+    Files,
+    Matrices,
+    bases,
+    bits_of,
+    check_bits,
+    check_group_size,
+    check_symmetric,
+    floats,
+    rows_of_bits,
+    words,
+)
 
 # Positions of the numbers 0 to 7 in a word (awq/utils/packing_utils.py, AWQ_REVERSE_ORDER).
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
@@ -47,8 +59,10 @@ def _codes(files: Files, settings: HFConfig, base: str) -> Codes:
         return rows_of_bits(_unpacked(weight), bits)
 
     check_group_size(parts[0], len(weight), groups, settings, "group_size", "q_group_size")
-    shape = rows, len(weight)
-    return Codes(shape, bits, groups, parts, packed, lambda: scales.T, _unpacked(zeros))
+    shape, points = (rows, len(weight)), _unpacked(zeros)
+    check_symmetric(parts[1], points, bits, settings, "zero_point", symmetric=False)
+    check_symmetric(parts[1], points, bits, settings, "sym", symmetric=True)
+    return Codes(shape, bits, groups, parts, packed, lambda: scales.T, points)
 
 
 def _unpacked(packed: NDArray[np.uint32]) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from genai.quant.formats import GRIDS
 
 from ...errors import InputError
 from ..hf_config import HFConfig
-from .matrices import FLOAT32, Array, Codes, Files, LazyMatrix, Matrices, bases, floats, part
+from .matrices import FLOAT32, Array, Codes, Files, LazyMatrix, Matrices, bases, contradiction, floats, part
 
 _STATE = ".quant_state.bitsandbytes__"
 _MOST_JSON = 1 << 16
@@ -24,12 +24,17 @@ _GRID_TOLERANCE = 1e-6
 
 def read(files: Files, settings: HFConfig) -> Matrices:
     """Read weight [pairs, 1] with weight.absmax and weight.quant_state, or int8 weight [outputs, inputs] with SCB."""
-    settings.flag("load_in_4bit"), settings.flag("load_in_8bit")
+    widths = {bits for bits in (4, 8) if settings.flag(f"load_in_{bits}bit")}
+    quant_type = None if settings.get("bnb_4bit_quant_type") is None else settings.text("bnb_4bit_quant_type")
+    nested = settings.get("bnb_4bit_use_double_quant")
     for name in list(files):
         if _STATE in name:
             base = name.partition(_STATE)[0]
+            _check_width(base, 4, widths)
+            _check_state(_state(files, name), name, quant_type, nested)
             yield base, _four_bits(files, base, name)
     for base in bases(files, ".SCB"):
+        _check_width(f"{base}.weight", 8, widths)
         yield f"{base}.weight", _int8(files, base)
     for base in bases(files, ".weight"):  # integers without scales: the error names the missing tensor
         kind = files[f"{base}.weight"].dtype
@@ -37,6 +42,29 @@ def read(files: Files, settings: HFConfig) -> Matrices:
             floats(files, f"{base}.SCB")
         elif kind == np.uint8 and not any(name.startswith(f"{base}.weight{_STATE}") for name in files):
             part(files, f"{base}.weight{_STATE}nf4", ("uint8",))
+
+
+def _check_width(name: str, bits: int, widths: set[int]) -> None:
+    if widths and bits not in widths:
+        set_ = " and ".join(f"load_in_{width}bit = True" for width in sorted(widths))
+        raise contradiction(name, f"{bits}-bit numbers", set_)
+
+
+def _check_state(state: HFConfig, name: str, kind: str | None, nested: Any) -> None:
+    """Raise InputError if the state of a 4-bit matrix differs from the settings, or from the name of its tensor."""
+    stored, suffix = state.text("quant_type"), name.partition(_STATE)[2]
+    if stored != suffix:
+        raise InputError(
+            f"{name} contains quant_type {stored!r}",
+            "the name of the tensor ends with the type",
+            "download the checkpoint again",
+        )
+    if kind is not None and stored != kind:
+        raise contradiction(name, f"quant_type {stored!r}", f"bnb_4bit_quant_type = {kind!r}")
+    is_nested = state.get("nested_blocksize") is not None
+    if isinstance(nested, bool) and nested != is_nested:
+        found = "scales that are quantised" if is_nested else "scales that are not quantised"
+        raise contradiction(name, found, f"bnb_4bit_use_double_quant = {nested}")
 
 
 def _int8(files: Files, base: str) -> LazyMatrix:

@@ -25,6 +25,7 @@ from .matrices import (
     Matrices,
     bases,
     bits_of,
+    contradiction,
     floats,
     group_order,
     groups_of,
@@ -92,16 +93,29 @@ class _Scheme:
         blocks: sizes [rows, columns] of the blocks; the weights of a block share a scale.
         group_sizes: columns per group; empty if a group of the settings has no size.
         symmetric: True if no weights have zero points.
+        types: types of weights, "int" or "float"; empty if a group of the settings has no type.
+        strategies: the parts of a matrix that share a scale, such as "group" or "channel"; empty if a group of the
+            settings has no strategy.
     """
 
     widths: set[int]
     blocks: list[list[int]]
     group_sizes: set[int]
     symmetric: bool
+    types: set[str]
+    strategies: set[str]
+
+    def check_type(self, name: str, kind: str, dtype: str) -> None:
+        """Raise InputError if all weights of the settings have another type, "int" or "float"."""
+        if self.types and kind not in self.types:
+            raise contradiction(name, f"{kind} weights ({dtype})", f"type = {', '.join(map(repr, sorted(self.types)))}")
 
     def check(self, name: str, columns: int, groups: int, zeros: Array | None, neutral: int) -> None:
         """Raise InputError if the groups or the zero points of a matrix contradict the settings."""
         size = groups_of(name, columns, groups)
+        if groups > 1 and self.strategies and self.strategies <= {"tensor", "channel"}:
+            shown = ", ".join(map(repr, sorted(self.strategies)))
+            raise contradiction(name, f"{groups} scales per row", f"strategy = {shown}, which means one")
         if self.group_sizes and size not in self.group_sizes and not (groups == 1 and max(self.group_sizes) > columns):
             raise InputError(
                 f"{name} has groups of {size} columns, but quantization_config sets group size "
@@ -123,6 +137,7 @@ def _scheme(settings: HFConfig) -> _Scheme:
     blocks: list[list[int]] = []
     sizes: list[int] = []  # 0 = not set
     symmetric: list[bool] = []
+    words_of: dict[str, list[str | None]] = {"type": [], "strategy": []}
     for name in groups.values:
         weights = HFConfig(_object(HFConfig(_object(groups, name), part=name), "weights"), part=f"{name}.weights")
         if weights.get("num_bits") is not None:
@@ -134,19 +149,24 @@ def _scheme(settings: HFConfig) -> _Scheme:
             blocks.append(block)
         sizes.append(weights.integer("group_size", default=0, least=-1))
         symmetric.append(weights.get("symmetric") is True)
+        for key, found in words_of.items():
+            found.append(None if weights.get(key) is None else weights.text(key))
     group_sizes = set(sizes) if min(sizes, default=0) > 0 else set()
-    return _Scheme(widths, blocks, group_sizes, bool(symmetric) and all(symmetric))
+    types, strategies = ({word for word in some if word} if None not in some else set() for some in words_of.values())
+    return _Scheme(widths, blocks, group_sizes, bool(symmetric) and all(symmetric), types, strategies)
 
 
 def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) -> LazyMatrix:
     scale_name = f"{base}.weight_scale"
     if f"{base}.weight_packed" in files:
         packed = files[f"{base}.weight_packed"]
+        scheme.check_type(f"{base}.weight_packed", "float" if packed.dtype == np.uint8 else "int", packed.dtype.name)
         if packed.dtype == np.uint8:
             return _floats_of_4_bits(files, base, parts).matrix()
         return _packed(files, base, parts, scheme).matrix()
     weight = part(files, f"{base}.weight", ("int8", *fp8.KINDS), (None, None))
     rows, columns = weight.shape
+    scheme.check_type(f"{base}.weight", "int" if weight.dtype == np.int8 else "float", weight.dtype.name)
     if weight.dtype != np.int8:
         scale = floats(files, scale_name)
         if scale.ndim == 2 and scale.shape[0] == rows and scale.shape[1] > 1 and columns % scale.shape[1] == 0:
@@ -167,7 +187,14 @@ def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) ->
         zeros = np.broadcast_to(points, scale.shape).astype(np.int16) + np.int16(128)
     scheme.check(f"{base}.weight", columns, scale.shape[1], zeros, 128)
 
+    largest = 1 << (max(scheme.widths, default=8) - 1)
+
     def codes() -> NDArray[np.uint8]:
+        if largest < 128:
+            low, high = int(weight.min(initial=0)), int(weight.max(initial=0))
+            if low < -largest or high >= largest:
+                found = f"numbers from {low} to {high}"
+                raise contradiction(f"{base}.weight", found, f"num_bits = {max(scheme.widths)}")
         return weight.view(np.uint8) ^ np.uint8(128)
 
     return Codes((rows, columns), 8, scale.shape[1], parts, codes, lambda: scale, zeros).matrix()

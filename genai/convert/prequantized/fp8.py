@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import InputError
 from ..hf_config import HFConfig
-from .matrices import FLOAT32, Array, Files, LazyMatrix, Matrices, bases, part
+from .matrices import FLOAT32, Array, Files, LazyMatrix, Matrices, bases, contradiction, part
 
 KINDS = ("float8_e4m3fn", "float8_e5m2")
 WHY = "8-bit floats"
@@ -27,10 +27,13 @@ def read(files: Files, settings: HFConfig) -> Matrices:
         isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
     ):
         raise settings.wrong("weight_block_size", block, "two positive sizes")
+    kind = None if settings.get("fmt") is None else settings.text("fmt")
     for base in bases(files, ".weight"):
         if files[name := f"{base}.weight"].dtype.name not in KINDS:
             continue
         weight = part(files, name, KINDS, (None, None))
+        if kind is not None and kind not in weight.dtype.name:
+            raise contradiction(name, f"type {weight.dtype.name}", f"fmt = {kind!r}")
         scale_name = next(
             (found for end in ("_scale_inv", "_scale") if (found := f"{name}{end}") in files), f"{name}_scale"
         )

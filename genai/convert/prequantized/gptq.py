@@ -21,6 +21,8 @@ from .matrices import (
     bits_of,
     check_bits,
     check_group_size,
+    check_symmetric,
+    contradiction,
     floats,
     group_order,
     part,
@@ -62,15 +64,21 @@ def _codes(files: Files, settings: HFConfig, base: str, less: int) -> Codes:
     columns = len(weight) * 32 // bits
     check_group_size(weight_name, columns, groups, settings, "group_size")
     order, parts = None, [weight_name, zeros_name, scales_name]
+    sorts = settings.get("desc_act")
     if index_name in files:
         parts.append(index_name)
         order, _ = group_order(index_name, part(files, index_name, ("int32", "int64"), (columns,)), groups)
+        if order is not None and sorts is False:
+            raise contradiction(index_name, "columns that are not in the order of their groups", "desc_act = False")
+    elif sorts is True and groups > 1:
+        part(files, index_name, ("int32", "int64"))  # raises, because the order of the columns is unknown
 
     def packed() -> NDArray[np.uint8]:
         rows_bits = _bytes(weight.T)
         return rows_bits if order is None else rows_of_bits(unpack_bits(rows_bits, bits, columns)[:, order], bits)
 
     points = unpack_bits(_bytes(zeros), bits, rows).T.astype(np.uint16) + np.uint16(less)
+    check_symmetric(zeros_name, points, bits, settings, "sym", symmetric=True)
     return Codes((rows, columns), bits, groups, tuple(parts), packed, lambda: scales.T, points, order=order)
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, UnsupportedModelError
 from ..hf_config import HFConfig
-from .matrices import FLOAT32, Array, Codes, Files, LazyMatrix, Matrices, bases, floats, part, rows_of_bits
+from .matrices import (
+    FLOAT32,
+    Array,
+    Codes,
+    Files,
+    LazyMatrix,
+    Matrices,
+    bases,
+    contradiction,
+    floats,
+    part,
+    rows_of_bits,
+)
 
 # The word type and the shifts of each packing. The rows are split into equal parts; a word holds one number from each.
 _PACKINGS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -27,9 +41,38 @@ _BESIDE = (
 
 def read(files: Files, settings: HFConfig) -> Matrices:
     """Read W_q (one group per row or column), scale and zero, and settings that are stored as tensors of one number."""
-    settings.get("quant_config")
+    whole = settings.get("quant_config")
+    if whole is not None and not isinstance(whole, dict):
+        raise settings.wrong("quant_config", whole, "an object")
     for base in bases(files, ".W_q"):
+        _check_settings(files, base, _weight_settings(whole or {}, base))
         yield f"{base}.weight", _matrix(files, base)
+
+
+def _weight_settings(whole: dict[str, Any], base: str) -> HFConfig:
+    """Return the settings of a matrix. `quant_config` has them for all matrices, or by the end of a matrix's name."""
+    own = next((one for tag, one in whole.items() if base.endswith(f".{tag}") and isinstance(one, dict)), whole)
+    values = own.get("weight_quant_params", own if own is not whole else None)
+    return HFConfig(values if isinstance(values, dict) else {}, part=f"quant_config of {base}")
+
+
+def _check_settings(files: Files, base: str, settings: HFConfig) -> None:
+    """Raise InputError if the numbers that are stored with a matrix differ from the settings."""
+    for key in ("nbits", "axis", "group_size"):
+        if settings.get(key) is None or f"{base}.{key}" not in files:
+            continue
+        found, wanted = _number(files, base, key), settings.integer(key, least=0)
+        if found != wanted:
+            raise contradiction(f"{base}.{key}", f"the value {found}", f"{key} = {wanted}")
+    bits, name = _number(files, base, "nbits"), f"{base}.packing"
+    if name in files and bits in _BY_BITS:
+        packing = part(files, name, ("uint8",), (None,)).tobytes().decode("utf-8", "replace")
+        if packing != _BY_BITS[bits]:
+            raise InputError(
+                f"{name} is {packing!r:.40}, but {base}.nbits is {bits}",
+                f"the packing of {bits} bits is {_BY_BITS[bits]}",
+                "use a checkpoint with this packing, or the float checkpoint",
+            )
 
 
 def _number(files: Files, base: str, name: str, default: int | None = None) -> int:

@@ -139,6 +139,36 @@ def check_bits(name: str, found: int, settings: HFConfig, *keys: str) -> None:
         )
 
 
+def contradiction(name: str, found: str, setting: str) -> InputError:
+    """Return the error for a tensor that differs from the settings.
+
+    Args:
+        name: the tensor or the matrix.
+        found: what the tensors contain.
+        setting: the key and the value of the setting.
+    """
+    return InputError(
+        f"{name} has {found}, but quantization_config sets {setting}",
+        "the settings and the tensors must describe the same quantisation",
+        "check that config.json and the weights belong to the same checkpoint",
+    )
+
+
+def check_symmetric(name: str, zeros: Array, bits: int, settings: HFConfig, key: str, *, symmetric: bool) -> None:
+    """Raise InputError if the setting `key` has the value of symmetric weights, but a zero point is not in the middle.
+
+    Args:
+        name: the tensor of the zero points.
+        zeros: the actual zero points.
+        symmetric: the value of the setting for symmetric weights.
+    """
+    if settings.get(key) is not symmetric or any(settings.get(other) for other in _PER_LAYER):
+        return
+    middle = 1 << (bits - 1)
+    if (others := zeros[zeros != middle]).size:
+        raise contradiction(name, f"zero points such as {int(others[0])}", f"{key} = {symmetric}, which means {middle}")
+
+
 def groups_of(name: str, columns: int, groups: int) -> int:
     """Return the number of columns per group. Raise InputError if the groups do not divide the columns."""
     if not groups or columns % groups:

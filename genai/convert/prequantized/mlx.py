@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, UnsupportedModelError
 from ..hf_config import HFConfig
-from .matrices import Array, Codes, Files, Matrices, bases, bits_of, floats, part, words
+from .matrices import Array, Codes, Files, Matrices, bases, bits_of, contradiction, floats, part, words
 from .mxfp4 import power_scales
 
 _MODES = ("affine", "mxfp4")
@@ -58,6 +58,10 @@ def _matrices(files: Files, base: str, group: int, wanted: int, mode: str) -> Ma
             f"{names[0]} contains {bits}-bit numbers in groups of {group}, but the settings are {wanted} bits",
             "the shapes of the weights and the scales must agree with group_size and bits",
             "check that config.json and the weights belong to the same checkpoint",
+        )
+    if mode == "mxfp4" and (bits, group) != (4, 32):
+        raise contradiction(
+            names[0], f"{bits}-bit numbers in groups of {group}", "mode = 'mxfp4', which has 4 bits and groups of 32"
         )
     if mode == "mxfp4":
         beside = [part(files, names[1], ("uint8",))]
