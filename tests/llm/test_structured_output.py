@@ -99,6 +99,15 @@ def test_samples_and_mixed_rows(llm: genai.LLM, prompt: str) -> None:
     assert together[5].text == "xxx" and not problem(PERSON, together[3].text)
 
 
+def test_unique_items_in_batches(llm: genai.LLM, prompt: str) -> None:
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "uniqueItems": True,
+              "minItems": 6, "maxItems": 6}  # fmt: skip
+    options: dict[str, Any] = {"json_schema": schema, "seed": 3, "temperature": 1.5, "max_tokens": 100}
+    together = llm.generate([prompt] * 2, n=3, **options)
+    assert [one.token_ids for one in llm.generate(prompt, n=3, **options)] == [one.token_ids for one in together[:3]]
+    assert not any(problem(schema, one.text) for one in together) and len({one.text for one in together}) > 1
+
+
 def test_preempted_sequences_go_on_in_their_grammar(form_folder: Callable[[str], Path]) -> None:
     """A cache for a part of the batch, and random weights, so that only the grammar determines the text."""
     asked = {"json_schema": PERSON, "seed": 2, "temperature": 1.0, "max_tokens": 150}

@@ -22,7 +22,7 @@ from .json_schema import (
     without_additional_items,
 )
 from .schema_depth import depth
-from .schema_forms import hold_forms, merge_duplicates
+from .schema_forms import has_unique_items, hold_forms
 from .schema_keys import ONE_FORM, countless_keys, hold_keys, hold_names
 
 # A longer grammar is a mistake or an attack. Each character costs time and memory before the compiler's limits apply.
@@ -85,6 +85,11 @@ class Grammar:
         except (ValueError, RecursionError) as error:  # Python reads deeper JSON than llguidance's 128 levels
             raise GrammarError(f"{self.shown} cannot be read", str(error)[:200], "simplify the grammar") from None
 
+    def schema_of_unique_items(self) -> Any:
+        """Return the schema if items of its arrays must be compared while the reply is generated; otherwise None."""
+        schema = json.loads(self.text) if self.option == "json_schema" and "uniqueItems" in self.text else None
+        return schema if has_unique_items(schema) else None
+
     def _source(self) -> str:
         from llguidance import LLMatcher
 
@@ -117,12 +122,12 @@ class Grammar:
         if not ends(schema):
             why = "the schema requires itself recursively, so every instance would be infinite"
             raise GrammarError("json_schema has no valid instance", why, "make the recursive part optional")
-        hold_values(schema)
+        hold_values(schema, is_followed=True)
         # `true` and `false` are also schemas, but they cannot hold options.
         return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
 
 
-def hold_values(schema: Any, name: str = "json_schema") -> None:
+def hold_values(schema: Any, name: str = "json_schema", *, is_followed: bool = False) -> None:
     """Change a schema, in place, to one that llguidance enforces in full.
 
     Keywords that llguidance does not read are replaced. Bounds move to numbers that llguidance can represent, times are
@@ -133,6 +138,7 @@ def hold_values(schema: Any, name: str = "json_schema") -> None:
         schema: the schema. With the option "lenient" in "x-guidance", requirements of the number of keys remain as they
             are, although llguidance does not enforce them.
         name: name of the schema in messages.
+        is_followed: True if `UniqueItems` compares the items of arrays.
 
     Raises:
         GrammarError: the schema has a number, a pattern or another requirement that cannot be enforced, or an
@@ -156,7 +162,7 @@ def hold_values(schema: Any, name: str = "json_schema") -> None:
     def refuse_form(what: str, why: str, fix: str) -> GrammarError | None:
         return None if _is_lenient(schema) else GrammarError(f"{what} of {name} cannot be enforced", why, fix)
 
-    hold_forms(schema, refuse_form)
+    hold_forms(schema, refuse_form, is_followed=is_followed)
     hold_times(schema)
     hold_names(schema)
     rare, where_rare = hold_patterns(schema, refuse)
@@ -274,7 +280,6 @@ def schema_text(name: str, value: Any) -> str | None:
     if callable(make := getattr(value, "model_json_schema", None)):
         value = _schema_of(name, value, make)
         close_objects(value)
-        merge_duplicates(value)
     if not isinstance(value, (str, Mapping, bool)):
         raise GrammarError(
             f"{name} is {kind_of(value)}",

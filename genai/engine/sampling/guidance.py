@@ -18,6 +18,7 @@ from genai.common.interrupts import Task, ThreadsRefused
 from ...errors import GenaiError, GrammarError, no_threads
 from .grammar import STACK_BYTES, Grammar
 from .json_schema import parts
+from .unique_items import UniqueItems
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -75,7 +76,8 @@ class Guidance:
         self._vocabulary, self._vocab_size = vocabulary, vocab_size
         self._eos = [token for token in eos_token_ids if 0 <= token < vocab_size]
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, tuple[LLMatcher, UniqueItems | None]] = OrderedDict()
+        self._tokens: Sequence[bytes] = ()
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
 
@@ -88,12 +90,15 @@ class Guidance:
         with self._lock:
             found = self._compiled.get(grammar)
             if found is None:
-                found = self._compiled[grammar] = self._in_time(grammar)
+                matcher, schema = self._in_time(grammar), grammar.schema_of_unique_items()
+                items = None if schema is None else UniqueItems(schema, self._tokens)
+                found = self._compiled[grammar] = matcher, items
                 if len(self._compiled) > _MOST_KEPT:
                     self._compiled.popitem(last=False)
             else:
                 self._compiled.move_to_end(grammar)
-            return Matcher(found.deep_copy())
+            matcher, items = found
+            return Matcher(matcher.deep_copy(), None if items is None else items.fork())
 
     def _in_time(self, grammar: Grammar) -> LLMatcher:
         try:
@@ -136,6 +141,7 @@ class Guidance:
         tokens, eos = [*known.tokens[: self._vocab_size], *[b""] * missing], self._eos
         if not eos:  # an extra id after the last logit, so that only the grammar can end the reply
             tokens, eos = [*tokens, b"<end>"], [self._vocab_size]
+        self._tokens = tokens
         special = sorted({*(token for token in known.special if token < self._vocab_size), *eos})
         return LLTokenizer(_Wrapper(tokens, special, eos[0], known.encode), eos_token=eos)  # type: ignore[arg-type]
 
@@ -229,16 +235,20 @@ class Matcher:
         mask: mask of the tokens that may come next; None = not computed yet.
     """
 
-    __slots__ = ("_matcher", "mask", "num_followed")
+    __slots__ = ("_followed", "_items", "_matcher", "_start", "mask", "num_followed")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, items: UniqueItems | None = None) -> None:
         self._matcher = matcher
+        self._items, self._start = items, items
+        self._followed: list[int] = []
         self.num_followed = 0
         self.mask: FilledMask | None = None
 
     def fork(self) -> Matcher:
         """Return an independent matcher at the same position."""
-        other = Matcher(self._matcher.deep_copy())
+        other = Matcher(self._matcher.deep_copy(), self._start)
+        other._items = None if self._items is None else self._items.fork()
+        other._followed = list(self._followed)
         other.num_followed = self.num_followed
         return other
 
@@ -259,7 +269,8 @@ class Matcher:
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """Return the number of leading tokens that the grammar allows next."""
-        return 0 if self._matcher.is_stopped() else int(self._matcher.validate_tokens(list(tokens)))
+        count = 0 if self._matcher.is_stopped() else int(self._matcher.validate_tokens(list(tokens)))
+        return count if self._items is None else self._items.num_allowed(tokens[:count])
 
     def follow(self, token: int) -> None:
         """Advance by a token that was appended to the sequence.
@@ -270,6 +281,12 @@ class Matcher:
         self.mask = None
         if not self._matcher.consume_token(token):
             raise self.failure()
+        if self._items is not None:
+            self._followed.append(token)
+            self._items = self._items.fork()
+            if not self._items.follow(token):
+                why = "the token repeats an item of an array with unique items"
+                raise GrammarError(f"the grammar failed after {self.num_followed} tokens", why, "use another token")
         self.num_followed += 1
 
     def rewind(self, count: int) -> None:
@@ -279,10 +296,21 @@ class Matcher:
             if not self._matcher.rollback(self.num_followed - count):
                 raise self.failure()
             self.num_followed = count
+            if self._start is not None:
+                del self._followed[count:]
+                self._items = self._start.fork()
+                for token in self._followed:
+                    self._items.follow(token)
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next; empty if there is a choice, or at the end."""
-        return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+        tokens = [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+        return tokens if self._items is None else tokens[: self._items.num_allowed(tokens)]
+
+    def restrict(self, mask: NDArray[np.uint32]) -> None:
+        """Remove the tokens from a mask, uint32 [words], that the grammar allows although an item must not repeat."""
+        if self._items is not None and not self._matcher.is_stopped():
+            self._items.restrict(mask, self._matcher)
 
     def failure(self) -> GenaiError:
         """Return the error that stopped the grammar."""

@@ -88,6 +88,7 @@ class MaskFiller:
         else:
             self._fill_beside(matchers, masks)
         for row, matcher in enumerate(matchers):
+            matcher.restrict(masks[row])
             matcher.mask = FilledMask(masks, row)
 
     def _fill_beside(self, matchers: Sequence[Matcher], masks: NDArray[np.uint32]) -> None:

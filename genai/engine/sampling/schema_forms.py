@@ -65,22 +65,32 @@ _noted: set[str] = set()
 _noting = threading.Lock()
 
 
-def hold_forms(schema: Any, refuse: Refuse) -> None:
-    """Replace formats, unique items, rules for keys, and exclusive alternatives, in place."""
+def hold_forms(schema: Any, refuse: Refuse, *, is_followed: bool = False) -> None:
+    """Replace formats, unique items, rules for keys, and exclusive alternatives, in place.
+
+    Args:
+        schema: the schema.
+        refuse: see `Refuse`.
+        is_followed: True if `UniqueItems` compares the items of arrays.
+    """
     known = [(path, part) for path, part in all_parts(schema) if isinstance(part, MutableMapping)]
     for path, part in known:
         _hold_format(part)
-        _hold_unique(schema, path, part, refuse)
+        _hold_unique(schema, path, part, refuse, is_followed)
         _hold_key_rule(schema, path, part, refuse)
     for path, part in known:
         _hold_one_of(schema, path, part, refuse)
 
 
-def merge_duplicates(schema: Any) -> None:
-    """Allow duplicates in arrays of unique items, in place, if the values are not few: sets merge duplicates."""
-    for _, part in all_parts(schema):
-        if isinstance(part, MutableMapping) and part.get("uniqueItems") is True and _lists(schema, part) is None:
-            del part["uniqueItems"]
+def has_unique_items(schema: Any) -> bool:
+    """Return True if a schema has arrays whose items must be compared while the reply is generated."""
+    return any(
+        isinstance(part, Mapping)
+        and part.get("uniqueItems") is True
+        and "array" in _types(part)
+        and _lists(schema, part) is None
+        for _, part in all_parts(schema)
+    )
 
 
 # --- formats ------------------------------------------------------------------------------------------------------
@@ -113,7 +123,7 @@ def _note(name: str) -> None:
 # --- unique items -------------------------------------------------------------------------------------------------
 
 
-def _hold_unique(schema: Any, path: str, part: MutableMapping[str, Any], refuse: Refuse) -> None:
+def _hold_unique(schema: Any, path: str, part: MutableMapping[str, Any], refuse: Refuse, is_followed: bool) -> None:
     """Write out the lists of an array whose items are unique, if there are few."""
     if part.get("uniqueItems") is not True:
         part.pop("uniqueItems", None)
@@ -121,7 +131,11 @@ def _hold_unique(schema: Any, path: str, part: MutableMapping[str, Any], refuse:
     most = part.get("maxItems")
     if "array" in _types(part) and not (is_number(most) and most <= 1):
         found = _lists(schema, part)
-        if found is None:
+        if found is None and is_followed:
+            values = few_values(schema, part.get("items"))
+            if values is not None and "prefixItems" not in part:
+                part["maxItems"] = min(most, len(values)) if is_number(most) else len(values)
+        elif found is None:
             error = refuse(
                 f'"uniqueItems" at {path or "the top"}',
                 "a grammar cannot compare items, unless few different items are possible",
@@ -143,7 +157,7 @@ def _lists(schema: Any, part: Mapping[str, Any]) -> list[list[Any]] | None:
     """
     if part.get("type") != "array" or set(part) - _NOTES - _ABOUT - _ARRAY:
         return None
-    values = _values(schema, part.get("items", True))
+    values = few_values(schema, part.get("items", True))
     if values is None:
         return None
     least, most = part.get("minItems", 0), part.get("maxItems", len(values))
@@ -162,16 +176,16 @@ def _lists(schema: Any, part: Mapping[str, Any]) -> list[list[Any]] | None:
     return None
 
 
-def _values(schema: Any, part: Any, depth: int = 0) -> list[Any] | None:
+def few_values(schema: Any, part: Any, depth: int = 0) -> list[Any] | None:
     """Return all different values that match a schema, in its order; None if they are not known or too many."""
     if not isinstance(part, Mapping) or depth > 20:
         return None
     keys = set(part) - _NOTES
     found: list[Any] | None = None
     if keys == {"$ref"}:
-        return _values(schema, referred(schema, str(part["$ref"])), depth + 1)
+        return few_values(schema, referred(schema, str(part["$ref"])), depth + 1)
     if len(keys) == 1 and isinstance(inner := part.get("anyOf"), list):
-        each = [_values(schema, one, depth + 1) for one in inner]
+        each = [few_values(schema, one, depth + 1) for one in inner]
         found = None if None in each else [value for one in each for value in one or ()]
     elif keys <= {"enum", "const", "type"} and keys & {"enum", "const"}:
         listed = part.get("enum")
@@ -179,7 +193,7 @@ def _values(schema: Any, part: Any, depth: int = 0) -> list[Any] | None:
         if found is not None:
             found = [one for one in found if any(_TYPES[kind](one) for kind in _types(part))]
             if "const" in part:
-                found = [one for one in found if _same(one) == _same(part["const"])]
+                found = [one for one in found if json_key(one) == json_key(part["const"])]
     elif keys == {"type"} and _types(part) <= {"boolean", "null"}:
         kinds = _types(part)
         found = [*([False, True] if "boolean" in kinds else ()), *([None] if "null" in kinds else ())]
@@ -189,17 +203,17 @@ def _values(schema: Any, part: Any, depth: int = 0) -> list[Any] | None:
             found = list(range(int(low), int(high) + 1))
     if found is None or len(found) > _MOST_VALUES:
         return None
-    return list({_same(one): one for one in reversed(found)}.values())[::-1]
+    return list({json_key(one): one for one in reversed(found)}.values())[::-1]
 
 
-def _same(value: Any) -> str:
+def json_key(value: Any) -> str:
     """Return a text that is the same for values that are equal in JSON, such as 1 and 1.0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     elif isinstance(value, list):
-        return f"[{','.join(map(_same, value))}]"
+        return f"[{','.join(map(json_key, value))}]"
     elif isinstance(value, Mapping):
-        return f"{{{','.join(f'{json.dumps(key)}:{_same(value[key])}' for key in sorted(value))}}}"
+        return f"{{{','.join(f'{json.dumps(key)}:{json_key(value[key])}' for key in sorted(value))}}}"
     return json.dumps(value)
 
 
@@ -238,7 +252,7 @@ def _key_rule(schema: Any, part: MutableMapping[str, Any], rule: Any, others: An
         return ""
     if part.get("properties") or part.get("patternProperties"):
         return "it is not supported together with named keys or patterns of keys"
-    values = [] if rule is False else _values(schema, rule)
+    values = [] if rule is False else few_values(schema, rule)
     if values is None and isinstance(rule, Mapping) and "string" not in _types(rule):
         values = []
     if values is not None:
@@ -334,7 +348,7 @@ def _kinds(schema: Any, part: Any) -> set[str]:
         return set()
     if not isinstance(part, Mapping):
         return set(_TYPES)
-    if (values := _values(schema, part)) is not None:
+    if (values := few_values(schema, part)) is not None:
         return {kind for kind, test in _TYPES.items() if any(test(value) for value in values)}
     found = _types(part)
     return found | {"integer"} if "number" in found else found
@@ -355,9 +369,9 @@ def _disjoint(schema: Any, one: Any, other: Any, depth: int = 0) -> bool:
     common = _kinds(schema, one) & _kinds(schema, other)
     if not common:
         return True
-    first, second = _values(schema, one), _values(schema, other)
+    first, second = few_values(schema, one), few_values(schema, other)
     if first is not None and second is not None:
-        return not {_same(value) for value in first} & {_same(value) for value in second}
+        return not {json_key(value) for value in first} & {json_key(value) for value in second}
     if common != {"object"}:
         return False
     mine, theirs = one.get("properties"), other.get("properties")

@@ -38,6 +38,7 @@ def walked(guidance: Guidance, schema: Any, seed: int, usual: bytes = b'"\\/u0')
         if matcher.is_over:
             return reply.decode()
         fill_next_token_bitmask(matcher.automaton, mask)
+        matcher.restrict(mask.view(np.uint32)[0])
         allowed = [int(one) for one in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
         assert allowed, f"no token may follow {reply!r}"
         if END in allowed and (random.random() < 0.3 or count > 60 or len(allowed) == 1):

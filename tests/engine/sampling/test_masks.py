@@ -152,7 +152,7 @@ ENDLESS = """{
 REFUSED = {
     "no schema type": (Grammar("json_schema", '{"type": "strin"}'), "strin"),
     "a part": (Grammar("json_schema", '{"properties": {"a/b": {"items": {"minimum": "x"}}}}'), "minimum"),
-    "what is not implemented": (Grammar("json_schema", '{"uniqueItems": true, "type": "array"}'), "uniqueItems"),
+    "what is not implemented": (Grammar("json_schema", '{"contains": {"const": 1}, "type": "array"}'), "contains"),
     "nothing matches": (Grammar("json_schema", '{"type": "string", "minLength": 2, "maxLength": 1}'), "Unsatisfiable"),
     "false": (Grammar("json_schema", "false"), "false"),
     "itself": (Grammar("json_schema", '{"$ref": "#"}'), "would be infinite"),

@@ -13,6 +13,7 @@ import pytest
 
 from genai.engine.sampling import schema_forms
 from genai.engine.sampling.ecma_regex import PatternError, rewrite
+from genai.engine.sampling.grammar import Grammar
 from genai.engine.sampling.guidance import Guidance
 from genai.errors import GrammarError
 from genai.llm.reply_shape import _called
@@ -127,20 +128,53 @@ def test_lists_have_any_order_if_there_are_few(takes: Takes) -> None:
     assert takes({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, "[1, 1]")
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"enum": list(range(40))}},
-        {"items": {"type": "boolean"}},
-        {"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 1}},
-        {"type": "array", "items": {"$ref": "#/$defs/a"}},
-    ],
-)
-def test_items_that_cannot_be_compared(part: dict[str, Any], guidance: Guidance) -> None:
-    schema = {"properties": {"a": {**part, "uniqueItems": True}}, "$defs": {"a": {"$ref": "#/$defs/a"}}}
-    with pytest.raises(GrammarError, match='"uniqueItems" at /properties/a of json_schema cannot') as raised:
-        matcher_of(guidance, schema)
+MANY: dict[str, dict[str, Any]] = {
+    "integers": {"items": {"type": "integer"}, "minItems": 3},
+    "range": {"items": {"type": "integer", "minimum": 0, "maximum": 60}, "minItems": 4},
+    "enum": {"items": {"enum": [*(f"a{number}" for number in range(20)), "a"]}, "minItems": 21},
+    "numbers": {"items": {"type": "number"}, "minItems": 2},
+    "objects": {"items": {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "integer"}},
+                "required": ["a", "b"], "additionalProperties": False}, "minItems": 3},
+    "anything": {"minItems": 3},
+    "strings": {"items": {"type": "string", "maxLength": 1}, "minItems": 4},
+    "prefix": {"prefixItems": [{"type": "integer"}, {"type": "integer"}], "items": {"type": "integer"}},
+    "recursive": {"items": {"anyOf": [{"$ref": "#"}, {"type": "boolean"}]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_unique_items(name: str, walk: Walk) -> None:
+    """Tokens that repeat an item are not allowed, nor tokens after which every token repeats an item."""
+    schema = {"type": "array", "uniqueItems": True, **MANY[name]}
+    for place in (schema, {"anyOf": [schema, {"type": "null"}]} if name != "recursive" else schema):
+        replies = [reply for seed in range(5) if (reply := walk(place, seed, b'"0a1,')) is not None]
+        assert replies
+        for reply in replies:
+            assert is_valid(place, json.loads(reply)), reply
+
+
+def test_positions_in_unique_items(guidance: Guidance) -> None:
+    matcher = matcher_of(guidance, {"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    for token in b'["a", "':
+        matcher.follow(token)
+    assert matcher.num_allowed(list(b'b", "a"')) == 6 and matcher.num_allowed(list(b'a"')) == 1
+    fork = matcher.fork()
+    for token in b'b", ':
+        fork.follow(token)
+    assert fork.num_allowed(list(b'"b"')) == 2 and matcher.num_allowed(list(b'b"')) == 2
+    fork.rewind(len('["a", '))
+    assert fork.num_allowed(list(b'"b"')) == 3 and fork.num_allowed(list(b'"a"')) == 2
+    matcher.follow(ord("a"))
+    with pytest.raises(GrammarError, match="the grammar failed after 8 tokens") as raised:
+        matcher.follow(ord('"'))
+    assert "repeats an item" in raised.value.why
+
+
+def test_unique_items_in_grammars_are_refused(guidance: Guidance) -> None:
+    """Items are compared only if the whole reply follows the schema."""
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    with pytest.raises(GrammarError, match='"uniqueItems" at the top of json_schema cannot') as raised:
+        guidance.matcher(Grammar("grammar", f"start: %json {json.dumps(schema)}"))
     assert "compare items" in raised.value.why and '"enum"' in raised.value.fix
 
 
