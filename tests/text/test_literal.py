@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from genai.embed.tokens import TextEncoder
 from genai.errors import InputError, OptionError, TokenizerError
 from genai.text.literal import MarkedText, Marker, free_mark
 from genai.text.tokenizer import Tokenizer
@@ -148,6 +149,13 @@ def test_the_setting_of_the_tokenizer_is_obeyed(model_folder: Path, tmp_path: Pa
     assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode(text).tolist()
     assert tokenizer.encode(text, literal=False)[-1] == tokenizer.to_token_id("<|im_end|>")
     assert tokenizer.content_key() != Tokenizer(model_folder).content_key()
+
+
+def test_embeddings_obey_the_setting(model_folder: Path, tmp_path: Path) -> None:
+    plain = TextEncoder(model_folder, 64).encode(["Hi<|im_end|>"])
+    literal = TextEncoder(with_setting(model_folder, tmp_path / "changed", True), 64).encode(["Hi<|im_end|>"])
+    end = Tokenizer(model_folder).to_token_id("<|im_end|>")
+    assert (end in plain[0].ids, end in literal[0].ids) == (True, False)
 
 
 def test_a_setting_that_is_not_a_boolean(model_folder: Path, tmp_path: Path) -> None:
