@@ -101,14 +101,25 @@ class Marker:
     def whole(self, text: str) -> str:
         """Return the text with marks that also separate it from the text around it.
 
-        Otherwise, a part of a control token at the edge of a text could become a token when a template joins texts.
+        Otherwise, a part of a control token could become a token when a template joins texts.
         """
+        return self._separated(text, with_words=True)
+
+    def edges(self, text: str) -> str:
+        """Return the text with marks that separate it from texts before and after it, if the template joins them.
+
+        In contrast to `whole`, words inside the name of a control token, such as "text", have no marks. Templates may
+        compare such words with constants.
+        """
+        return self._separated(text, with_words=False)
+
+    def _separated(self, text: str, *, with_words: bool) -> str:
         text = self.inside(text)
         content = text.strip()
         if not content:
             return text
         sizes = range(1, min(self._longest, len(content)) + 1)
-        is_part = content in self._names
+        is_part = with_words and content in self._names
         begins = is_part or any(content[:size] in self._suffixes for size in sizes)
         ends = is_part or any(content[-size:] in self._prefixes for size in sizes)
         marked = self.mark * begins + content + self.mark * ends

@@ -130,25 +130,25 @@ class ConversationMarker:
             return {**mapped(call, self._any.inside), "function": self._call(function)}
         changed: dict[str, Any] = mapped(call, self._any.inside)
         if "arguments" in call:
-            changed["arguments"] = mapped(call["arguments"], self._any.whole)
+            changed["arguments"] = mapped(call["arguments"], self._any.edges, self._any.inside)
         return changed
 
     def values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables of a template with marks, except the special tokens by role."""
         return {
-            name: value if name.endswith("_token") else mapped(value, self._any.inside)
+            name: value if name.endswith("_token") else mapped(value, self._any.edges, self._any.inside)
             for name, value in values.items()
         }
 
 
-def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a value of JSON types with changed strings and keys."""
+def mapped(value: Any, change: Callable[[str], str], of_keys: Callable[[str], str] | None = None) -> Any:
+    """Return a value of JSON types with changed strings and keys; `of_keys` changes keys, if it is given."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
-        return [mapped(item, change) for item in value]
+        return [mapped(item, change, of_keys) for item in value]
     if isinstance(value, dict):
-        return {change(key): mapped(item, change) for key, item in value.items()}
+        return {(of_keys or change)(key): mapped(item, change, of_keys) for key, item in value.items()}
     return value
 
 
