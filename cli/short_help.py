@@ -28,7 +28,7 @@ SHORT_HELP = {
     ),
     "genai generate": _short(
         'genai generate -p "What is 12 + 7?"',
-        "prompt file chat system max-tokens temperature samples json-schema device ctx-size json",
+        "prompt file chat system max-tokens temperature json-schema device ctx-size json",
     ),
     "genai batch": _short(
         "genai batch questions.txt -o replies.jsonl --chat",
