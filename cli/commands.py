@@ -14,6 +14,7 @@ from genai.errors import GenaiError
 
 from .completions import complete
 from .help_page import write_example, write_options
+from .places import with_flags_named
 from .variables import bind_variables, name_variables
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +51,7 @@ class _Shared:
             return super().invoke(ctx)  # type: ignore[misc]
         except GenaiError as error:
             name_variables(error, ctx)
+            with_flags_named(error, ctx)
             raise
 
 

@@ -14,6 +14,11 @@ _WITHOUT = ("help", "help_all", "version", "install_completion", "show_completio
 _IN_PYTHON = {"ctx_size": "context_size", "form": "format", "kv_force": "kv_dtype_force", "kv_type": "kv_dtype"}
 
 
+def python_name(name: str) -> str:
+    """Return the name in Python of an option."""
+    return _IN_PYTHON.get(name, name)
+
+
 def bind_variables(parameters: Iterable[Any]) -> None:
     """Bind each option of a command to an environment variable: --top-k to GENAI_TOP_K."""
     for parameter in parameters:

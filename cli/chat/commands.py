@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genai.common.paths import expanded
-from genai.errors import InputError, OptionError, located
+from genai.errors import GenaiError, InputError, OptionError, located
 
 from ..options import FLAGS, Flag, find_flag, read_lora, read_setting
+from ..places import with_settings_named
 from ..template_args import thinking_now, thinking_of, value_of
 from ..terminal import dump_prompt, footer
 from ..wrapping import shortened, table, width_of
@@ -179,6 +180,15 @@ def setting_values(variables: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
         **{f"{_TEMPLATE}{name}": ("true", "false", "default") for name in variables},
     }
     return {flag.setting: ("on", "off", "default") if flag.kind is bool else ("default",) for flag in FLAGS} | more
+
+
+def in_words_of_chat(error: GenaiError) -> GenaiError:
+    """Return an error that calls options by the commands that set them."""
+    settings = {flag.option: flag.setting for flag in FLAGS}
+    made = with_settings_named(error, {**settings, "on_overflow": "on-overflow"})
+    made.what, made.fix = (part.replace("--lora ", "/lora ") for part in (made.what, made.fix))
+    made.fix = made.fix.replace("such as --choice yes --choice no", "such as /set choice yes,no")
+    return made
 
 
 def _value(loop: Loop, flag: Flag) -> str:

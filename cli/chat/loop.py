@@ -14,7 +14,7 @@ from genai.errors import GenaiError
 from ..reply_notes import empty_reply_reason, full_context_notes
 from ..terminal import Voice, dump_prompt, footer, say
 from ..wrapping import printable, shortened
-from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
+from .commands import COMMANDS, FILE_COMMANDS, in_words_of_chat, run_command, setting_values
 from .editor import LineEditor, TypedText
 from .reply import answer
 
@@ -140,7 +140,7 @@ class Loop:
             elif text.strip():
                 self.answer(self.session.send(text))
         except GenaiError as error:
-            self.voice.error(error)
+            self.voice.error(in_words_of_chat(error))
 
     def _results(self) -> list[tuple[ToolCall, str]]:
         """Run the functions that the last reply calls, with the user's permission; [] if no call was permitted.

@@ -128,7 +128,7 @@ def test_templates_and_pipes(tmp_path: Path) -> None:
         (["{in}", "-o", "{out}", "--template", "no field"], 2, "has no field"),
         (["{in}", "-o", "{out}", "--format", "xml"], 2, "format = 'xml'"),
         (["{in}", "-o", "{out}", "--window", "0"], 2, "--window"),
-        (["{in}", "-o", "{out}", "--top-p", "2"], 2, "top_p = 2"),
+        (["{in}", "-o", "{out}", "--top-p", "2"], 2, "--top-p 2"),
         (["/no/such/file", "-o", "{out}"], 1, "/no/such/file"),
         (["{in}", "-o", "/no/such/folder/out"], 1, "folder does not exist"),
         (["{in}", "-o", "{out}", "--html", "/no/such/folder/page"], 1, "folder does not exist"),

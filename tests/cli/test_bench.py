@@ -91,4 +91,4 @@ def test_contexts_with_two_types_of_cache(monkeypatch: pytest.MonkeyPatch, capsy
     assert [line.split()[:2] for line in lines[2:]] == [["9", "fp16"], ["9", "int8"], ["20", "fp16"], ["20", "int8"]]
     assert max(map(len, lines)) < 60
     assert run(["bench", "context", "--beside", "int9"]) == 2
-    assert "kv_dtype = 'int9'" in capsys.readouterr().err
+    assert "--kv-type 'int9'" in capsys.readouterr().err

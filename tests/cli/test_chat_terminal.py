@@ -84,7 +84,7 @@ def test_settings(terminal: Open) -> None:
     one = chat(terminal, "--temperature", "0.5")
     assert re.search(r"\* temperature +0.5\n", one.enter("/set", r"limit\)"))
     one.enter("/set top-p 0.9", r"\(top-p is 0.9\)")
-    one.enter("/set temperature 0", "temperature = 0.*contradict|contradicts temperature = 0")
+    one.enter("/set temperature 0", "contradicts temperature 0")
     one.enter("/set top-p default", "default")
     one.enter("/set temperature 0", r"\(temperature is 0\)")
     one.enter("/set max-tokens 1", "is 1")

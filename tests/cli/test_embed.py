@@ -55,7 +55,7 @@ def test_a_file(tmp_path: Path) -> None:
         (["nowhere", "-p", "x"], "nowhere"),
         ([MODEL, "-p", "x", "--pooling", "average"], "pooling = 'average'"),
         ([MODEL, "-p", "x", "--dimensions", "99"], "dimensions = 99"),
-        ([MODEL, "-p", "x", "--prompt-name", "qery"], "prompt_name = 'qery'"),
+        ([MODEL, "-p", "x", "--prompt-name", "qery"], "--prompt-name 'qery'"),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,17 +105,17 @@ def test_quiet_and_verbose() -> None:
         (["--sequence-bias", "5:99999=1"], "vocabulary has 1536"),
         (["--sequence-bias", "5:-6=1"], "token ids -> number"),
         (["--begin-suppress", "99999"], "vocabulary has 1536"),
-        (["--top-p", "0.5", "--temperature", "0"], "contradicts temperature = 0"),
-        (["--min-p", "1.5"], "min_p = 1.5"),
+        (["--top-p", "0.5", "--temperature", "0"], "contradicts --temperature 0"),
+        (["--min-p", "1.5"], "--min-p 1.5"),
         (["--samplers", "top_k;top_q"], "top_q"),
-        (["--xtc-threshold", "0.2"], "xtc_probability"),
-        (["--dry-base", "2"], "dry_multiplier"),
-        (["--mirostat", "1"], "mirostat = 1"),
+        (["--xtc-threshold", "0.2"], "--xtc-probability"),
+        (["--dry-base", "2"], "--dry-multiplier"),
+        (["--mirostat", "1"], "--mirostat 1"),
         (["--mirostat", "2", "--top-k", "5"], "contradicts"),
-        (["--min-tokens", "5", "-n", "4"], "contradicts max_tokens"),
+        (["--min-tokens", "5", "-n", "4"], "contradicts --max-tokens"),
         (["--stop", ""], "stop"),
-        (["--seed", "-1"], "seed = -1"),
-        (["--samples", "2", "--temperature", "0", "--json"], "contradicts temperature = 0"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--samples", "2", "--temperature", "0", "--json"], "contradicts --temperature 0"),
         (["--stop-token", "99999"], "vocabulary has 1536"),
     ],
 )
@@ -132,7 +132,7 @@ def test_the_reference_device_answers_too_and_others_are_refused() -> None:
     assert run("generate", *QUESTION, "--device", "reference", "--temperature", "0").stdout == "19\n"
     refused = run("generate", *QUESTION, "--device", "abacus")
     assert refused.returncode == 2
-    assert "device = 'abacus'" in refused.stderr and "cpu, cuda, auto, reference" in refused.stderr
+    assert "--device 'abacus'" in refused.stderr and "cpu, cuda, auto, reference" in refused.stderr
 
 
 def test_questions_are_about_what_is_piped_beside_them(tmp_path: Path) -> None:
@@ -166,7 +166,9 @@ def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
     assert f"the context was full, so {found['forgotten_tokens']} tokens were dropped" in result.stderr
     assert f"{found['forgotten_tokens']} dropped" in run(*options, "--ctx-shift", "--stats").stderr
     assert "--ctx-keep 9 cannot be used without --ctx-shift" in run(*options, "--ctx-keep", "9").stderr
-    assert "ctx_shift keeps 150 tokens of a context of 160" in run(*options, "--ctx-shift", "--ctx-keep", "150").stderr
+    assert (
+        "--ctx-shift keeps 150 tokens of a context of 160" in run(*options, "--ctx-shift", "--ctx-keep", "150").stderr
+    )
     chat = run("chat", "-p", "Tell me a story.", *options[4:], "--ctx-shift")
     assert "tokens were dropped" in chat.stderr and len(chat.stdout) > 500
 

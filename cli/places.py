@@ -1,0 +1,99 @@
+"""Errors in the words of the place where the user is: options on the command line, `/set NAME VALUE` in a chat.
+
+The library calls options by the names of their arguments in Python.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, TypeVar
+
+from genai.errors import ContextOverflowError, GenaiError, OptionError, UnsupportedModelError
+
+from .variables import is_from_variable, python_name
+
+_ABOUT_OPTIONS = (OptionError, ContextOverflowError, UnsupportedModelError)
+_Error = TypeVar("_Error", bound=GenaiError)
+
+
+def with_flags_named(error: GenaiError, ctx: Any) -> None:
+    """Make an error call the options of a command by their flags: max_tokens = 0 becomes --max-tokens 0.
+
+    Options that environment variables set keep their names, because the user did not type their flags.
+    """
+    if isinstance(error, _ABOUT_OPTIONS):
+        flags = {
+            python_name(parameter.name): max(parameter.opts, key=len)
+            for parameter in ctx.command.params
+            if parameter.param_type_name == "option" and not is_from_variable(ctx, parameter)
+        }
+        _rename(error, flags, _command_line)
+
+
+def with_settings_named(error: _Error, settings: Mapping[str, str]) -> _Error:
+    """Return an error that calls options as they are typed in a chat: max_tokens = 0 becomes /set max-tokens 0.
+
+    Args:
+        settings: the names in `/set` of the options.
+    """
+    made = copy(error)
+    if isinstance(made, _ABOUT_OPTIONS):
+        _rename(made, settings, _in_chat)
+    return made
+
+
+def _command_line(text: str, name: str, flag: str, part: str) -> str:
+    text = re.sub(rf"{_word(name)} = ", f"{flag} ", text)
+    return re.sub(_mention(name), flag, text)
+
+
+def _in_chat(text: str, name: str, setting: str, part: str) -> str:
+    if part == "fix":
+        text = re.sub(rf"\b(remove|leave out) {_word(name)}", f"type /set {setting} default", text)
+        text = re.sub(rf"\bleave {_word(name)} out( for the default)?", f"type /set {setting} default", text)
+        text = re.sub(rf"\b(set|pass) {_word(name)}(?! =)", f"type /set {setting} VALUE", text)
+        return re.sub(_mention(name), setting, re.sub(rf"{_word(name)} = ", f"/set {setting} ", text))
+    if part == "what" and re.match(rf"{re.escape(name)}(?![\w])", text):
+        text = re.sub(rf"^{re.escape(name)}( =)?", f"/set {setting}", text)
+    return re.sub(_mention(name), setting, re.sub(rf"{_word(name)} = ", f"{setting} ", text))
+
+
+def _word(name: str) -> str:
+    """Return the pattern of a whole word that is no part of a flag, a path or a quoted text."""
+    return rf"(?<![\w'\"./-])(?<!/set ){re.escape(name)}(?![\w'\"./-])"
+
+
+def _mention(name: str) -> str:
+    """Return the pattern of a mention of an option.
+
+    A name such as "stop" is also an ordinary word, so it counts only at the beginning or after certain words.
+    """
+    if "_" in name:
+        return _word(name)
+    begins = rf"^{re.escape(name)}(?= (?:contains|contradicts|is|cannot|keeps|'|\"|\())"
+    after = "|".join(f"(?<={verb} )" for verb in ("contradicts", "remove", "raise", "leave"))
+    return rf"{begins}|(?:{after}){_word(name)}"
+
+
+def _rename(error: GenaiError, names: Mapping[str, str], rename: Callable[[str, str, str, str], str]) -> None:
+    """Rename options in all parts of an error, and write values as they are typed."""
+    subject = next((new for name, new in names.items() if re.match(_word(name), error.what)), None)
+    # The names of samplers are values of an option, and not options themselves.
+    parts = ("what",) if error.what.startswith("samplers") else ("what", "why", "fix")
+    for part in parts:
+        text = getattr(error, part)
+        for name, new in names.items():
+            text = rename(text, name, new, part)
+        setattr(error, part, _typed(text))
+    if rename is _in_chat and subject is not None:
+        error.fix = error.fix.replace("remove the option", f"type /set {subject} default")
+
+
+def _typed(text: str) -> str:
+    """Replace Python's notation: None, tuples with one value, and lists of texts."""
+    text = re.sub(r", or None \(([^()]*)\)", r"; default: \1", text)
+    text = text.replace(", or None,", "")
+    text = re.sub(r"\(('[^']*'|-?[\w.]+),\)", r"\1", text)
+    return text.replace('pass a list such as ["yes", "no"]', "give each allowed text, such as --choice yes --choice no")
