@@ -126,7 +126,7 @@ def test_templates_and_pipes(tmp_path: Path) -> None:
         (["{in}", "-o", "{out}", "--html", "{out}"], 2, "is the same file as --output"),
         (["{in}", "-o", "{out}", "--force", "--resume"], 2, "--force cannot be used with --resume"),
         (["{in}", "-o", "{out}", "--template", "no field"], 2, "has no field"),
-        (["{in}", "-o", "{out}", "--format", "xml"], 2, "format = 'xml'"),
+        (["{in}", "-o", "{out}", "--format", "xml"], 2, "--format 'xml'"),
         (["{in}", "-o", "{out}", "--window", "0"], 2, "--window"),
         (["{in}", "-o", "{out}", "--top-p", "2"], 2, "--top-p 2"),
         (["/no/such/file", "-o", "{out}"], 1, "/no/such/file"),

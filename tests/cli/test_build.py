@@ -79,9 +79,9 @@ def test_build_prints_the_folder(checkpoint: Path, environment: dict[str, str], 
     ("arguments", "code", "text"),
     [
         (["--precision", "int5"], 2, "precision is 'int5'"),
-        (["--block-size", "17"], 2, "block_size is 17"),
-        (["--accuracy-level", "9"], 2, "accuracy_level is 9"),
-        (["--head-precision", "fp8"], 2, "head_precision is 'fp8'"),
+        (["--block-size", "17"], 2, "--block-size is 17"),
+        (["--accuracy-level", "9"], 2, "--accuracy-level is 9"),
+        (["--head-precision", "fp8"], 2, "--head-precision is 'fp8'"),
     ],
 )
 def test_options_are_checked(

@@ -53,8 +53,8 @@ def test_a_file(tmp_path: Path) -> None:
         ([MODEL, "in.csv"], "no column 'text', which --column names"),
         ([MODEL, "in.csv", "--column", "boy"], "did you mean 'body'?"),
         (["nowhere", "-p", "x"], "nowhere"),
-        ([MODEL, "-p", "x", "--pooling", "average"], "pooling = 'average'"),
-        ([MODEL, "-p", "x", "--dimensions", "99"], "dimensions = 99"),
+        ([MODEL, "-p", "x", "--pooling", "average"], "--pooling 'average'"),
+        ([MODEL, "-p", "x", "--dimensions", "99"], "--dimensions 99"),
         ([MODEL, "-p", "x", "--prompt-name", "qery"], "--prompt-name 'qery'"),
     ],
 )
