@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -63,16 +64,17 @@ class UniqueItems:
 
     def __init__(self, schema: Any, tokens: Sequence[bytes]) -> None:
         self._schema, self._tokens = schema, tokens
+        self._closing = frozenset(i for i, data in enumerate(tokens) if any(one in data for one in b'"]}\\'))
+        self._ids: dict[bytes, list[int]] = {}
+        for token, data in enumerate(tokens):
+            self._ids.setdefault(data, []).append(token)
         self._text = b""
         self._levels: tuple[_Level, ...] = ()
         self._in_string = self._is_escaped = self._in_scalar = False
 
     def fork(self) -> UniqueItems:
         """Return an independent position."""
-        other = UniqueItems(self._schema, self._tokens)
-        other._text, other._levels = self._text, self._levels
-        other._in_string, other._is_escaped, other._in_scalar = self._in_string, self._is_escaped, self._in_scalar
-        return other
+        return copy(self)
 
     def follow(self, token: int) -> bool:
         """Advance by a token. Return False if it repeats an item."""
@@ -88,11 +90,25 @@ class UniqueItems:
 
     def restrict(self, mask: NDArray[np.uint32], automaton: LLMatcher) -> None:
         """Remove the tokens from a mask that repeat an item, or after which every token repeats one."""
-        for token in _tokens_of(mask):
+        for token in self._candidates(mask):
             if self._is_relevant(self._tokens[token] if token < len(self._tokens) else b""):
                 after = self.fork()
                 if not after.follow(token) or (after._may_end() and not after._continues(automaton, token, mask, 0)):
                     mask[token // 32] &= ~np.uint32(1 << (token % 32))
+
+    def _candidates(self, mask: NDArray[np.uint32]) -> list[int]:
+        """Return the allowed tokens for which `_is_relevant` can be true; inside strings, most tokens are allowed."""
+        allowed = _tokens_of(mask)
+        level = self._levels[-1] if self._levels else None
+        if not self._in_string or self._is_escaped or level is None or level.rest is not None:
+            return allowed
+        found = [token for token in allowed if token in self._closing]
+        if level.is_unique:
+            partial = self._text[level.start :]
+            rests = {text.encode()[len(partial) : -1] for text in level.seen if text.encode().startswith(partial)}
+            known = set(allowed) if rests else set()
+            found += [token for text in rests for token in self._ids.get(text, ()) if token in known]
+        return found
 
     def _is_relevant(self, data: bytes) -> bool:
         """Return True if a token may end an item, or may be the last token before its end."""
