@@ -157,8 +157,11 @@ def _overlap(a: Box, b: Box) -> bool:
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False, halo: bool = False) -> str:
     """Return a text; with `halo`, it has a white outline, so that lines that cross it do not hide it."""
-    more = ' font-weight="600"' if bold else ' stroke="#fff" stroke-width="3" paint-order="stroke"' if halo else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222"{more}>{escape(text)}</text>'
+    place, shown = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"', escape(text)
+    if halo:
+        return f'<text {place} fill="#222" stroke="#fff" stroke-width="3" paint-order="stroke">{shown}</text>'
+    weight = 600 if bold else 400
+    return f'<text {place} fill="#222" font-weight="{weight}">{shown}</text>'
 
 
 def _framed(height: int, lines: Sequence[str]) -> str:
