@@ -62,7 +62,16 @@ def instance_of(schema: type[Instance], text: str, completion: Completion) -> In
     except ValueError as error:
         raise ReplyFormatError(
             f"the reply is not a valid {schema.__name__}: {text[:80]!r}",
-            " ".join(str(error).split())[:300],
+            _rules(error),
             "if a validator of the class is stricter than its schema, add its rule to the schema; or generate again",
         ) from error
     return instance
+
+
+def _rules(error: ValueError) -> str:
+    """Return the rules that a reply breaks: of Pydantic's errors, the field and the rule, without links and types."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return " ".join(str(error).split())[:300]
+    found = [(".".join(map(str, one.get("loc", ()))) or "the reply", str(one.get("msg", ""))) for one in errors()]
+    return "; ".join(f"{place}: {rule}" for place, rule in found)[:300]

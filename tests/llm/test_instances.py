@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -68,6 +69,8 @@ def test_what_is_no_instance(llm: genai.LLM) -> None:
         llm.chat("How far?", schema={"type": "object"})  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="regex contradicts schema"):
         llm.generate("A", schema=Answer, regex="a")
+    assert raised.value.why.startswith("number: ")
+    assert not re.search("pydantic|type=|input_value", raised.value.why)
 
 
 def body(**fields: Any) -> dict[str, Any]:
