@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -106,13 +107,30 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
 
     pulling = PullDialog(yes=yes, precision=precision)
     building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watched, waiting)
-    with interruptible("genai: interrupted; the download is kept, and any unfinished build was deleted"):
+    with interruptible(lambda: _interrupted(pulling, plans)):
         folder = resolve_model(path, pulling.hooks, building, precision)
     for plan in plans:
         for remark in [*plan.prequantized, *plan.rounded]:
             say(f"genai: {remark}")
-        say(f"genai: stored in {folder}, from where later runs load the model; to free the space, delete the folder")
+        removal = _removal(folder, path)
+        say(f"genai: stored in {folder}, from where later runs load the model; to free the space, {removal}")
     return folder
+
+
+def _interrupted(pulling: PullDialog, plans: list[BuildPlan]) -> str:
+    """Return the message after an interrupt, which names only the steps that had started."""
+    done = ["the download is kept"] * pulling.started + ["the unfinished build was deleted"] * bool(plans)
+    return f"genai: interrupted; {' and '.join(done) or 'nothing was built'}"
+
+
+def _removal(folder: Path, path: Path) -> str:
+    """Return the instruction that removes a built model from the cache."""
+    from genai.hub.built import models_folder
+    from genai.hub.local import pulled_model
+
+    if folder.parent != models_folder() and (pulled := pulled_model(path)) is not None:
+        return f"run `genai rm {quote(pulled.name)}`, which also removes the download"
+    return f"run `genai rm {quote(folder.name)}`"
 
 
 def checkpoint_of(path: Path) -> Path:
@@ -132,13 +150,13 @@ def encoder_of(path: Path, precision: str, *, yes: bool) -> Path:
 
 
 @contextmanager
-def interruptible(message: str = "genai: interrupted, nothing was built") -> Iterator[None]:
+def interruptible(message: str | Callable[[], str] = "genai: interrupted, nothing was built") -> Iterator[None]:
     """Turn SIGTERM into an exception, like Ctrl-C, so that unfinished output is deleted; then print `message`."""
     try:
         with termination_raises():
             yield
     except (KeyboardInterrupt, SystemExit):
-        say(message)
+        say(message if isinstance(message, str) else message())
         raise
 
 

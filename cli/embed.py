@@ -98,7 +98,7 @@ def embed(
     --output is interrupted, continue it with --resume.
     """
     from genai.embed.embedder import Embedder
-    from genai.embed.files import embed_file, output_format, text_of
+    from genai.embed.files import TEXT_COLUMN, embed_file, output_format, text_of
     from genai.llm.batch.lines import open_lines
 
     _check_sources(input, text, output)
@@ -117,7 +117,7 @@ def embed(
         opt.check_apart([("INPUT", input), ("--output", output)])
     lines = open_lines(input, format) if input is not None else None
     if lines is not None:
-        lines.check_column(column, "--column")  # before the model is loaded
+        lines.check_column(column, "--column", is_default=column == TEXT_COLUMN)  # before the model is loaded
     options: dict[str, Any] = {"prompt_name": prompt_name, "dimensions": dimensions, "truncate": truncate}
     with Embedder(
         encoder_of(model, precision, yes=yes),

@@ -121,6 +121,8 @@ def generate(
         rendered = _rendered(llm, texts, system, variables, literal) if is_chat else texts
         literal = None if is_chat else literal  # rendering has applied it to the conversation
         options |= {"literal": literal} if literal is not None else {}
+        if not is_chat:
+            _check_texts(llm, rendered, special)
         if flags.show_prompt:
             for text in rendered:
                 dump_prompt(llm, text, add_special_tokens=special, literal=literal)
@@ -200,6 +202,14 @@ def _rendered(
             raise InputError(where, "a user message has text", 'pass a text, such as -p "What is 12 + 7?"')
     conversations = [[*before, {"role": "user", "content": text}] for text in texts]
     return [llm.render(messages, template=variables, literal=literal) for messages in conversations]
+
+
+def _check_texts(llm: LLM, texts: Sequence[str], special: bool | None) -> None:
+    """Raise InputError if a raw prompt is empty, unless the tokenizer adds a token that begins each text."""
+    for index, text in enumerate(texts):
+        if not text and not llm.encode(text, add_special_tokens=special):
+            where = f"prompt {index} is empty" if len(texts) > 1 else "the prompt is empty"
+            raise InputError(where, "there is no text to continue", 'pass text with -p, such as -p "Once upon a time"')
 
 
 def _note_empty(llm: LLM, completion: Completion, voice: Voice, *, is_only: bool) -> None:

@@ -10,11 +10,15 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, TypeVar
 
-from genai.errors import ContextOverflowError, GenaiError, OptionError, UnsupportedModelError
+from genai.errors import ContextOverflowError, GenaiError, ModelFolderError, OptionError, UnsupportedModelError
 
 from .variables import is_from_variable, python_name
 
 _ABOUT_OPTIONS = (OptionError, ContextOverflowError, UnsupportedModelError)
+# The commands that have -p, and so the only commands whose errors name it.
+_TAKE_QUESTIONS = ("chat", "generate")
+# The maximum length of a file name on most systems. A longer MODEL is more likely a question than a path.
+_LONGEST_NAME = 255
 _Error = TypeVar("_Error", bound=GenaiError)
 
 
@@ -23,6 +27,8 @@ def with_flags_named(error: GenaiError, ctx: Any) -> None:
 
     Options that environment variables set keep their names, because the user did not type their flags.
     """
+    if isinstance(error, ModelFolderError) and ctx.command.name in _TAKE_QUESTIONS:
+        _name_prompt(error, ctx)
     if isinstance(error, _ABOUT_OPTIONS):
         flags = {
             python_name(parameter.name): max(parameter.opts, key=len)
@@ -42,6 +48,17 @@ def with_settings_named(error: _Error, settings: Mapping[str, str]) -> _Error:
     if isinstance(made, _ABOUT_OPTIONS):
         _rename(made, settings, _in_chat)
     return made
+
+
+def _name_prompt(error: ModelFolderError, ctx: Any) -> None:
+    """Add the option for a question to the error for a MODEL that resembles no model."""
+    from genai.models.folders import ASK_FOR_MODEL
+
+    text = str(ctx.params.get("model") or "")
+    if "looks like a question" in error.why:
+        error.fix = f'use -p to ask a question: `genai {ctx.command.name} -p "{text:.60}"`'
+    elif error.fix == ASK_FOR_MODEL or len(text) > _LONGEST_NAME:
+        error.fix += f'; use -p to ask a question: `genai {ctx.command.name} -p "…"`'
 
 
 def _command_line(text: str, name: str, flag: str, part: str) -> str:
@@ -93,6 +110,7 @@ def _rename(error: GenaiError, names: Mapping[str, str], rename: Callable[[str, 
 
 def _typed(text: str) -> str:
     """Replace Python's notation: None, tuples with one value, and lists of texts."""
+    text = text.replace(", or LLM.load_adapter)", ")")
     text = re.sub(r", or None \(([^()]*)\)", r"; default: \1", text)
     text = text.replace(", or None,", "")
     text = re.sub(r"\(('[^']*'|-?[\w.]+),\)", r"\1", text)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class PullDialog:
     """The hooks of a command's download, and the user's answer.
 
+    Attributes:
+        started: True if a download was started.
+
     Args:
         yes: True to download without asking.
         precision: weight precision of the model that will be built from a checkpoint.
@@ -25,6 +28,7 @@ class PullDialog:
 
     def __init__(self, *, yes: bool = False, precision: str | None = None) -> None:
         self._yes, self._precision = yes, precision
+        self.started = False
 
     @property
     def hooks(self) -> PullHooks:
@@ -43,6 +47,7 @@ class PullDialog:
         for line in (*described(plan), memory_needed(plan, self._precision)):
             say(f"genai: {line}")
         if self._yes:
+            self.started = True
             return True
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ModelFolderError(
@@ -51,6 +56,7 @@ class PullDialog:
                 f"run `genai pull {quote(plan.name)}` first, or add --yes (chat, generate, batch, embed, rerank only)",
             )
         self._yes = agreed(f"Download {plan.name} ({size(plan.missing_bytes)})?")
+        self.started = self._yes
         return self._yes
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from genai.common.progress import task
-from genai.errors import GenaiError, OptionError, whole_number
+from genai.errors import GenaiError, OptionError, did_you_mean, whole_number
 
 from .options import check_apart
 from .terminal import emit, emit_line, say
@@ -154,6 +155,7 @@ class _Feed:
                 "--dim sets the size of random inputs",
                 "add --random, or remove --dim",
             )
+        _check_names(given, [value.name for value in (*session.inputs, *session.overridable)], file)
         self._random = [value for value in session.inputs if value.name not in given]
         if self._random and not random:
             raise _no_values(self._random, file)
@@ -169,6 +171,17 @@ class _Feed:
             if not self._random:
                 raise
             raise with_chosen_sizes(error, self._random, self.arrays, self._sizes) from error
+
+
+def _check_names(given: Iterable[str], names: Sequence[str], file: Path) -> None:
+    """Raise OptionError if --input names an input that the model does not have."""
+    for name in given:
+        if name not in names:
+            raise OptionError(
+                f"--input {name}: {file} has no input {name!r}",
+                f"the inputs are {', '.join(names)}"[:500] if names else "the model has no inputs",
+                did_you_mean(name, names, "use one of these names" if names else "remove --input"),
+            )
 
 
 def _no_values(missing: list[Value], file: Path) -> OptionError:

@@ -45,7 +45,12 @@ def agreed(question: str, *, default: bool = True) -> bool:
 def typed_line(prompt: str) -> str:
     """Return a line that the user types after a prompt, with its line end; "" at the end of the input."""
     print(prompt, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # the terminal shows ^C on the line of the prompt
+        at_line_start()
+        raise
     at_line_start()
     return line
 

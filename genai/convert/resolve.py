@@ -15,6 +15,7 @@ from genai.common.progress import quietly
 from ..common.paths import expanded
 from ..errors import (
     ConfigError,
+    GenaiError,
     InputError,
     ModelFolderError,
     OptionError,
@@ -30,8 +31,9 @@ from ..hub.pull import PullHooks, PullPlan, plan_pull, pull_model
 from ..hub.references import parse
 from ..hub.store import PulledModel, models
 from ..models.config import Config
+from ..weight_files.gguf import is_gguf
 from .architectures import find
-from .build import BuildPlan, resolve_model_folder
+from .build import BuildPlan, default_precision, resolve_model_folder
 from .checkpoint import CONFIG, is_checkpoint, read_config, read_json
 from .encoders.families import describe, is_encoder
 from .folder import check_tokenizer, require_tokenizer
@@ -269,9 +271,26 @@ def source_path(source: Path | PulledModel, name: str | Path) -> Path:
 def loadable(name: str | Path, *, fetch: bool, precision: str | None, quiet: bool) -> Path:
     """Return the path to load for a model's name in a program; see `genai.LLM`. Download only if `fetch` is True."""
     if precision is None and not fetch and pulled_model(name) is None:
+        _check_needs_no_build(expanded(name))
         return Path(name)
     with quietly(quiet):
         return resolve_model(name, PULLING if fetch else None, _BUILDING, precision)
+
+
+def _check_needs_no_build(path: Path) -> None:
+    """Raise ModelFolderError if a program must set a precision to load a path."""
+    if not is_checkpoint(path):
+        return
+    is_file = is_gguf(path)
+    with_precision = '"int4"'
+    with suppress(GenaiError):  # damaged files are reported when the model is built
+        with_precision = f'"{default_precision(path)}"'
+    raise ModelFolderError(
+        f"{path}: a {'GGUF file' if is_file else 'checkpoint'} is not a model folder",
+        f"a {'GGUF file' if is_file else 'checkpoint'} must be built first, and only `precision` starts a build",
+        f"pass precision={with_precision} to build it once and keep it in the cache; or run `genai build "
+        f"{quote(str(path))} -o FOLDER`, and pass FOLDER",
+    )
 
 
 def _said(question: str) -> bool:

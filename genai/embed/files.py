@@ -28,6 +28,8 @@ from ..llm.batch.lines import Line, Lines
 from .pooling import Floats
 
 FORMATS = {".npy": "npy", ".jsonl": "jsonl", ".parquet": "parquet"}
+# The column of the input that contains the texts by default.
+TEXT_COLUMN = "text"
 _LINES_AT_A_TIME = 1024
 _SECONDS_BETWEEN_SYNCS = 1.0
 # An .npy file begins with a header of this size, which is written last, because it contains the number of rows.
@@ -77,7 +79,7 @@ def embed_file(
     embed: Callable[[Sequence[str]], Floats],
     dimensions: int,
     *,
-    column: str = "text",
+    column: str = TEXT_COLUMN,
     begin: str = "new",
     settings: Mapping[str, Any],
     progress: Callable[[EmbedProgress], None] = lambda progress: None,
@@ -98,7 +100,7 @@ def embed_file(
             the settings differ from those of the interrupted run. The vectors so far are kept for `resume`.
         OptionError: the output exists already, or there is nothing to continue.
     """
-    lines.check_column(column, "--column")
+    lines.check_column(column, "--column", is_default=column == TEXT_COLUMN)
     began = time.monotonic()
     settings = {**settings, "column": column, "dimensions": dimensions}
     with _opened(output, dimensions, settings, begin) as file:

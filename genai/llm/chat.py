@@ -484,6 +484,12 @@ class ChatSession:
             text = json.dumps(content, ensure_ascii=False, indent=2)
             with replacing(file_path) as file:
                 file.write(f"{text}\n".encode())
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{path}: the conversation cannot be saved",
+                f"the folder {file_path.parent} does not exist",
+                "create the folder, or choose another file",
+            ) from error
         except (OSError, TypeError, ValueError) as error:
             raise InputError(f"{path}: the conversation cannot be saved", str(error), "choose another file") from error
         if with_state:
@@ -507,8 +513,10 @@ class ChatSession:
             InputError: the file cannot be read, or is not a saved conversation. In this case, nothing changes.
             OptionError: the conversation's options or its variables of the template do not fit this model.
         """
-        content = json_object(read_text_file(expanded(path)), path, InputError)
-        messages = _checked_messages(content, path)
+        text = read_text_file(expanded(path))
+        if not text.lstrip().startswith("{"):
+            raise _not_saved(path)
+        messages = _checked_messages(content := json_object(text, path, InputError), path)
         system, options = content.get("system"), content.get("options") or {}
         before = self.options, self.template
         self.options, self.template = {}, {}
@@ -559,6 +567,14 @@ def _joined(parts: Sequence[Completion]) -> Completion:
     )
 
 
+def _not_saved(path: str | Path) -> InputError:
+    return InputError(
+        f"{path}: not a saved conversation",
+        f'an object with "format": "{_FORMAT}" and "messages" is expected',
+        "pass a file that was written by /save in a chat, or by ChatSession.save",
+    )
+
+
 def _checked_messages(content: Mapping[str, Any], path: str | Path) -> list[dict[str, Any]]:
     valid = (
         content.get("format") == _FORMAT
@@ -570,10 +586,6 @@ def _checked_messages(content: Mapping[str, Any], path: str | Path) -> list[dict
         and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in content["messages"])
     )
     if not valid:
-        raise InputError(
-            f"{path}: not a saved conversation",
-            f'an object with "format": "{_FORMAT}" and "messages" is expected',
-            "pass a file that was written by /save in a chat, or by ChatSession.save",
-        )
+        raise _not_saved(path)
     messages: list[dict[str, Any]] = content["messages"]
     return messages

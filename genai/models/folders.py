@@ -61,8 +61,9 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = f"the operating system reports: {error.strerror}"
-        fix = 'check the path and its permissions; use -p to ask a question: `genai chat -p "…"`'
-        raise ModelFolderError(f"{str(path)!r:.80}: not a model folder", why, fix) from error
+        raise ModelFolderError(
+            f"{str(path)!r:.80}: not a model folder", why, "check the path and its permissions"
+        ) from error
 
 
 def folder_json(
@@ -91,6 +92,11 @@ def folder_json(
 
 
 _CONFIG = "genai_config.json"
+# The fix of an error for a text that resembles no model.
+ASK_FOR_MODEL = (
+    f"pass a folder with {_CONFIG}, a Hugging Face checkpoint, or the name of a model: org/name, or {BUNDLED_MODEL} "
+    "for the bundled model"
+)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Maximum number of folders that are searched for similar names or nested models.
 _MOST_LOOKED_AT = 200
@@ -114,8 +120,8 @@ def not_a_folder(path: Path) -> ModelFolderError:
     if re.search(r"\s", text.strip()) and (len(text.split()) > 2 or text.rstrip().endswith(("?", "!", "."))):
         return ModelFolderError(
             f"{text!r:.80}: not a model folder",
-            "this looks like a question; the first argument is MODEL [default: the bundled model]",
-            f'use -p to ask a question: `genai chat -p "{text:.60}"`',
+            "this looks like a question, but the path or name of a model is expected",
+            ASK_FOR_MODEL,
         )
     if "+" in text and not text.rpartition("+")[0].endswith(("+", "/")):
         base, _, adapter = text.rpartition("+")
@@ -126,10 +132,7 @@ def not_a_folder(path: Path) -> ModelFolderError:
     elif near := _similar(path) or _similar_name(text):
         fix = f"did you mean {near}?"
     else:
-        fix = (
-            f"pass a folder with {_CONFIG}, a Hugging Face checkpoint, or the name of a model, org/name; leave MODEL "
-            'out to use the bundled model; use -p to ask a question: `genai chat -p "…"`'
-        )
+        fix = ASK_FOR_MODEL
     why = "there is no such folder" + ("" if "/" in text else ", and `genai list` shows no model with this name")
     return ModelFolderError(f"{text}: not a model folder", why, fix)
 

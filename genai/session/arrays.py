@@ -59,6 +59,10 @@ def load_arrays(path: Path) -> dict[str, Any]:
             return {name: found[name] for name in found.files}
     except InputError:
         raise
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read as arrays", "the file does not exist", "check the path"
+        ) from error
     except _UNREADABLE as error:
         raise InputError(
             f"{str(path)!r} cannot be read as arrays: {_reason(error)}",

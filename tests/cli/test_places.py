@@ -53,6 +53,17 @@ def test_errors_on_the_command_line_name_flags(flag: Flag, tmp_path: Path, capsy
     assert "_" not in flag.option or flag.option not in message
 
 
+@pytest.mark.parametrize("given", ["nosuch", "What is this?", "x" * 300])
+def test_only_commands_with_a_prompt_name_its_option(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("chat", "generate"):
+        assert run_here([command, given, "-p", "Hi"]) == 1
+        assert f"use -p to ask a question: `genai {command} -p" in capsys.readouterr().err
+    for command in (["info", given], ["quantize", given, "-o", "nowhere"]):
+        assert run_here(command) == 1
+        message = capsys.readouterr().err
+        assert "not a model folder" in message and "-p" not in message
+
+
 @pytest.fixture(scope="module")
 def session() -> ChatSession:
     return ChatSession(LLM())

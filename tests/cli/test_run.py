@@ -38,6 +38,16 @@ def test_inputs_from_a_file(model, capsys):
     assert run(["run", model, "-i", "all.npz"]) == 0
 
 
+def test_an_input_that_the_model_does_not_have(model, capsys):
+    np.save("x.npy", np.ones((3, 2), np.float32))
+    assert run(["run", model, "--input", "foo=x.npy"]) == 2
+    message = capsys.readouterr().err
+    assert "has no input 'foo'" in message and "the inputs are x" in message
+    assert run(["run", model, "--input", "x=nosuch.npy"]) == 1
+    message = capsys.readouterr().err
+    assert "the file does not exist" in message and "Errno" not in message
+
+
 def test_made_up_inputs_and_profile(model, capsys):
     assert run(["run", model, "--random", "--dim", "N=4", "--profile", "--level", "none"]) == 0
     captured = capsys.readouterr()

@@ -39,15 +39,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["_M.gguf: the GGUF file does not exist", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"],
         ),
         ("model.onnx", [".onnx file is not a model folder", "no such file"]),
-        ("llama3", ["`genai list` shows no model with this name", "org/name", 'genai chat -p "…"']),
+        ("llama3", ["`genai list` shows no model with this name", "org/name", "pebble for the bundled model"]),
         ("https://example.com/a.gguf", ["`genai pull https://example.com/a.gguf`"]),
         ("hf:../x", ["is not a repository name"]),
         ("llama3:8b", ["shows no model with this name"]),
         ("qwen3-0.6b", ["stands for Qwen/Qwen3-0.6B", "`genai pull qwen3-0.6b`"]),
         ("pebble+pirate", ["LLM.load_adapter"]),
-        ("What is the capital of France?", ['`genai chat -p "What is the capital of France?"`']),
-        ("Tell me a story", ['genai chat -p "Tell me a story"']),
-        ("Why?\nBecause.", ["genai chat -p"]),
+        ("What is the capital of France?", ["this looks like a question", "genai_config.json"]),
+        ("Tell me a story", ["this looks like a question"]),
+        ("Why?\nBecause.", ["not a model folder"]),
         ("/no/such/folder", ["no such folder", "genai_config.json"]),
         ("./no/such", ["no such folder"]),
     ],
@@ -57,6 +57,7 @@ def test_what_was_meant(given: str, texts: list[str]) -> None:
         with pytest.raises(ModelFolderError) as caught:
             read(given)
         assert caught.value.why and caught.value.fix
+        assert "-p " not in str(caught.value)  # an option of some commands
         for text in texts:
             assert text in str(caught.value)
 
@@ -139,9 +140,20 @@ def test_a_name_that_the_system_refuses() -> None:
     for read in (Config, LLM, is_checkpoint):
         with pytest.raises(ModelFolderError, match="not a model folder") as caught:
             read(Path("x" * 5000))
-        assert "too long" in caught.value.why and "-p" in caught.value.fix
+        assert "too long" in caught.value.why and "-p" not in caught.value.fix
     with pytest.raises(ModelFolderError, match="too long"):
         resolve_model_folder("what is this " * 300)
+
+
+def test_a_checkpoint_needs_a_precision_in_python(here: Path) -> None:
+    (here / "a.gguf").write_bytes(b"GGUF")
+    (here / "mine").mkdir()
+    (here / "mine/config.json").write_text("{}")
+    for given, precision in (("a.gguf", "kept"), ("mine", "int4"), (here / "mine", "int4")):
+        with pytest.raises(ModelFolderError, match="must be built first") as caught:
+            LLM(given)
+        assert f'pass precision="{precision}" to build it once' in caught.value.fix
+        assert "genai chat" not in caught.value.fix
 
 
 def test_a_name_of_megabytes_is_no_typo() -> None:

@@ -68,7 +68,8 @@ class InputFile:
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: the file cannot be read", str(error), "check the path and its permissions")
+    why = "the file does not exist" if isinstance(error, FileNotFoundError) else str(error)
+    return InputError(f"{path}: the file cannot be read", why, "check the path and its permissions")
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:

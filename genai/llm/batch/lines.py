@@ -74,18 +74,22 @@ class Lines(ABC):
         """
         return None
 
-    def check_column(self, name: str, needed_by: str) -> None:
+    def check_column(self, name: str, needed_by: str, *, is_default: bool = False) -> None:
         """Raise InputError if all lines lack a field.
 
         Args:
             name: the field.
             needed_by: the option that names the field.
+            is_default: True if the field is the default of the option.
         """
         columns = self.columns()
         if columns is not None and name not in columns:
+            default = (
+                f"the texts come from the column {name!r} unless {needed_by} names another; " if is_default else ""
+            )
             raise InputError(
-                f"{self.name}: there is no column {name!r}, which {needed_by} names",
-                f"the columns are {', '.join(columns)}"[:500],
+                f"{self.name}: there is no column {name!r}" + (f", which {needed_by} names" if not is_default else ""),
+                f"{default}the columns are {', '.join(columns)}"[:500],
                 did_you_mean(name, columns, f"name one of these columns in {needed_by}"),
             )
 
