@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, TypeVar
 
-from genai.errors import ContextOverflowError, GenaiError, ModelFolderError, OptionError, UnsupportedModelError
+from genai.errors import (
+    ContextOverflowError,
+    GenaiError,
+    InputError,
+    ModelFolderError,
+    OptionError,
+    UnsupportedModelError,
+)
 
 from .variables import is_from_variable, python_name
 
@@ -29,7 +36,7 @@ def with_flags_named(error: GenaiError, ctx: Any) -> None:
     """
     if isinstance(error, ModelFolderError) and ctx.command.name in _TAKE_QUESTIONS:
         _name_prompt(error, ctx)
-    if isinstance(error, _ABOUT_OPTIONS):
+    if isinstance(error, _ABOUT_OPTIONS) or (isinstance(error, InputError) and re.match(r"\w+ = ", error.what)):
         flags = {
             python_name(parameter.name): max(parameter.opts, key=len)
             for parameter in ctx.command.params

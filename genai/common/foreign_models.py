@@ -29,8 +29,8 @@ def foreign_model_error(path: Path, expected: str) -> ModelFolderError | None:
         exists = path.exists()
         return ModelFolderError(
             f"{text}: a GGUF file is not {expected}" if exists else f"{text}: the GGUF file does not exist",
-            "a GGUF file must be converted first" if exists else f"a GGUF file must exist, and is not {expected}",
-            ("" if exists else "check the path; ") + _BUILD.format(text).replace(" a checkpoint", " a GGUF file"),
+            "a GGUF file must be converted first" if exists else "there is no such file",
+            _BUILD.format(text).replace(" a checkpoint", " a GGUF file") if exists else "check the path",
         )
     if path.exists() or path.suffix.lower() == ".onnx":
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache, partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -140,11 +141,18 @@ def _tokenizer_ends(folder: Path) -> tuple[int, ...]:
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read a JSON object from a file. Raise ModelFolderError if the file is missing, InputError if it is malformed."""
     fix = f"use a folder downloaded from Hugging Face that contains {name} and *.safetensors"
-    return folder_json(
-        folder, name, InputError,
-        lambda path: ModelFolderError(f"{path}: {name} is missing", "a checkpoint folder must contain this file", fix),
-        not_a_checkpoint,
-    )  # fmt: skip
+
+    def absent(path: Path) -> ModelFolderError:
+        if name == CONFIG and (path / "genai_config.json").is_file():
+            return ModelFolderError(
+                f"{path} is already built",
+                "the folder contains genai_config.json, so it is a model folder, and not a checkpoint",
+                f"use the folder as it is, such as `genai chat {quote(str(path))}`; to build the model again, pass its "
+                "checkpoint",
+            )
+        return ModelFolderError(f"{path}: {name} is missing", "a checkpoint folder must contain this file", fix)
+
+    return folder_json(folder, name, InputError, absent, not_a_checkpoint)
 
 
 def tensor_files(folder: Path) -> list[Path]:

@@ -55,6 +55,10 @@ class TransientError(Exception):
         self.wait = wait
 
 
+class UnreachableError(DownloadError):
+    """The server of a URL cannot be reached."""
+
+
 class Client:
     """A client that reads files from a hub or any other server.
 
@@ -158,7 +162,7 @@ class Client:
                     f"{url:.200}: the file was not downloaded", str(error), "check the address"
                 ) from error
             if _is_unknown_host(error):
-                raise DownloadError(
+                raise UnreachableError(
                     f"{url:.200}: the file was not downloaded",
                     f"the host name cannot be resolved ({error})",
                     "check the connection, the host name, HF_ENDPOINT and proxies; or use a model from `genai list`",
@@ -178,7 +182,9 @@ class Client:
                 f"{error}; the server requests a wait of {error.wait:.0f} s",
                 "run the command again after that time to resume the download; a token in HF_TOKEN raises the limit",
             )
-        return DownloadError(
+        # An error without a cause is a response of the server.
+        kind = DownloadError if error.__cause__ is None else UnreachableError
+        return kind(
             f"the download failed {len(_WAITS) + 1} times",
             str(error),
             "check the connection, HF_ENDPOINT and proxies, and run the command again to resume the download",

@@ -19,7 +19,7 @@ from ..common.reading import file_text, json_object
 from ..errors import DownloadError, GenaiError, ModelFolderError, did_you_mean
 from . import store
 from .choosing import INDEX, FileChoice, choose
-from .client import Client, Notice
+from .client import Client, Notice, UnreachableError
 from .download import Progress, fetch_file, missing_bytes, remove_strangers
 from .known import known_models
 from .listing import Listing, RemoteFile, read_listing
@@ -95,6 +95,10 @@ def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice =
         )
     try:
         listing = read_listing(reference, notice)
+    except UnreachableError as error:
+        server = "the hub" if reference.repo else "its server"
+        what = f"{reference.name} is not in the cache, and {server} cannot be reached"
+        raise _with_nearest(reference, DownloadError(what, error.why, error.fix)) from error
     except DownloadError as error:
         raise _with_nearest(reference, error) from error
     choice = choose(listing, quantised=quantised)

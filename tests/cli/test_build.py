@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
+from genai.cli.app import run as run_here
 from genai.convert import DecoderSpec
+from genai.models.folders import bundled_model
 from tools.random_weights import RandomWeights
 
 GENAI = [sys.executable, "-m", "genai"]
@@ -136,9 +138,19 @@ def test_a_terminal_is_asked(checkpoint: Path, environment: dict[str, str]) -> N
         seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", no)])
         assert code == 1
         assert "was not built" in " ".join(seen.split())
+    seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", "\x03")])
+    assert code == 130 and "interrupted; nothing was built" in " ".join(seen.split())
+    assert "\ngenai: interrupted" in seen, "on a new line"
     seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", "y\r"), (">>>", "/bye\r")])
     assert code == 0, seen
-    assert "stored in" in seen and "INT4" in seen
+    assert "stored in" in seen and "INT4" in seen and "run `genai rm " in " ".join(seen.split())
+
+
+def test_a_folder_that_is_built_and_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["build", str(bundled_model()), "-o", str(tmp_path / "out")]) == 1
+    assert "is already built" in (message := capsys.readouterr().err) and "genai chat" in message
+    assert run_here(["build", str(tmp_path / "nosuch.gguf"), "-o", str(tmp_path / "out")]) == 1
+    assert "there is no such file" in (message := capsys.readouterr().err) and "genai build" not in message
 
 
 def test_interrupted_build(environment: dict[str, str], tmp_path: Path) -> None:

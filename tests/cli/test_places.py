@@ -121,6 +121,25 @@ def test_a_long_message_and_adapters_in_a_chat(session: ChatSession) -> None:
     assert error.what == "/lora is 'x'" and error.fix == "for example, use /lora pirate=adapters/pirate:0.8"
 
 
+def test_an_unknown_adapter_and_files_in_a_chat(session: ChatSession, tmp_path: Path) -> None:
+    with pytest.raises(GenaiError) as caught:
+        session.use_adapter("x")
+    assert in_words_of_chat(caught.value).fix == "load the adapter first (/lora NAME=PATH)"
+    (tmp_path / "README.md").write_text("# Title\n")
+    with pytest.raises(GenaiError, match=r"README\.md: not a saved conversation"):
+        session.load(tmp_path / "README.md")
+    with pytest.raises(GenaiError, match=r"the folder \S*/none does not exist") as caught:
+        session.save(tmp_path / "none/x.json")
+    assert "Errno" not in str(caught.value)
+
+
+def test_missing_inputs_and_empty_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["batch", str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "out.jsonl")]) == 1
+    assert "the file does not exist" in (message := capsys.readouterr().err) and "Errno" not in message
+    assert run_here(["generate", "--raw", "-p", ""]) == 1
+    assert "the prompt is empty" in (message := capsys.readouterr().err) and "pass text with -p" in message
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

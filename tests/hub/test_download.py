@@ -198,7 +198,7 @@ def test_a_host_that_nobody_knows(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setattr(client.time, "sleep", lambda seconds: pytest.fail("it waited"))
     monkeypatch.setenv("HF_ENDPOINT", "http://no-such-host.invalid")
-    with pytest.raises(DownloadError, match="not downloaded") as caught:
+    with pytest.raises(DownloadError, match="is not in the cache, and the hub cannot be reached") as caught:
         pull()
     assert "the host name cannot be resolved" in caught.value.why and "genai list" in caught.value.fix
 
