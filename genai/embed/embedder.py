@@ -102,7 +102,8 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
                     "to score texts with a classification head, use genai.Reranker",
                 )
             self._normalize = self._description.normalizes if normalize is None else normalize
-            self.dimensions = self._check_modules()
+            self._all_dimensions = self._check_modules()
+            self.dimensions = self._default_dimensions()
         self._heads: dict[str, TokenHead | None] = {}
         self._steps = SharedSteps(self._encoder)
         self._is_closed = False
@@ -162,7 +163,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             prompt_name: name of one of the model's prompts, such as "query", which precedes every text.
             prompt: a text that precedes every text, instead of a named prompt.
             dimensions: number of dimensions to keep, from the first (Matryoshka embeddings); vectors of length 1 are
-                normalised again.
+                normalised again [default: truncate_dim in config_sentence_transformers.json, else all].
             normalize: True for vectors of length 1 [default: as the embedder was created].
             truncate: True to truncate texts that are too long, False to raise an error.
 
@@ -328,13 +329,24 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         (sequence,) = self._text.encode([prompt])
         return len(sequence) - int(int(sequence.ids[-1]) in self._text.special_ids)
 
+    def _default_dimensions(self) -> int:
+        wanted = self._description.dimensions
+        if wanted is not None and not 1 <= wanted <= self._all_dimensions:
+            raise ConfigError(
+                f"{self.folder / 'config_sentence_transformers.json'}: truncate_dim is {wanted}",
+                f"vectors have {self._all_dimensions} dimensions",
+                "correct the file",
+            )
+        return wanted or self._all_dimensions
+
     def _checked_dimensions(self, dimensions: int | None) -> int:
         if dimensions is None:
             return self.dimensions
-        if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= self.dimensions:
+        most = self._all_dimensions
+        if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= most:
             raise OptionError(
                 f"dimensions = {dimensions!r:.80}",
-                f"a whole number from 1 to {self.dimensions} is expected",
+                f"a whole number from 1 to {most} is expected",
                 "leave dimensions out for whole vectors",
             )
         return dimensions
@@ -410,7 +422,7 @@ def load_parts(
         )
     else:
         graph = find_graph(folder, file)
-    text = TextEncoder(folder, limit, lower_case=description.lower_case)
+    text = TextEncoder(folder, limit, lower_case=description.lower_case, keeps_end=description.keeps_end)
     encoder = Encoder(graph, open_executor(device, threads), outputs, limit, accuracy=accuracy, files=files)
     return text, encoder
 

@@ -72,7 +72,9 @@ class EncoderFolder:
         config: config.json; empty if there is none.
         max_length: maximum number of tokens of a text, special tokens included.
         longest: maximum number of tokens that the graph supports.
-        lower_case: True if texts are converted to lower case first.
+        lower_case: True if texts are converted to lower case.
+        keeps_end: True if the first tokens of a text that is too long are removed, instead of the last ones.
+        dimensions: number of dimensions that are kept by default; None = all.
         poolings: names of POOLINGS, in the order in which their results are concatenated; empty if the folder has none.
         include_prompt: False if the tokens of a prompt are left out of the pooling.
         modules: the modules after the pooling, in order.
@@ -89,6 +91,8 @@ class EncoderFolder:
     max_length: int
     longest: int
     lower_case: bool = False
+    keeps_end: bool = False
+    dimensions: int | None = None
     poolings: tuple[str, ...] = ()
     include_prompt: bool = True
     modules: tuple[VectorModule, ...] = ()
@@ -160,8 +164,10 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
             folder / "config_sentence_transformers.json", "similarity_fn_name", similarity, ", ".join(SIMILARITIES)
         )
     return EncoderFolder(
-        folder, config, max_length, longest, bool(sizes.get("do_lower_case", False)), poolings, include_prompt,
-        modules, prompts, default, similarity, score, _template_variables(folder, sizes),
+        folder, config, max_length, longest, bool(sizes.get("do_lower_case", False)), _keeps_end(folder, tokenizer),
+        _whole(folder / "config_sentence_transformers.json", settings, "truncate_dim"), poolings, include_prompt,
+        modules,
+        prompts, default, similarity, score, _template_variables(folder, sizes),
         str(settings.get("activation_fn") or "").rpartition(".")[2],
     )  # fmt: skip
 
@@ -191,6 +197,13 @@ def default_token_score(description: EncoderFolder) -> TokenScore | None:
         )
     _log.info('%s has no modules.json: scores are the logit of "yes" less the logit of "no"', folder)
     return TokenScore(yes, no)
+
+
+def _keeps_end(folder: Path, settings: Mapping[str, Any]) -> bool:
+    side = settings.get("truncation_side") or "right"
+    if side not in ("left", "right"):
+        raise _malformed(folder / "tokenizer_config.json", "truncation_side", side, '"left" or "right"')
+    return bool(side == "left")
 
 
 def _template_variables(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

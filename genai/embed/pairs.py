@@ -76,7 +76,8 @@ class PairTemplate:
     ) -> list[TokenSequence]:
         """Return the tokens of a prompt for each document.
 
-        A prompt that is too long is cut at its end. Then its last tokens are replaced with the tokens that the template
+        A prompt that is too long is cut at its end, or at its beginning if the tokenizer's files say so. In the first
+        case, its last tokens are replaced with the tokens that the template
         writes after the document, because the score is computed from the last token.
 
         Raises:
@@ -89,7 +90,9 @@ class PairTemplate:
         limit, found = self._text.max_length, []
         for index, ids in enumerate(self._text.encode_plain(rendered)):
             self._text.check_length(len(ids), index, truncate)
-            if len(ids) > limit:
+            if len(ids) > limit and self._text.keeps_end:
+                ids = ids[-limit:]
+            elif len(ids) > limit:
                 suffix = self._suffix(instruction)[-limit:]
                 ids = [*ids[: limit - len(suffix)], *suffix]
             found.append(TokenSequence(np.array(ids, np.int64)))

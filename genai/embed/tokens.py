@@ -24,18 +24,21 @@ class TextEncoder:
     Args:
         folder: folder of the tokenizer.
         max_length: maximum number of tokens, special tokens included.
-        lower_case: True to convert texts to lower case first.
+        lower_case: True to convert texts to lower case, except for special tokens.
+        keeps_end: True to remove the first tokens of a text that is too long, instead of the last ones.
 
     Raises:
         TokenizerError: the tokenizer is missing or cannot be used.
     """
 
-    def __init__(self, folder: Path, max_length: int, *, lower_case: bool = False) -> None:
-        self.max_length, self._lower_case = max_length, lower_case
+    def __init__(self, folder: Path, max_length: int, *, lower_case: bool = False, keeps_end: bool = False) -> None:
+        self.max_length, self.keeps_end = max_length, keeps_end
         with folder_errors(folder):
             loaded = load_tokenizer(folder)
             self._backend = loaded.backend
             self._backend.encode_special_tokens = loaded.splits
+            if lower_case:
+                self._backend.normalizer = _lowered(self._backend.normalizer)
             self._encoder = BackendEncoder(self._backend)
             self.special_ids = {id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special}
             self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
@@ -117,13 +120,15 @@ class TextEncoder:
         lengths = [parts.count(number) for number in (0, 1)]
         keep = max(self.max_length - parts.count(None), 0)
         limits = _longest_first(lengths, keep) if pairs else [keep, 0]
+        first = [length - limit if self.keeps_end else 0 for length, limit in zip(lengths, limits, strict=True)]
         seen, kept = [0, 0], []
         for index, part in enumerate(parts):
             if part is None:  # a special token of the tokenizer
                 kept.append(index)
-            elif seen[part] < limits[part]:
-                seen[part] += 1
+                continue
+            if first[part] <= seen[part] < first[part] + limits[part]:
                 kept.append(index)
+            seen[part] += 1
         kept = kept[: self.max_length]
         return [ids[index] for index in kept], [types[index] for index in kept]
 
@@ -145,9 +150,8 @@ class TextEncoder:
         """Return a text that is cut so far that it is encoded quickly, and still has more tokens than the limit."""
         if not isinstance(text, str):
             raise InputError(f"text {name} is {kind_of(text)}", "a text is expected", "pass a str")
-        given: str = text.lower() if self._lower_case else text
         try:
-            given.encode()
+            text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
                 f"text {name} is not valid Unicode: character {error.start} is a lone surrogate",
@@ -155,13 +159,22 @@ class TextEncoder:
                 'remove it, for example with text.encode("utf-8", "replace").decode()',
             ) from error
         size = _CHARACTERS * self.max_length
-        while len(given) > size:
+        while len(text) > size:
+            part = text[-size:] if self.keeps_end else text[:size]
             with library_errors("the texts cannot be encoded"):
-                (encoding,) = self._encoder.encodings([given[:size]], add_special_tokens=False)
+                (encoding,) = self._encoder.encodings([part], add_special_tokens=False)
             if len(encoding) > _MARGIN * self.max_length:
-                return given[:size]
+                return part
             size *= _GROWTH
-        return given
+        return str(text)
+
+
+def _lowered(normalizer: Any) -> Any:
+    """Return a normalizer that converts a text to lower case first. Special tokens are found before it runs."""
+    from tokenizers import normalizers
+
+    steps = [normalizers.Lowercase(), *([] if normalizer is None else [normalizer])]
+    return normalizers.Sequence(steps)
 
 
 def _longest_first(lengths: list[int], keep: int) -> list[int]:

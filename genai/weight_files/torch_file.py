@@ -76,6 +76,8 @@ class TorchFile:
         try:
             with zipfile.ZipFile(path) as archive:
                 members = {info.filename: info for info in archive.infolist()}
+                if len(members) < len(archive.infolist()):
+                    raise _malformed(path, "a name occurs twice in the archive")
                 (program,) = [name for name in members if name.endswith("/data.pkl")] or [""]
                 if not program:
                     raise _malformed(path, "the archive has no data.pkl")
@@ -278,6 +280,8 @@ def _reduce(machine: _Machine, _: Any) -> None:
         case "collections.OrderedDict":
             machine.stack.append(dict(*arguments))
         case "torch._utils._rebuild_tensor_v2" | "torch._utils._rebuild_tensor":
+            if len(arguments) > 6 and arguments[6]:  # for example a bit that negates all numbers
+                raise _malformed(machine.path, f"a tensor has the properties {arguments[6]!r:.100}, not only numbers")
             machine.stack.append(_checked(machine.path, *arguments[:4]))
         case "torch._utils._rebuild_parameter":
             machine.stack.append(arguments[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,20 @@ def eval_call() -> Any:
     return {"w": Call(Name("builtins", "eval"), "1")}
 
 
+def negated() -> Call:
+    """Return a tensor with the bit that negates all its numbers when they are read."""
+    plain = tensor("0", (12,), (1,))
+    return Call(plain.function, *plain.arguments, {"neg": True})
+
+
+def twice(path: Path) -> None:
+    """Write an archive with two members of one name, of which readers choose different ones."""
+    archive(path, program({"a": tensor("0", (12,), (1,))}), m0=NUMBERS.tobytes())
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "a") as file:
+        warnings.simplefilter("ignore")
+        file.writestr("archive/data/0", np.zeros(12, np.float32).tobytes())
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -147,6 +162,8 @@ def eval_call() -> Any:
         (lambda p: archive(p, b"\x80\x02h\x05."), "malformed"),
         (lambda p: archive(p, b"\x80\x02N(u."), "malformed"),
         (lambda p: archive(p, b"\x80\x02K\x01K\x02R."), "malformed"),
+        (lambda p: archive(p, program({"a": negated()}), m0=NUMBERS.tobytes()), "a tensor has the properties"),
+        (twice, "a name occurs twice"),
         (lambda p: p.mkdir(), "cannot be read"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 
 import genai
 from genai import Embedder, Reranker
+from genai.embed.pairs import PairTemplate
 from genai.embed.tokens import TextEncoder
 from tests.embed.conftest import MODELS
 
@@ -369,3 +371,69 @@ def test_reranker_options() -> None:
         Reranker(MODELS / "bert_reranker", activation="tanhh")
     with pytest.raises(genai.StateError, match="closed"):
         made.score("cat", ["dog"])
+
+
+def _edited(folder: Path, file: str, **changes: Any) -> Path:
+    path = folder / file
+    values = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**values, **changes}))
+    return folder
+
+
+def test_the_side_that_is_truncated(tmp_path: Path) -> None:
+    """truncation_side of tokenizer_config.json: with "left", the last tokens of a text remain."""
+    folder = Path(shutil.copytree(MODELS / "roberta", tmp_path / "model"))
+    _edited(folder, "tokenizer_config.json", truncation_side="left")
+    with Embedder(folder, threads=1, max_length=6) as embedder:
+        np.testing.assert_array_equal(embedder.embed("a dog runs in the red park"), embedder.embed("in the red park"))
+        np.testing.assert_array_equal(
+            embedder.embed("dog " * 9000 + "in the red park"), embedder.embed("in the red park")
+        )
+    _edited(folder, "tokenizer_config.json", truncation_side="top")
+    with pytest.raises(genai.ConfigError, match="truncation_side is 'top'"):
+        Embedder(folder)
+
+
+def test_the_side_that_rerankers_truncate(tmp_path: Path) -> None:
+    long, end = "dog runs " * 30 + "the cat sits", "the cat sits"
+    folder = Path(shutil.copytree(MODELS / "xlm_roberta_reranker", tmp_path / "model"))
+    _edited(folder, "tokenizer_config.json", truncation_side="left")
+    with genai.Reranker(folder, threads=1, max_length=9) as reranker:  # <s> a cat </s> </s> the cat sits </s>
+        np.testing.assert_array_equal(*(reranker.score("a cat", [text]) for text in (long, end)))
+    folder = Path(shutil.copytree(MODELS / "llama_generator", tmp_path / "generator"))
+    _edited(folder, "tokenizer_config.json", truncation_side="left")
+    templates = [PairTemplate(folder, TextEncoder(folder, size, keeps_end=True), {}, "llama") for size in (8, 400)]
+    cut, whole = (template.encode("a cat", [long], "")[0].ids for template in templates)
+    assert len(cut) == 8 and cut.tolist() == whole[-8:].tolist()
+
+
+def test_lower_case_keeps_special_tokens(tmp_path: Path) -> None:
+    """do_lower_case of sentence_bert_config.json concerns the text between special tokens, as sentence-transformers."""
+    folder = Path(shutil.copytree(MODELS / "bert", tmp_path / "model"))
+    with Embedder(folder, threads=1) as embedder:
+        expected = embedder.embed(["the cat [SEP] the", "the cat"])
+    _edited(folder, "sentence_bert_config.json", do_lower_case=True)
+    text = (folder / "tokenizer.json").read_text()
+    assert '"normalizer":{"type":"Lowercase"}' in text.replace(" ", "").replace("\n", "")
+    with Embedder(folder, threads=1) as embedder:
+        np.testing.assert_array_equal(embedder.embed(["The CAT [SEP] the", "THE cat"]), expected)
+    content = json.loads(text)
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "normalizer": None}))
+    with Embedder(folder, threads=1) as embedder:
+        np.testing.assert_array_equal(embedder.embed(["The CAT [SEP] the", "THE cat"]), expected)
+
+
+def test_dimensions_of_the_files(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MODELS / "bert", tmp_path / "model"))
+    _edited(folder, "config_sentence_transformers.json", truncate_dim=5)
+    with Embedder(folder, threads=1) as embedder:
+        assert embedder.dimensions == 5
+        whole = embedder.embed("a dog", dimensions=24, normalize=False)
+        assert whole.shape == (24,)
+        first = whole[:5] / np.linalg.norm(whole[:5])
+        np.testing.assert_allclose(embedder.embed("a dog"), first, rtol=0, atol=1e-6)
+        with pytest.raises(genai.OptionError, match="from 1 to 24"):
+            embedder.embed("a dog", dimensions=25)
+    _edited(folder, "config_sentence_transformers.json", truncate_dim=25)
+    with pytest.raises(genai.ConfigError, match="truncate_dim is 25"):
+        Embedder(folder)
