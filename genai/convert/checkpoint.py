@@ -15,6 +15,8 @@ from ..errors import InputError, ModelFolderError, UnsupportedModelError
 from ..lora.bind import check_mergeable, delta
 from ..lora.gguf import in_our_order
 from ..lora.parameters import AdapterParameters, checkpoint_name
+from ..lora.peft import CONFIG as ADAPTER_CONFIG
+from ..lora.selection import check_last_layers
 from ..models.folders import folder_json, not_a_checkpoint, readable
 from ..text.backend import load_tokenizer
 from ..text.sources.choosing import has_tokenizer
@@ -107,6 +109,7 @@ class MergedCheckpoint(Checkpoint):
         super().__init__(folder)
         spec = self.architecture.describe(self.config)
         adapter = in_our_order(adapter, spec.num_attention_heads, spec.num_key_value_heads)
+        check_last_layers(adapter.source / ADAPTER_CONFIG, adapter.last_layers, adapter.pairs, spec.num_layers)
         self._adapter, self._weight = adapter, weight
         # An adapter for an ONNX graph uses the graph's module names.
         names = {module: module if f"{module}.weight" in self else checkpoint_name(module) for module in adapter.pairs}

@@ -13,6 +13,8 @@ from genai.kernels.device import Factors
 from ..errors import InputError, did_you_mean
 from .names import EXPERTS, Module, likely_module_name, module_of
 from .parameters import MOST_RANK, AdapterParameters, Pair, scaled
+from .peft import CONFIG
+from .selection import check_last_layers
 from .targets import LoraTargets, TargetColumns
 
 # The number of columns that kernels process at a time.
@@ -45,6 +47,8 @@ def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0
             factors_of[target].append(factors)
             if not all(map(_fits_float16, (factors.a, factors.b))):
                 dtype = np.float32
+    layers = 1 + max((module.layer for module in targets.parts), default=0)
+    check_last_layers(adapter.source / CONFIG, adapter.last_layers, adapter.pairs, layers)
     if not owners:
         raise InputError(
             f"{adapter.source}: the adapter contains no factors of linear layers",

@@ -12,6 +12,7 @@ from ..models.folders import readable
 from ..weight_files.safetensors import read_safetensors
 from .parameters import AdapterParameters, paired
 from .peft import CONFIG
+from .selection import check_mlx_keys, last_layers
 
 WEIGHTS, OLD_WEIGHTS = "adapters.safetensors", "adapters.npz"
 _FIELDS = ("fine_tune_type", "lora_parameters", "lora_layers")
@@ -78,7 +79,11 @@ def read_mlx(folder: Path, config: Mapping[str, Any]) -> AdapterParameters:
             "an adapter has at least one pair of factors",
             "save the adapter again",
         )
-    return AdapterParameters(folder, pairs, "mlx", base=str(config.get("model") or ""))
+    check_mlx_keys(folder / CONFIG, config.get("lora_parameters", config).get("keys"), pairs)
+    return AdapterParameters(
+        folder, pairs, "mlx", base=str(config.get("model") or ""),
+        last_layers=last_layers(folder / CONFIG, config, pairs),
+    )  # fmt: skip
 
 
 def _scale(path: Path, config: Mapping[str, Any]) -> tuple[float, float]:

@@ -52,6 +52,7 @@ class AdapterParameters:
         kind: "peft", "mlx", "onnx_adapter" or "gguf".
         fan_in_fan_out: True if the base stores weights as [inputs, outputs], as GPT-2 does; used for merging.
         permuted: True if rows of queries and keys are in ggml's order; see `gguf`.
+        last_layers: the number of layers at the end of the base that the adapter may change; 0 = all layers.
     """
 
     source: Path
@@ -62,6 +63,7 @@ class AdapterParameters:
     base_hash: str = ""
     fan_in_fan_out: bool = False
     permuted: bool = False
+    last_layers: int = 0
 
     @cached_property
     def content_hash(self) -> bytes:

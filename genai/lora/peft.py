@@ -18,6 +18,7 @@ from ..errors import InputError, ModelFolderError
 from ..models.folders import folder_json, readable
 from ..weight_files.safetensors import read_safetensors
 from .parameters import AdapterParameters, already_exists, checkpoint_name, narrowed, paired, scaled
+from .selection import check_peft_selection
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 # The field in which this project records the base that an adapter was trained on; see `store.base_identity`.
@@ -75,6 +76,7 @@ def read_peft(folder: Path) -> AdapterParameters:
                 "save each adapter to a separate folder",
             )
         names[module][factor] = name
+    check_peft_selection(folder / CONFIG, config, names)
     ranks, alphas = (_Numbers(config, *fields, folder, len(names)) for fields in _FIELDS)
     pairs = {}
     for module, factor_names in names.items():

@@ -180,6 +180,52 @@ def test_patterns_as_peft_matches_them(
     assert tuple(pairs[MODULE.format(layer)].scale for layer in (0, 1)) == scales
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"target_modules": ["q_proj"], "layers_to_transform": []}, ""),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0, 1], "layers_pattern": "layers"}, ""),
+        ({"target_modules": ["v_proj", "self_attn.q_proj"]}, ""),
+        ({"target_modules": [MODULE.format(0), MODULE.format(1)], "layers_to_transform": 0}, ""),  # whole names
+        ({"target_modules": "ALL-linear", "exclude_modules": ["lm_head", "proj", "layers.0.self_attn"]}, ""),
+        ({"target_modules": r".*\.layers\.\d+\.self_attn\.q_proj", "exclude_modules": "vision.*"}, ""),
+        ({"target_modules": r"(?!.*vision).*q_proj", "exclude_modules": "(?=x)"}, ""),  # re2 has no look-ahead
+        ({"target_modules": None, "exclude_modules": []}, ""),
+        ({"target_modules": ["v_proj", "_proj"]}, "target_modules is .*layers.0.self_attn.q_proj"),
+        ({"target_modules": []}, "target_modules is"),
+        ({"target_modules": "q_proj"}, "target_modules is 'q_proj'"),  # a string matches the whole name
+        ({"exclude_modules": ["layers.1.self_attn.q_proj"]}, "exclude_modules is .*layers.1"),
+        ({"exclude_modules": r".*\.1\..*"}, "exclude_modules is .*layers.1"),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0]}, r"layers_to_transform is \[0\].*layers.1"),
+        ({"layers_to_transform": 1}, "layers_to_transform is 1.*layers.0"),
+        ({"layers_to_transform": [0, 1], "layers_pattern": ["h", "blocks"]}, "layers_pattern is .*layers.0"),
+        ({"target_modules": ".*q_proj", "layers_to_transform": [0, 1]}, "and layers_to_transform is set"),
+        ({"target_modules": [1]}, r"target_modules is \[1\]"),
+        ({"exclude_modules": {"a": 1}}, "exclude_modules is {"),
+        ({"layers_to_transform": ["0"]}, "layers_to_transform is"),
+        ({"layers_to_transform": True}, "layers_to_transform is True"),
+        ({"layers_to_transform": 0, "layers_pattern": 3}, "layers_pattern is 3"),
+        ({"layers_to_transform": 0, "layers_pattern": "("}, r"layers_pattern is '\('"),
+    ],
+)
+def test_the_config_selects_modules(peft_folder: Callable[..., Path], config: dict[str, Any], message: str) -> None:
+    """PEFT creates factors only for the selected modules, and ignores the other tensors of the file."""
+    folder = peft_folder(**config)
+    if not message:
+        assert len(read_adapter(folder).pairs) == 2
+        return
+    with pytest.raises(InputError, match=message) as caught:
+        read_adapter(folder)
+    assert "adapter_config.json" in caught.value.what
+    assert caught.value.why
+    assert caught.value.fix
+
+
+def test_a_selection_that_cannot_be_compared(peft_folder: Callable[..., Path], caplog: Any) -> None:
+    read_adapter(peft_folder(target_modules="(?!.*vision).*v_proj"))
+    assert "was not compared with the modules" in caplog.text
+
+
 def test_more_patterns_than_can_be_tried(peft_folder: Callable[..., Path]) -> None:
     folder = peft_folder(tensors(range(600), 1, (1, 2), (2, 1)), r=1, alpha_pattern={f"x{i}": 1 for i in range(2000)})
     with pytest.raises(InputError, match="has 2000 patterns for 600 modules"):

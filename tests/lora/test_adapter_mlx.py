@@ -41,7 +41,7 @@ def mlx_folder(tmp_path: Path) -> Callable[..., Path]:
         folder.mkdir(exist_ok=True)
         given = {
             "fine_tune_type": "lora",
-            "num_layers": 2,
+            "num_layers": -1,
             "model": "mlx-community/base",
             "lora_parameters": {"rank": RANK, "scale": 20.0, "dropout": 0.0, "keys": list(MODULES)},
             **config,
@@ -129,6 +129,43 @@ def test_adapters_that_are_refused(mlx_folder: Callable[..., Path], index: int) 
     with pytest.raises(InputError, match=message) as raised:
         read_adapter(mlx_folder(arrays, **config))
     assert raised.value.why and raised.value.fix
+
+
+def keyed(*keys: Any) -> dict[str, Any]:
+    return {"lora_parameters": {"rank": RANK, "scale": 1.0, "keys": list(keys)}}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_layers": -1}, ""),
+        ({"num_layers": 0}, ""),
+        ({"num_layers": 16}, ""),
+        (keyed(*MODULES, "self_attn.v_proj"), ""),
+        (keyed("self_attn.q_proj", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"), ""),
+        ({"num_layers": 1}, "num_layers is 1, .*layers.0"),
+        ({"num_layers": None, "lora_layers": 1}, "num_layers is 1, .*layers.0"),
+        ({"num_layers": "2"}, "num_layers is '2'"),
+        (keyed("self_attn.q_proj"), "keys is .*layers.0.mlp.up_proj"),
+        (keyed("q_proj", "mlp.up_proj"), "keys is .*layers.0.self_attn.q_proj"),  # keys have no ends of names
+        ({"lora_parameters": {"rank": RANK, "scale": 1.0, "keys": "self_attn.q_proj"}}, "keys is 'self_attn.q_proj'"),
+    ],
+)
+def test_the_config_selects_modules(mlx_folder: Callable[..., Path], config: dict[str, Any], message: str) -> None:
+    """mlx-lm creates factors only for the selected modules, and ignores the other tensors of the file."""
+    folder = mlx_folder(**config)
+    if not message:
+        assert len(read_adapter(folder).pairs) == 4
+        return
+    with pytest.raises(InputError, match=message) as raised:
+        read_adapter(folder)
+    assert raised.value.why and raised.value.fix
+
+
+def test_the_last_layers_are_those_of_the_base(mlx_folder: Callable[..., Path], bundled: genai.Model) -> None:
+    adapter = read_adapter(mlx_folder(num_layers=2))
+    with pytest.raises(InputError, match=r"adapter_config\.json: num_layers is 2, .*layers.0"):
+        bind(adapter, bundled.lora_targets())
 
 
 def test_files_that_are_missing(mlx_folder: Callable[..., Path]) -> None:
