@@ -75,7 +75,7 @@ def list_models(as_json: opt.AsJson = False) -> None:
     emit_figures(
         [
             *((printable(row["name"]), _line(row, row["precision"], f"pulled {row['pulled'][:10]}")) for row in pulled),
-            *((printable(row["name"]), _line(row, f"built {row['built'][:10]}")) for row in built),
+            *((printable(row["name"]), _built_line(row)) for row in built),
             *((printable(row["name"]), f"unfinished, {size(row['bytes'])}") for row in rest),
             ("total", f"{size(total)} in {hub_folder()} and {models_folder()}"),
         ]
@@ -85,6 +85,12 @@ def list_models(as_json: opt.AsJson = False) -> None:
 def _line(row: dict[str, Any], *parts: str) -> str:
     used = f"used {row['used'][:10]}" if row["used"] else "not used yet"
     return ", ".join([row["kind"], size(row["bytes"]), *parts, used])
+
+
+def _built_line(row: dict[str, Any]) -> str:
+    known = [row["precision"]] if row["precision"] else []
+    source = f" from {printable(row['source'])}" if row["source"] else ""
+    return _line(row, *known, f"built {row['built'][:10]}{source}")
 
 
 def rm(
@@ -160,8 +166,9 @@ def _show_built(model: BuiltModel, *, as_json: bool) -> None:
             facts["info"] = describe(model.folder, device="cpu")
     rows = [
         ("name", facts["name"]),
-        ("kind", f"{facts['kind']}, {size(facts['bytes'])}"),
+        ("kind", ", ".join(filter(None, (facts["kind"], facts["precision"], size(facts["bytes"]))))),
         ("path", facts["place"]),
+        ("source", facts["source"] or "not recorded"),
         ("built", facts["built"]),
         ("last use", facts["used"] or "not used yet"),
         *(figures_of(facts["info"]) if facts["info"] is not None else ()),
@@ -206,6 +213,8 @@ def _built_facts(model: BuiltModel) -> dict[str, Any]:
         "name": model.name,
         "kind": model.kind,
         "bytes": bytes_below(model.folder),
+        "precision": model.precision,
+        "source": model.source,
         "built": model.built,
         "used": last_use(model.folder),
     }

@@ -20,6 +20,7 @@ from ..common.renamed import renamed_fields
 from ..engine.sampling.params import model_defaults
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError, UnsupportedModelError
+from ..hub.built import note_build
 from ..lora.parameters import AdapterParameters
 from ..text.files import generation_defaults
 from ..text.sources.choosing import PATTERNS
@@ -292,7 +293,9 @@ def resolve_model_folder(
         if (target / "genai_config.json").is_file():  # another process has built the model in the meantime
             return target
         watch(plan)
-        return execute(plan, target)
+        folder = execute(plan, target)
+        note_build(folder, source, options.precision)
+        return folder
 
 
 @contextmanager

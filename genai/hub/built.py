@@ -1,22 +1,27 @@
 """Model folders that were built into the cache from local checkpoints and GGUF files, and the last use of all models.
 
 models/NAME-HASH/        a model folder; the hash changes if its source or the options of the build change
+built_from/NAME-HASH.json  the source and the precision of a model folder in models/
 last_use/FOLDER          an empty file, whose modification time is the last use of a folder in models/ or hub/
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
+from ..common.atomic_files import write_whole
 from ..common.locks import locked
-from ..errors import ModelFolderError, StateError
+from ..common.reading import file_text, json_object
+from ..errors import GenaiError, ModelFolderError, StateError
 from .store import PARTIAL, bytes_below, folders_in, hub_folder
 
 _DECODER, _ENCODER = "genai_config.json", "onnx/model.onnx"
@@ -31,12 +36,16 @@ class BuiltModel:
         kind: "built", "built encoder", or "unfinished build".
         built: time of the build, ISO 8601 with the local UTC offset.
         folder: the folder.
+        source: path of the checkpoint or GGUF file; "" if it is unknown.
+        precision: storage format of the weights; "" if it is unknown.
     """
 
     name: str
     kind: str
     built: str
     folder: Path
+    source: str = ""
+    precision: str = ""
 
 
 def models_folder() -> Path:
@@ -59,7 +68,20 @@ def _described(folder: Path) -> BuiltModel:
     kind = next((kind for file, kind in kinds.items() if (folder / file).is_file()), "unfinished build")
     if folder.name.startswith("."):
         kind = "unfinished build"
-    return BuiltModel(folder.name, kind, _iso(folder.stat().st_mtime), folder)
+    facts: dict[str, Any] = {}
+    with suppress(GenaiError):  # a damaged record does not matter
+        facts = json_object(file_text(_record(folder), StateError, StateError) or "{}", folder.name, StateError)
+    source, precision = (text if isinstance(text := facts.get(key), str) else "" for key in ("source", "precision"))
+    return BuiltModel(folder.name, kind, _iso(folder.stat().st_mtime), folder, source, precision)
+
+
+def note_build(folder: Path, source: Path, precision: str) -> None:
+    """Record the source and the precision of a model in models/. Other folders and errors are ignored."""
+    if folder.parent == models_folder():
+        with suppress(OSError):
+            record = _record(folder)
+            record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(record, json.dumps({"source": str(source.absolute()), "precision": precision}).encode())
 
 
 def remove_built(model: BuiltModel) -> int:
@@ -92,6 +114,8 @@ def remove_built(model: BuiltModel) -> int:
                 f"{folder}: the folder was not removed", str(error), "check its permissions"
             ) from error
     forget_use(folder)
+    with suppress(OSError):
+        _record(folder).unlink(missing_ok=True)
     return size
 
 
@@ -123,6 +147,10 @@ def _entry(path: Path) -> Path | None:
         if path.is_relative_to(parent) and path != parent:
             return parent / path.relative_to(parent).parts[0]
     return None
+
+
+def _record(folder: Path) -> Path:
+    return cache_root() / "built_from" / f"{folder.name}.json"
 
 
 def _mark(folder: Path) -> Path:

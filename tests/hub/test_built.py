@@ -41,14 +41,19 @@ def test_built_models_are_listed_and_removed(cache: Path, capsys: Capture) -> No
     names = [str(row["name"]) for row in facts["built"]]
     assert [name.rpartition("-")[0] for name in names] == ["import", "mine"]
     assert all(row["kind"] == "built" and row["used"] for row in facts["built"])
+    assert [row["precision"] for row in facts["built"]] == ["kept", "int4"]
+    assert [Path(str(row["source"])).name for row in facts["built"]] == ["import.gguf", "mine"]
     assert facts["total_bytes"] == sum(int(str(row["bytes"])) for row in facts["built"]) > 5_000_000
     assert run(["list"]) == 0
     shown = capsys.readouterr().out
+    assert "kept, built 20" in shown and "import.gguf" in shown
     assert "built, " in shown and "used 20" in shown and shown.splitlines()[-1].startswith("total")
 
     for command in ("info", "show"):  # the names of the list name models
         assert run([command, names[1]]) == 0
         assert "fits with the full" in capsys.readouterr().out
+    assert run(["show", names[1]]) == 0
+    assert "built, int4, " in (shown := capsys.readouterr().out) and str(Path("mine").absolute()) in shown
     assert run(["show", names[1], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["info"]["layers"] == 6
     assert run(["info", "mine"]) == 0
@@ -64,7 +69,7 @@ def test_built_models_are_listed_and_removed(cache: Path, capsys: Capture) -> No
         built.remove_built(model)
     assert run(["rm", names[1], "--yes"]) == 0
     assert built.built_models() == [] and Path("mine").is_dir()
-    assert list((cache.parent / "last_use").iterdir()) == []
+    assert list((cache.parent / "last_use").iterdir()) == list((cache.parent / "built_from").iterdir()) == []
 
 
 def test_paths_outside_the_cache_are_not_removed(cache: Path, capsys: Capture) -> None:

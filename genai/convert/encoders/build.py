@@ -12,7 +12,7 @@ from genai.common.progress import task
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
 from ...errors import ModelFolderError, OptionError, did_you_mean
-from ...hub.built import note_use
+from ...hub.built import note_build, note_use
 from ...hub.store import BUILT, hub_folder
 from ...weight_files.safetensors import SafetensorsFile
 from ...weight_files.tensor_files import TensorFile, TensorFiles
@@ -190,6 +190,7 @@ def built_encoder(
         if not (target / "onnx" / "model.onnx").is_file():
             with task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
                 build_encoder(checkpoint, target, options, score=score, task_name=task_name, progress=building.add)
+            note_build(target, checkpoint, precision)
             _log.info("built %s in %s", checkpoint, target)
     note_use(target)
     return target
