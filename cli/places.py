@@ -23,7 +23,10 @@ from .variables import is_from_variable, python_name
 
 _ABOUT_OPTIONS = (OptionError, ContextOverflowError, UnsupportedModelError)
 # The commands that have -p, and so the only commands whose errors name it.
-_TAKE_QUESTIONS = ("chat", "generate")
+_TAKE_QUESTIONS = {
+    "chat": 'use -p to ask a question: `genai chat -p "…"`',
+    "generate": 'use -p to ask a question: `genai generate -p "…"`',
+}
 # The maximum length of a file name on most systems. A longer MODEL is more likely a question than a path.
 _LONGEST_NAME = 255
 _Error = TypeVar("_Error", bound=GenaiError)
@@ -61,11 +64,11 @@ def _name_prompt(error: ModelFolderError, ctx: Any) -> None:
     """Add the option for a question to the error for a MODEL that resembles no model."""
     from genai.models.folders import ASK_FOR_MODEL
 
-    text = str(ctx.params.get("model") or "")
+    hint, text = _TAKE_QUESTIONS[ctx.command.name], str(ctx.params.get("model") or "")
     if "looks like a question" in error.why:
-        error.fix = f'use -p to ask a question: `genai {ctx.command.name} -p "{text:.60}"`'
+        error.fix = hint.replace("…", f"{text:.60}")
     elif error.fix == ASK_FOR_MODEL or len(text) > _LONGEST_NAME:
-        error.fix += f'; use -p to ask a question: `genai {ctx.command.name} -p "…"`'
+        error.fix += f"; {hint}"
 
 
 def _command_line(text: str, name: str, flag: str, part: str) -> str:
