@@ -22,7 +22,7 @@ from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError, UnsupportedModelError
 from ..hub.built import note_build
 from ..lora.parameters import AdapterParameters
-from ..text.files import generation_defaults
+from ..text.files import generation_defaults, older_generation_values
 from ..text.sources.choosing import PATTERNS
 from ..weight_files.gguf import SUFFIX, gguf_parts, is_gguf
 from .checkpoint import GENERATION_CONFIG, Checkpoint, MergedCheckpoint, is_checkpoint
@@ -119,7 +119,8 @@ def _planned(
         checkpoint = MergedCheckpoint(checkpoint_dir, adapter, merge[1])
     spec = architecture.describe(checkpoint.config)
     remarks = [*checkpoint.remarks, *check_tokenizer(checkpoint.folder, spec.vocab_size)]
-    if unread := checkpoint.config.unread:
+    sampling = older_generation_values(checkpoint.folder) if not checkpoint.config.generation else {}
+    if unread := [name for name in checkpoint.config.unread if name not in sampling]:
         named = "config.json" if checkpoint.source == checkpoint.folder else checkpoint.source.name
         remarks.append(f"{named} has keys that the {architecture.model_type} architecture ignores: {', '.join(unread)}")
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)

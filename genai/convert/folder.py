@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ..common.atomic_files import unfinished_folder as unfinished_folder
 from ..common.locks import locked as locked
 from ..errors import InputError, ModelFolderError
-from ..models.side_files import SENTENCEPIECE_NAMES
+from ..models.side_files import GENERATION_NAME, SENTENCEPIECE_NAMES
 from ..text.backend import load_tokenizer
+from ..text.files import older_generation_values
 from ..text.sources.choosing import has_tokenizer
 from .decoder import write_decoder
 from .graph_writer import DataFile, Export, GraphWriter, takes_positions
@@ -206,7 +207,8 @@ def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy a tokenizer's files. Also convert a tokenizer in another format to tokenizer.json, for other runtimes.
+    """Copy a tokenizer's files. Also convert a tokenizer in another format to tokenizer.json, for other runtimes, and
+    write the sampling options in config.json to generation_config.json, if this file is missing.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -216,6 +218,9 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         destination = target / file.relative_to(source)
         destination.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, destination)
+    generation = older_generation_values(source)
+    if generation and not (target / GENERATION_NAME).exists():
+        (target / GENERATION_NAME).write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
     if not (target / TOKENIZER).exists():
         loaded = load_tokenizer(source)
         (target / TOKENIZER).write_text(loaded.backend.to_str(), encoding="utf-8")

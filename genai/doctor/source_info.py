@@ -12,6 +12,7 @@ from ..hub.known import known_models
 from ..hub.pull import PullPlan
 from ..lora.describe import describe
 from ..lora.read import read_adapter
+from ..text.files import generation_defaults
 
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "default_precision": plan.options.precision,
         "built_bytes": plan.written_bytes,
         "remarks": "; ".join(plan.remarks) or "none",
+        "sampling_defaults_without_effect": [] if path.is_file() else list(generation_defaults(path).unsupported),
     }
 
 

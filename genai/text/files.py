@@ -288,12 +288,28 @@ def _model_ends(files: SideFiles) -> list[int]:
     return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < _MAX_ID]
 
 
+def older_generation_values(source: Path | SideFiles) -> dict[str, Any]:
+    """Return the keys of generation_config.json that are in config.json, where older versions of transformers wrote
+    them, except for token ids. As in transformers, the configuration of the decoder completes the outer one.
+    """
+    outer = read_object(SideFiles.of(source), MODEL_CONFIG_NAME)
+    inner: Any = next((outer[name] for name in ("decoder", "generator", "text_config") if outer.get(name)), {})
+    merged: dict[str, Any] = {}
+    for values in (inner if isinstance(inner, dict) else {}, outer):
+        merged |= {name: value for name, value in values.items() if value is not None}
+    names = {*generation_config.OBEYED, *generation_config.NOT_SUPPORTED}
+    # 20 is the default of transformers, not a limit of the model.
+    return {name: value for name, value in merged.items() if name in names and (name, value) != ("max_length", 20)}
+
+
 def generation_defaults(source: Path | SideFiles) -> GenerationDefaults:
-    """Return the ids and sampling options in generation_config.json; empty if it is missing. Raise TokenizerError if
-    it is malformed.
+    """Return the ids and sampling options in generation_config.json. If the file is missing, return the sampling
+    options in config.json. Raise TokenizerError if the file is malformed.
     """
     files = SideFiles.of(source)
     path, values = files.path(GENERATION_NAME), read_object(files, GENERATION_NAME)
+    if not files.is_file(GENERATION_NAME):
+        path, values = files.path(MODEL_CONFIG_NAME), older_generation_values(files)
 
     def check(name: str, value: Any, sound: bool, expected: str) -> Any:
         if not sound:

@@ -13,6 +13,7 @@ import pytest
 
 import genai
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert.folder import copy_tokenizer
 from genai.convert.gguf.tokenizer import sampling_of
 from genai.doctor.model_info import describe
 from genai.engine.sampling.generation_config import IDS, NOT_SUPPORTED, OBEYED, WITHOUT_EFFECT, unsupported
@@ -230,6 +231,26 @@ def test_keys_that_are_not_supported_are_named(folder: Path, warnings: list[str]
         f"the model's defaults contain options that have no effect: {', '.join(names)}"
     ]
     assert describe(folder)["sampling_defaults_without_effect"] == names
+
+
+def test_keys_in_config_json(tmp_path: Path, bundled_folder: Path) -> None:
+    """transformers reads config.json if there is no generation_config.json."""
+    inner = {"repetition_penalty": 3.0, "top_k": 7, "vocab_size": 5}
+    outer = {"repetition_penalty": 1.5, "num_beams": 3, "top_p": None, "max_length": 20, "eos_token_id": 3}
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": inner}))
+    found = generation_defaults(tmp_path)
+    assert found.sampling == {"repetition_penalty": 1.5, "top_k": 7}
+    assert (found.unsupported, found.ids.eos) == (("num_beams",), ())
+    shutil.copy(bundled_folder / "tokenizer.json", tmp_path)
+    target = tmp_path / "built"
+    target.mkdir()
+    copy_tokenizer(tmp_path, target)
+    assert generation_defaults(target) == found
+    (tmp_path / "config.json").write_text(json.dumps({"suppress_tokens": 5}))
+    with pytest.raises(TokenizerError, match=r"config\.json: suppress_tokens"):
+        generation_defaults(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert generation_defaults(tmp_path).sampling == {}
 
 
 @pytest.mark.parametrize(
