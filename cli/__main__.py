@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from functools import partial
+from types import FrameType
 from typing import Any
 
 
@@ -24,7 +25,9 @@ def main(arguments: list[str] | None = None) -> None:
         with first_sign(sys.argv[1:] if arguments is None else arguments):
             from .app import run
 
-            signal.signal(signal.SIGINT, handler)
+            signal.signal(
+                signal.SIGINT, _interrupt_outside_imports if handler is signal.default_int_handler else handler
+            )
             code = run(arguments)
     except KeyboardInterrupt:
         code = 130
@@ -38,17 +41,36 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _interrupt_outside_imports(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but only after an import that is in progress.
+
+    Extension modules that import NumPy's API convert an interrupt to an ImportError, or crash the process.
+    """
+    inner = frame
+    while inner is not None:
+        if inner.f_code.co_filename.startswith("<frozen importlib"):
+            _send_later()
+            return
+        inner = inner.f_back
+    signal.default_int_handler(number, frame)
+
+
 def _interrupt_again(dropped: Any) -> None:
     """Raise an interrupt again if it was lost in a callback that ignores exceptions, such as a weak reference's."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
-        again = _thread.interrupt_main
-        if hasattr(signal, "pthread_kill"):  # not on Windows; the signal wakes a waiting thread
-            again = partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
-        later = threading.Timer(0.01, again)
-        later.daemon = True
-        later.start()
+        _send_later()
     else:
         sys.__unraisablehook__(dropped)
+
+
+def _send_later() -> None:
+    """Send the signal of Ctrl-C again in 10 ms."""
+    again = _thread.interrupt_main
+    if hasattr(signal, "pthread_kill"):  # not on Windows; the signal wakes a waiting thread
+        again = partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
+    later = threading.Timer(0.01, again)
+    later.daemon = True
+    later.start()
 
 
 if __name__ == "__main__":

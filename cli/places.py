@@ -43,7 +43,7 @@ def with_flags_named(error: GenaiError, ctx: Any) -> None:
         flags = {
             python_name(parameter.name): max(parameter.opts, key=len)
             for parameter in ctx.command.params
-            if parameter.param_type_name == "option" and not is_from_variable(ctx, parameter)
+            if _is_typed(parameter) and not is_from_variable(ctx, parameter)
         }
         _rename(error, flags, _command_line)
 
@@ -58,6 +58,11 @@ def with_settings_named(error: _Error, settings: Mapping[str, str]) -> _Error:
     if isinstance(made, _ABOUT_OPTIONS):
         _rename(made, settings, _in_chat)
     return made
+
+
+def _is_typed(parameter: Any) -> bool:
+    """Return True for an option that the help shows. Hidden options are earlier names."""
+    return parameter.param_type_name == "option" and not parameter.hidden
 
 
 def _name_prompt(error: ModelFolderError, ctx: Any) -> None:

@@ -31,7 +31,7 @@ def test_chat_with_a_checkpoint(
     monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
     folder = golden(name).write_checkpoint(tmp_path / name, letter_tokenizer)
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    command = ["chat", str(folder), "-p", "hi", "--max-tokens", "4"]
+    command = ["chat", str(folder), "-p", "hi", "--max-tokens", "4", "--greedy"]
     assert run([*command, "--no-build"]) == 1
     assert "has not been built" in capsys.readouterr().err
     assert run(command) == 0

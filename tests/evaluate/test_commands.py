@@ -117,7 +117,7 @@ def test_kld_of_int4_decides_whether_it_is_refused(
     kept.write_text(json.dumps(figures | {"mean": 0.005, "tokens": 5000}))
     assert run_here(command) == 0
     assert run_here(["eval", "ppl", "-f", str(text_file), "--kv-force"]) == 2
-    assert "allowed only with kv_dtype = 'int4'" in capsys.readouterr().err
+    assert "allowed only with --kv-type 'int4'" in capsys.readouterr().err
 
 
 def test_kld_of_equal_sides_is_zero(text_file: Path, bundled_folder: Path) -> None:

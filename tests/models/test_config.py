@@ -242,7 +242,7 @@ def test_a_file_without_end(read: Callable[[Path], object], tmp_path: Path, monk
 def test_a_stream_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai.common.reading._MOST_BYTES", 1000)
     with Path("/dev/zero").open("rb") as endless, pytest.raises(InputError, match="stdin: the text cannot be read"):
-        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=endless))
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=endless, isatty=lambda: False))
         read_stdin()
 
 

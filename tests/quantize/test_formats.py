@@ -235,7 +235,7 @@ def test_the_earlier_name_of_the_option(capsys: pytest.CaptureFixture[str], monk
     command = ["quantize", str(CHECKPOINT), "-o", "nowhere/out"]
     assert run([*command, "--form", "nl9"]) == 2
     assert "--form (GENAI_FORM) was renamed to --format (GENAI_FORMAT)" in (said := capsys.readouterr().err)
-    assert "format is 'nl9'" in said
+    assert "--format is 'nl9'" in said
     assert run([*command, "--form", "nl3", "--format", "nl4"]) == 2
     assert "--form is the earlier name of --format" in capsys.readouterr().err
     monkeypatch.setenv("GENAI_FORM", "nl9")
@@ -260,7 +260,7 @@ def test_a_variable_that_is_for_other_commands(
         assert "bits is 9" in (said := capsys.readouterr().err) and "format" not in said
     monkeypatch.setenv("GENAI_FORMAT", "q9_k")
     assert run(command) == 2
-    assert "format is 'q9_k' (set by GENAI_FORMAT)" in capsys.readouterr().err
+    assert "'q9_k' (set by GENAI_FORMAT)" in capsys.readouterr().err
 
 
 def test_the_earlier_name_of_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

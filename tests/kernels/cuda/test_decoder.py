@@ -188,7 +188,7 @@ def test_an_adapter_that_does_not_fit_is_refused_and_the_model_goes_on(
         llm.load_adapter(bundled_adapter("pirate"), "pirate")  # now the program has places
         with monkeypatch.context() as patch:
             patch.setattr(driver, "upload", full)
-            with pytest.raises(CacheCapacityError, match="adapter 'words' takes"):
+            with pytest.raises(CacheCapacityError, match="adapter 'words' needs"):
                 llm.load_adapter(bundled_adapter("words"), "words")
         with monkeypatch.context() as patch:
             patch.setattr(driver, "free_bytes", lambda: 100)
