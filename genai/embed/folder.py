@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from genai.common.log import logger
 
 from ..common.reading import file_text, json_object
-from ..convert.encoders.score import token_score
+from ..convert.encoders.score import read_score
 from ..convert.encoders.spec import TokenScore
 from ..errors import (
     ConfigError,
@@ -303,7 +303,7 @@ def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, .
             case "Normalize":
                 modules.append(NormalizeModule())
             case "LogitScore":
-                score = token_score(folder)
+                score = read_score(folder / place / "config.json")
             case "Dropout":
                 pass
             case _:

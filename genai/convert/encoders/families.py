@@ -239,6 +239,16 @@ def _bert_names(layer: int) -> LayerNames:
     )  # fmt: skip
 
 
+def _pooler_head(config: EncoderConfig) -> Head | None:
+    """Return the head of BERT, which reads the pooler, if the checkpoint has a classification head."""
+    return Head((("pooler.dense", "tanh"), ("classifier", ""))) if config.is_classifier else None
+
+
+def _classifier_head(config: EncoderConfig) -> Head | None:
+    """Return the head of RoBERTa, which has a dense layer, if the checkpoint has a classification head."""
+    return Head((("classifier.dense", "tanh"), ("classifier.out_proj", ""))) if config.is_classifier else None
+
+
 def _embeddings(config: EncoderConfig, *, has_types: bool) -> dict[str, Any]:
     config.require("position_embedding_type", "absolute")
     num_types = config.whole("type_vocab_size", default=0) if config.values.get("type_vocab_size") else 0
@@ -260,7 +270,7 @@ def _after_padding(config: EncoderConfig) -> dict[str, Any]:
 @family("bert")
 def bert(config: EncoderConfig) -> EncoderSpec:
     config.require("is_decoder", False)
-    head = Head((("pooler.dense", "tanh"), ("classifier", ""))) if config.is_classifier else None
+    head = _pooler_head(config)
     return EncoderSpec(
         **_sizes(config), **_embeddings(config, has_types=True), names=_bert_names, prefixes=("bert.",), head=head
     )
@@ -271,7 +281,7 @@ def roberta(config: EncoderConfig) -> EncoderSpec:
     if config.values.get("position_embedding_type") == "rotary":  # the first checkpoints of jina-embeddings-v3
         rotary: EncoderSpec = jina_v3(EncoderConfig({**config.values, "position_embedding_type": "absolute"}))
         return rotary
-    head = Head((("classifier.dense", "tanh"), ("classifier.out_proj", ""))) if config.is_classifier else None
+    head = _classifier_head(config)
     return EncoderSpec(
         **_sizes(config, **_after_padding(config)), **_embeddings(config, has_types=False), names=_bert_names,
         prefixes=("roberta.",), head=head,
@@ -346,7 +356,7 @@ def mpnet(config: EncoderConfig) -> EncoderSpec:
         )  # fmt: skip
 
     padding = {"padding_id": 1, "max_tokens": config.whole("max_position_embeddings") - 2}
-    head = Head((("classifier.dense", "tanh"), ("classifier.out_proj", ""))) if config.is_classifier else None
+    head = _classifier_head(config)
     buckets = config.whole("relative_attention_num_buckets", default=32)
     return EncoderSpec(
         **_sizes(config, **padding), **{**_embeddings(config, has_types=False), "types": "", "num_types": 0},
@@ -442,7 +452,7 @@ def gte(config: EncoderConfig) -> EncoderSpec:
     theta, factor = config.rotation("rope_theta", default=10000.0 if config.model_type == "new" else 160000.0)
     values = {**config.values, "position_embedding_type": "absolute"}
     embeddings = {**_embeddings(EncoderConfig(values), has_types=True), "positions": ""}
-    head = Head((("pooler.dense", "tanh"), ("classifier", ""))) if config.is_classifier else None
+    head = _pooler_head(config)
     return EncoderSpec(
         **sizes, **embeddings, names=names, prefixes=("new.", "gte."), thetas=(theta,) * sizes["num_layers"],
         rotation_factor=factor, head=head,
@@ -460,7 +470,7 @@ def jina_v3(config: EncoderConfig) -> EncoderSpec:
 
     sizes = _sizes(config)
     theta, factor = config.rotation("rotary_emb_base", "rope_theta", default=20000.0)
-    head = Head((("classifier.dense", "tanh"), ("classifier.out_proj", ""))) if config.is_classifier else None
+    head = _classifier_head(config)
     return EncoderSpec(
         **sizes, **{**_embeddings(config, has_types=False), "positions": "", "embedding_norm": "emb_ln"}, names=names,
         prefixes=("roberta.",),

@@ -26,18 +26,19 @@ def token_score(folder: Path) -> TokenScore | None:
     entries = json_object('{"modules": ' + text + "}", folder / _MODULES, ConfigError)["modules"]
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and str(entry.get("type", "")).rpartition(".")[2] == "LogitScore":
-            return _read(folder, str(entry.get("path", "")))
+            place = str(entry.get("path", ""))
+            if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
+                raise ConfigError(
+                    f"{folder / _MODULES}: path is {place!r:.80}",
+                    "a folder inside the model's folder is expected",
+                    "correct it",
+                )
+            return read_score(folder / place / "config.json")
     return None
 
 
-def _read(folder: Path, place: str) -> TokenScore:
-    if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
-        raise ConfigError(
-            f"{folder / _MODULES}: path is {place!r:.80}",
-            "a folder inside the model's folder is expected",
-            "correct it",
-        )
-    path = folder / place / "config.json"
+def read_score(path: Path) -> TokenScore:
+    """Return the score in the settings of a LogitScore module. Raises ModelFolderError, ConfigError."""
     text = file_text(path, ModelFolderError, ConfigError)
     config = {} if text is None else json_object(text, path, ConfigError)
     ids = [config.get("true_token_id"), config.get("false_token_id")]
