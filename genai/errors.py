@@ -192,6 +192,10 @@ class DownloadError(GenaiError):
     """A model cannot be downloaded because of the connection, the name, a file, a checksum or the disk space."""
 
 
+class UnreachableError(DownloadError):
+    """A model cannot be downloaded because the server does not answer, or its name is unknown."""
+
+
 class AccessError(DownloadError):
     """A model cannot be downloaded without a token, or before its licence is accepted."""
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urljoin
 
-from ..errors import AccessError, DownloadError, GenaiError
+from ..errors import AccessError, DownloadError, GenaiError, UnreachableError
 from .references import HUB, endpoint, offline
 
 _TIMEOUT = 20.0  # seconds without a byte
@@ -53,10 +53,6 @@ class TransientError(Exception):
     def __init__(self, why: str, wait: float | None = None) -> None:
         super().__init__(why)
         self.wait = wait
-
-
-class UnreachableError(DownloadError):
-    """The server of a URL cannot be reached."""
 
 
 class Client:

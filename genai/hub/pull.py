@@ -16,10 +16,10 @@ from genai.common.progress import Task, task
 from ..common.foreign_models import downloaded
 from ..common.locks import locked
 from ..common.reading import file_text, json_object
-from ..errors import DownloadError, GenaiError, ModelFolderError, did_you_mean
+from ..errors import DownloadError, GenaiError, ModelFolderError, UnreachableError, did_you_mean
 from . import store
 from .choosing import INDEX, FileChoice, choose
-from .client import Client, Notice, UnreachableError
+from .client import Client, Notice
 from .download import Progress, fetch_file, missing_bytes, remove_strangers
 from .known import known_models
 from .listing import Listing, RemoteFile, read_listing

@@ -220,7 +220,7 @@ def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_input(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="the file does not exist"):
         open_lines(tmp_path / "none.jsonl")
     with pytest.raises(InputError, match="not a file"):
         open_lines(tmp_path)
