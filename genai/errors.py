@@ -201,7 +201,7 @@ class AccessError(DownloadError):
 
 
 class MissingPackageError(GenaiError):
-    """A package that a comparison needs is not installed."""
+    """An optional package that an operation needs is not installed."""
 
 
 class StepInterrupted(GenaiError):

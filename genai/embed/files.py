@@ -22,8 +22,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..common.atomic_files import write_whole
+from ..common.parquet import import_parquet
 from ..common.reading import file_text, json_object
-from ..errors import InputError, MissingPackageError, OptionError
+from ..errors import InputError, OptionError
 from ..llm.batch.lines import Line, Lines
 from .pooling import Floats
 
@@ -69,7 +70,7 @@ def output_format(path: Path) -> str:
             "choose one of these endings",
         )
     if found == "parquet":
-        _parquet()
+        import_parquet(f"{path}: the file cannot be written", ", or write a .npy or .jsonl file")
     return found
 
 
@@ -313,7 +314,7 @@ class _ParquetFile(_NumpyFile):
     """A Parquet file with the columns index and embedding, converted from a complete .npy file."""
 
     def _publish(self) -> None:
-        arrow, parquet = _parquet()
+        arrow, parquet = import_parquet("vectors cannot be written")
         rows = np.load(self._partial, mmap_mode="r")
         schema = arrow.schema([("index", arrow.int64()), ("embedding", arrow.list_(arrow.float32(), self._dimensions))])
         temporary = self.path.with_name(f"{self.path.name}.partial.parquet")
@@ -338,14 +339,3 @@ class _JsonFile(_VectorFile):
             numbers = ", ".join(map(str, vector))
             lines.append(json.dumps({"index": index, **named})[:-1] + f', "embedding": [{numbers}]}}\n')
         return "".join(lines).encode()
-
-
-def _parquet() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingPackageError(
-            "Parquet files need the package pyarrow", "it is not installed", "run `pip install pyarrow`"
-        ) from error
-    return pyarrow, parquet

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ...common.parquet import import_parquet
 from ...common.reading import json_object
 from ...common.renamed import renamed_arguments
-from ...errors import InputError, MissingPackageError, OptionError, did_you_mean
+from ...errors import InputError, OptionError, did_you_mean
 from .input_file import MOST_LINE_BYTES, InputFile, bounded_lines
 
 FORMATS = ("jsonl", "text", "csv", "tsv", "parquet")
@@ -302,16 +303,9 @@ class ParquetRows(_Table):
     """
 
     def __init__(self, name: str, file: InputFile) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise MissingPackageError(
-                f"{name}: the file cannot be read", "Parquet files need pyarrow, which is not installed",
-                "run pip install pyarrow",
-            ) from None  # fmt: skip
+        arrow, parquet = import_parquet(f"{name}: the file cannot be read")
         self.name, self._file = name, file
-        self._open, self._refused = pyarrow.parquet.ParquetFile, (pyarrow.ArrowException, OSError)
+        self._open, self._refused = parquet.ParquetFile, (arrow.ArrowException, OSError)
         try:
             with self._open(file.path) as table:
                 self._columns = tuple(_column_names(name, table.schema_arrow.names))

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...common.atomic_files import replacing
-from ...errors import InputError, MissingPackageError, OptionError
+from ...common.parquet import import_parquet
+from ...errors import InputError, OptionError
 from .journal import check_output
 
 # The endings of an output. A name without an ending is JSON lines.
@@ -162,12 +163,4 @@ def _write_parquet(rows: Iterable[dict[str, Any]], file: BinaryIO, path: Path) -
 
 
 def _pyarrow(path: Path) -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingPackageError(
-            f"{path}: the file cannot be written", "Parquet files need pyarrow, which is not installed",
-            "run pip install pyarrow, or write a .csv or .jsonl file",
-        ) from None  # fmt: skip
-    return pyarrow, parquet
+    return import_parquet(f"{path}: the file cannot be written", ", or write a .csv or .jsonl file")
