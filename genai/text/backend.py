@@ -15,6 +15,7 @@ from genai.common.interrupts import Task, ThreadsRefused
 from ..errors import TokenizerError, no_threads
 from ..models.side_files import ADDED_NAME, CONFIG_NAME, TOKENIZER_NAME, SideFiles
 from . import files
+from .prefix_space import apply_prefix_space
 from .sources.choosing import convert_folder
 from .sources.parts import Conversion
 from .tokenizer_limits import check_rules
@@ -67,6 +68,8 @@ def load_tokenizer(source: Path | SideFiles) -> LoadedTokenizer:
         _mark_special(backend, names, files.further_special_tokens(side_files), files.special_token_flags(side_files))
         if conversion is not None:
             _surround(backend, facts, conversion)
+        else:
+            apply_prefix_space(backend, facts)
     # The settings in a file could silently truncate or pad texts, or encode texts randomly.
     backend.no_truncation()
     backend.no_padding()

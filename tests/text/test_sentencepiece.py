@@ -65,6 +65,18 @@ def test_the_prefix_behind_special_tokens(tmp_path: Path) -> None:
     assert everywhere.encode("<s>the</s>the").tolist() == [1, *plain, 2, *plain]
 
 
+def test_add_prefix_space_replaces_the_flag_in_the_model(tmp_path: Path) -> None:
+    plain = Tokenizer(make_folder(tmp_path, "llama"))
+    config = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}
+    without = Tokenizer(make_folder(tmp_path, "llama", **config))
+    assert without.encode(" the").tolist() == plain.encode("the").tolist() != without.encode("the").tolist()
+    assert without.decode(without.encode("the cat")) == "the cat"
+    assert without.decode(without.encode(" the")) == " the"
+    # Mistral's tokenizers are built from the model alone.
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    assert Tokenizer(tmp_path).encode("the").tolist() == plain.encode("the").tolist()
+
+
 @pytest.mark.parametrize(("bos", "eos"), [(True, False), (False, True), (True, True), (False, False)])
 def test_bos_and_eos_are_added_as_the_config_says(tmp_path: Path, bos: bool, eos: bool) -> None:
     tokenizer = Tokenizer(make_folder(tmp_path, "llama", add_bos_token=bos, add_eos_token=eos))

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..prefix_space import SENTENCEPIECE_CLASSES, prefix_space, reading_class
 from .parts import (
     MAX_BYTES,
     MAX_TOKEN_BYTES,
@@ -176,12 +177,15 @@ _NEVER_CHOSEN = 1e4
 
 
 def convert_sentencepiece(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
-    """Convert a tokenizer.model. "legacy" in tokenizer_config.json determines the prefix spaces.
+    """Convert a tokenizer.model. "legacy" and "add_prefix_space" in tokenizer_config.json determine the prefix spaces.
 
     Raises:
         ModelFormatError: see `parse_model` and `tokenizer_json`.
     """
     model = parse_model(data)
+    adds = prefix_space(facts)
+    if adds is not None and reading_class(facts) in SENTENCEPIECE_CLASSES:
+        model.normalizer.add_dummy_prefix = adds
     renamed = {id_: token["content"] for id_, token in facts.declared.items() if id_ < len(model.pieces)}
     text = tokenizer_json(model, prefix_everywhere=facts.config.get("legacy") is True, renamed=renamed)
     roles = {"bos_token": model.trainer.bos_id, "eos_token": model.trainer.eos_id}
