@@ -1,15 +1,18 @@
-"""Write the goldens of tests/decoder/exports: tiny decoders exported by torch.onnx (needs torch and transformers).
+"""Write the goldens of tests/decoder/exports: tiny decoders exported by torch.onnx and Optimum.
 
-    python tools/make_exports.py
+    python tools/make_exports.py [NAME ...]
 
-The graphs use only plain operators. As in Optimum's exports, past keys and values are inputs, and present keys and
-values are outputs.
+The tool needs torch and transformers, and optimum-onnx for the cases of Optimum. The graphs use only plain operators.
+Past keys and values are inputs, and present keys and values are outputs.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,8 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# name -> (model_type, attention implementation, changes). Cases with "dynamo" in the name use the newer exporter.
+# name -> (model_type, attention implementation, changes). Cases with "dynamo" in the name use torch's newer exporter,
+# cases with "optimum" use Optimum, and the others use torch's older exporter.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_eager": ("llama", "eager", {}),
     "qwen2_sdpa": ("qwen2", "sdpa", {"head_dim": 4}),
@@ -39,6 +43,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_dynamo": ("llama", "eager", {}),
     "qwen2_sdpa_dynamo": ("qwen2", "sdpa", {"head_dim": 4}),
     "gemma2_softcap": ("gemma2", "eager", {"sliding_window": 7, "query_pre_attn_scalar": 6}),
+    "qwen3_optimum": ("qwen3", "sdpa", {}),
+    # Optimum exports sdpa, which ignores the softcap.
+    "gemma2_optimum": ("gemma2", "sdpa", {"sliding_window": 7, "query_pre_attn_scalar": 6}),
 }
 
 
@@ -56,9 +63,31 @@ def make_export(name: str) -> None:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
+    (_export_by_optimum if "optimum" in name else _export_by_torch)(name, model, folder)
+    shorten(folder / "model.onnx")
+    prompt = np.random.default_rng(0).integers(3, VOCAB, PROMPT)
+    with torch.no_grad():
+        logits = model(torch.tensor(prompt[None])).logits[0].numpy()
+    save_file({"input_ids": prompt, "logits": np.ascontiguousarray(logits)}, folder / "golden.safetensors")
+    (folder / "genai_config.json").write_text(json.dumps(genai_config(config), indent=1) + "\n")
+
+
+def _export_by_optimum(name: str, model: Any, folder: Path) -> None:
+    from optimum.exporters.onnx import main_export
+
+    with TemporaryDirectory() as source, TemporaryDirectory() as target:
+        model.save_pretrained(source)
+        task = "text-generation-with-past"
+        main_export(source, target, task=task, do_validation=False, no_post_process=False)
+        shutil.copy(Path(target) / "model.onnx", folder)
+
+
+def _export_by_torch(name: str, model: Any, folder: Path) -> None:
+    import torch
+
+    config, size = model.config, head_size(model.config)
     kinds = [f"{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
     past_names = [f"past_key_values.{kind}" for kind in kinds]
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     past = [torch.randn(2, kv_heads, 4, size) for _ in kinds]
     ids, mask = torch.randint(3, VOCAB, (2, 5)), torch.ones(2, 9, dtype=torch.long)
@@ -72,12 +101,10 @@ def make_export(name: str) -> None:
         output_names=["logits", *(f"present.{kind}" for kind in kinds)],
         **_exporter(name, tokens, past_names),
     )
-    shorten(folder / "model.onnx")
-    prompt = np.random.default_rng(0).integers(3, VOCAB, PROMPT)
-    with torch.no_grad():
-        logits = model(torch.tensor(prompt[None])).logits[0].numpy()
-    save_file({"input_ids": prompt, "logits": np.ascontiguousarray(logits)}, folder / "golden.safetensors")
-    (folder / "genai_config.json").write_text(json.dumps(genai_config(config, size), indent=1) + "\n")
+
+
+def head_size(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _exporter(name: str, tokens: dict[str, Any], past_names: list[str]) -> dict[str, Any]:
@@ -131,10 +158,10 @@ def shorten(path: Path) -> None:
     onnx.save(model, path)
 
 
-def genai_config(config: Any, head_size: int) -> dict[str, Any]:
+def genai_config(config: Any) -> dict[str, Any]:
     decoder = {
         "filename": "model.onnx",
-        "head_size": head_size,
+        "head_size": head_size(config),
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": getattr(config, "num_key_value_heads", config.num_attention_heads),
@@ -157,5 +184,5 @@ def genai_config(config: Any, head_size: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for case in CASES:
+    for case in sys.argv[1:] or CASES:
         make_export(case)

@@ -28,6 +28,7 @@ from ..onnx.types import DataType, TensorType
 from ..optimize.simplify import remove_dead_code
 from .exported_attention import flat_swap
 from .flatten import analyse_rows, select_logits_rows
+from .positions import add_position_ids, context_inputs, replace_tables
 from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, rows
 
 Array = NDArray[Any]
@@ -41,7 +42,6 @@ LONGEST_MASK = 4096
 LONGEST_BIAS = 2048
 # Scores below this are hidden: their weights are zero in float32.
 _HIDDEN = -1e4
-_ONLY_SHAPES = ("Reshape", "Expand", "Slice", "Unsqueeze", "Squeeze", "Split", "Tile", "Pad", "ReduceSum", "ReduceMean")
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,13 @@ def flatten_encoder(
     masks = {node.input(3) for node in attention if node.input(3)}
     if bad := sorted(masks & sources.content):
         raise NotFlattenable(f"the attention bias {bad[0]!r} depends on the tokens")
-    tables = _context_inputs(graph, sources) - masks
-    position_ids = inputs.position_ids or _add_position_ids(graph, inputs.input_ids)
+    tables = context_inputs(graph, sources.content, sources.context) - masks
+    position_ids = inputs.position_ids or add_position_ids(graph, graph.fresh_name("position_ids"), inputs.input_ids)
     biases, max_tokens = _biases(sorted(masks & sources.context), evaluate, max_tokens)
-    _replace_tables(graph, sorted(tables), evaluate, max_tokens, position_ids)
+    trials = [(0, length) for length in _TRIALS if length <= max_tokens]
+    replace_tables(
+        graph, sorted(tables), lambda names, trial: evaluate(names, trial[1]), trials, max_tokens, position_ids
+    )
     heads = []
     for node in attention:
         constant = graph.constant(node.input(3)) if node.input(3) else None
@@ -207,86 +210,6 @@ def _gather_last_rows(graph: Graph, sources: _Sources, evaluate: Evaluate) -> bo
             name = node.output(0)
             graph.replace_node(node, make_node("Gather", [node.inputs[0], index], [name], name=node.name, axis=1))
             found = True
-    return found
-
-
-def _context_inputs(graph: Graph, sources: _Sources) -> set[str]:
-    """Return the values computed from lengths or the mask that are combined with values computed from tokens."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        if not sources.content & set(node.inputs) or node.op_type in ("Shape", "Size", "Equal"):
-            continue
-        used = node.inputs[:1] if node.op_type in _ONLY_SHAPES else node.inputs
-        found.update(name for name in used if name in sources.context)
-    return found
-
-
-def _add_position_ids(graph: Graph, input_ids: str) -> str:
-    name = graph.fresh_name("position_ids")
-    like = next(value for value in graph.inputs if value.name == input_ids)
-    graph.inputs.append(Value(name, like.type))
-    graph.invalidate()
-    return name
-
-
-def _replace_tables(graph: Graph, names: list[str], evaluate: Evaluate, max_tokens: int, position_ids: str) -> None:
-    """Replace values by constants, or by look-ups in tables of positions."""
-    if not names:
-        return
-    trials = [evaluate(names, length) for length in _TRIALS]
-    axes: dict[str, int] = {}
-    for index, name in enumerate(names):
-        axis = _token_axis(name, [arrays[index] for arrays in trials])
-        if axis is None:
-            graph.replace_uses(name, graph.add_constant(f"{name}/constant", trials[0][index]))
-        else:
-            axes[name] = axis
-    for name, array in zip(axes, evaluate(list(axes), max_tokens) if axes else [], strict=True):
-        axis = axes[name]
-        if array.ndim <= axis or array.shape[axis] != max_tokens:
-            raise NotFlattenable(f"{name!r} has the shape {list(array.shape)} for {max_tokens} tokens")
-        graph.replace_uses(name, _table(graph, name, array, axis, position_ids))
-
-
-def _token_axis(name: str, trials: Sequence[Array]) -> int | None:
-    """Return the axis with one entry per token, or None if the value is equal for all lengths.
-
-    Raises:
-        NotFlattenable: the value depends on the length in another way.
-    """
-    if all(array.shape == trials[0].shape and np.array_equal(array, trials[0]) for array in trials):
-        return None
-    if len({array.ndim for array in trials}) == 1:
-        axes = [
-            axis
-            for axis in range(trials[0].ndim)
-            if all(array.shape[axis] == length for array, length in zip(trials, _TRIALS, strict=True))
-        ]
-        if len(axes) == 1 and all(size == 1 for size in trials[0].shape[: axes[0]]):
-            axis, last = axes[0], trials[-1]
-            parts = [last.take(range(length), axis) for length in _TRIALS]
-            if all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(parts, trials, strict=True)):
-                return axis
-    shapes = ", ".join(str(list(array.shape)) for array in trials)
-    raise NotFlattenable(f"{name!r} (shapes {shapes} for {_TRIALS} tokens) is not a table of positions")
-
-
-def _table(graph: Graph, name: str, array: Array, axis: int, position_ids: str) -> str:
-    """Add a look-up of a table by position; return the name of its result, with the axes of `array`."""
-    table = array.reshape(array.shape[axis:])
-    if np.array_equal(table, np.broadcast_to(table[:1], table.shape)):  # the same for all positions
-        return graph.add_constant(f"{name}/constant", array.take([0], axis))
-    data, found = graph.add_constant(f"{name}/table", table), graph.fresh_name(f"{name}/rows")
-    nodes = [make_node("Gather", [data, position_ids], [found], name=found, axis=0)]
-    type_ = DataType.from_numpy(table.dtype)
-    graph.values[found] = Value(found, TensorType(type_, (None, None, *table.shape[1:])))
-    if axis > 1:
-        unsqueezed = graph.fresh_name(f"{name}/axes")
-        axes = graph.add_constant(f"{name}/new_axes", np.arange(1, axis))
-        nodes.append(make_node("Unsqueeze", [found, axes], [unsqueezed], name=unsqueezed))
-        found = unsqueezed
-    graph.nodes[:0] = nodes
-    graph.invalidate()
     return found
 
 

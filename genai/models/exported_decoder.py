@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,14 @@ from numpy.typing import NDArray
 from ..errors import GenaiError
 from ..lowering.exported_attention import find_plain_attention, replace_plain_attention, settle_shapes
 from ..lowering.flatten import FlatDecoder, flatten_decoder
+from ..lowering.positions import Trial, add_position_ids, context_inputs, replace_tables
 from ..lowering.rows import NotFlattenable
-from ..onnx.ir import OnnxModel, Value
+from ..onnx.decoder_names import GraphNames
+from ..onnx.ir import Graph, OnnxModel, Value
+from ..onnx.types import TensorType
+from ..optimize import composites, constant_folding, encoders, reshapes, simplify
+from ..optimize.base import Level, run_rewrites
 from ..optimize.shapes import infer_shapes
-from ..optimize.simplify import remove_dead_code
 from ..session.loop import run
 from ..session.plan import PlanOptions, build_plan
 from .config import Config
@@ -21,9 +27,29 @@ from .decoder_file import read_decoder_file
 from .identity import LoadedFiles
 from .sliding_window import no_window
 
-# Numbers of past and new tokens for which a mask is evaluated, in addition to one token at the end of the longest
-# context.
-_TRIALS = ((0, 5), (6, 1), (9, 4), (1, 17))
+_BEFORE = (
+    simplify.remove_identities,
+    reshapes.fold_known_shapes,
+    constant_folding.fold_constants,
+    simplify.share_subexpressions,
+    composites.fuse_layer_norm,
+    composites.fuse_gelu,
+    encoders.fuse_rms_norm,
+    simplify.remove_dead_code,
+)
+_AFTER = (
+    simplify.remove_identities,
+    reshapes.fold_known_shapes,
+    constant_folding.fold_constants,
+    simplify.share_subexpressions,
+    simplify.merge_transposes,
+    reshapes.fold_known_reshapes,
+    reshapes.merge_reshapes,
+    reshapes.remove_idle_reshapes,
+    simplify.remove_dead_code,
+)
+# Numbers of past and new tokens for which values are evaluated, in addition to the longest context.
+_TRIALS: tuple[Trial, ...] = ((0, 5), (6, 1), (9, 4), (1, 17))
 # A window that is longer than this counts as no window.
 _LONGEST_TRIAL = 1 << 20
 # Mask values below this are zero after a softmax.
@@ -34,20 +60,24 @@ def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDe
     """Read the folder's graph, replace plain attention with attention operators, and flatten it."""
     names, decoder = config.model.decoder.names, config.model.decoder
     model = _read(config, files)
+    trials = Trials(config, model.copy())
     layers = find_plain_attention(model.graph, names)
     if len(layers) != decoder.num_hidden_layers:
         raise NotFlattenable(
             f"plain attention was found {len(layers)} times, but there are {decoder.num_hidden_layers} layers"
         )
-    try:
-        windows = {mask: visible_window(config, mask, files) for mask in {layer.mask for layer in layers}}
-    except (GenaiError, MemoryError) as error:
-        raise NotFlattenable(f"an attention mask could not be evaluated: {error}") from error
+    content, _ = _sources(model.graph, names)
+    if bad := sorted({layer.mask for layer in layers} & content):
+        raise NotFlattenable(f"the attention mask {bad[0]!r} depends on the tokens")
+    windows = {mask: trials.window(mask) for mask in {layer.mask for layer in layers}}
     for index, layer in enumerate(layers):
         if windows[layer.mask] is None and decoder.has_window(index) and _is_short(decoder.sliding_window, config):
             raise no_window(config.model, f"the mask {layer.mask!r} of layer {index} has no window")
     heads = decoder.num_attention_heads, decoder.num_key_value_heads
     replace_plain_attention(model, layers, heads, windows.__getitem__)
+    _replace_positions(model.graph, names, trials)
+    infer_shapes(model)
+    run_rewrites(model, (encoders.fuse_plain_rotation(names.position_ids), *_AFTER), Level.EXTENDED)
     infer_shapes(model)
     flat = flatten_decoder(model, names)
     if any(layer.head_size != decoder.head_size for layer in flat.layers):
@@ -59,51 +89,103 @@ def _is_short(window: int | None, config: Config) -> bool:
     return window is not None and window < min(config.model.context_length, _LONGEST_TRIAL)
 
 
-def visible_window(config: Config, mask: str, files: LoadedFiles | None = None) -> int | None:
-    """Evaluate a mask. Return the number of tokens that a query sees, its own included; None = all preceding tokens."""
-    model = _read(config, files)
-    model.graph.outputs = [Value(mask)]
-    model.graph.invalidate()
-    remove_dead_code.apply(model)
-    plan = build_plan(model, PlanOptions())
-    longest = min(config.model.context_length, _LONGEST_TRIAL)
-    window = int(_visible(config, model, plan, longest - 1, 1).sum())
-    for past, new in _TRIALS:
-        seen = _visible(config, model, plan, past, new)
-        age = np.arange(past, past + new)[:, None] - np.arange(past + new)
-        if not np.array_equal(seen, (age >= 0) & (age < window)):
-            raise NotFlattenable(f"mask {mask!r} is neither causal nor a sliding window")
-    return window if window < longest else None
+def _replace_positions(graph: Graph, names: GraphNames, trials: Trials) -> None:
+    """Replace all values that are computed from positions and lengths and are combined with values of tokens."""
+    content, context = _sources(graph, names)
+    tables = sorted(context_inputs(graph, content, context) - {names.position_ids})
+    if all(value.name != names.position_ids for value in graph.inputs):
+        add_position_ids(graph, names.position_ids, names.input_ids)
+    replace_tables(graph, tables, trials.evaluate, _TRIALS, trials.longest, names.position_ids)
+    graph.topological_sort()
 
 
-def _visible(config: Config, model: OnnxModel, plan: Any, past: int, new: int) -> NDArray[np.bool_]:
-    """Return a boolean array [new, past + new]: True where a new token sees a token."""
-    decoder, names = config.model.decoder, config.model.decoder.names
-    known = {
-        names.input_ids: np.zeros((1, new)),
-        names.attention_mask: np.ones((1, past + new)),
-        names.position_ids: np.arange(past, past + new)[None],
-    }
-    # A broadcast view needs no memory, and only its shape matters.
-    cache = np.broadcast_to(np.float32(0), (1, decoder.num_key_value_heads, past, decoder.head_size))
-    feeds: dict[str, Any] = {}
-    for value in model.graph.inputs:
-        dtype = getattr(value.type, "dtype", None)
-        if dtype is None:
-            raise NotFlattenable(f"input {value.name!r} is not a tensor")
-        array = known.get(value.name, cache)
-        feeds[value.name] = array.astype(dtype.numpy_dtype) if array is not cache else array
-    mask = np.asarray(next(iter(run(plan, feeds).values())))
-    if mask.ndim != 4 or mask.shape[:2] != (1, 1):
-        raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, which differs between heads or sequences")
-    rows = np.broadcast_to(mask[0, 0], (new, past + new))
-    seen = rows if rows.dtype == np.bool_ else rows == 0
-    if rows.dtype != np.bool_ and not np.all(seen | (rows < _HIDDEN)):
-        raise NotFlattenable("a mask has values other than visible and hidden: it is a bias")
-    return seen
+def _sources(graph: Graph, names: GraphNames) -> tuple[set[str], set[str]]:
+    """Return the values that depend on tokens, and those that depend only on lengths, positions and the mask."""
+    context = {names.attention_mask, names.position_ids}
+    content = {value.name for value in graph.inputs} - context
+    for node in graph.nodes:
+        if node.op_type in ("Shape", "Size"):
+            context.update(node.outputs)
+        elif not content.isdisjoint(node.inputs):
+            content.update(node.outputs)
+        elif not context.isdisjoint(node.inputs):
+            context.update(node.outputs)
+    return content - {""}, context - {""}
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Evaluates values of a decoder's graph that do not depend on token ids or on the content of the cache."""
+
+    config: Config
+    model: OnnxModel
+
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens of a trial."""
+        return min(self.config.model.context_length, _LONGEST_TRIAL)
+
+    def window(self, mask: str) -> int | None:
+        """Return the number of tokens that a query sees by a mask, its own included; None = all preceding tokens."""
+        longest = self.longest
+        window = int(self._visible(mask, (longest - 1, 1)).sum())
+        for past, new in _TRIALS:
+            seen = self._visible(mask, (past, new))
+            age = np.arange(past, past + new)[:, None] - np.arange(past + new)
+            if not np.array_equal(seen, (age >= 0) & (age < window)):
+                raise NotFlattenable(f"mask {mask!r} is neither causal nor a sliding window")
+        return window if window < longest else None
+
+    def _visible(self, name: str, trial: Trial) -> NDArray[np.bool_]:
+        """Return a boolean array [new, past + new]: True where a new token sees a token."""
+        (mask,) = self.evaluate([name], trial)
+        if mask.ndim != 4 or mask.shape[:2] != (1, 1):
+            raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, which differs between heads or sequences")
+        past, new = trial
+        rows = np.broadcast_to(mask[0, 0], (new, past + new))
+        seen = rows if rows.dtype == np.bool_ else rows == 0
+        if rows.dtype != np.bool_ and not np.all(seen | (rows < _HIDDEN)):
+            raise NotFlattenable("a mask has values other than visible and hidden: it is a bias")
+        return np.asarray(seen)
+
+    def evaluate(self, names: Sequence[str], trial: Trial) -> list[NDArray[Any]]:
+        """Compute values of the graph for one sequence without padding."""
+        part = self.model.copy()
+        part.graph.outputs = [Value(name) for name in names]
+        part.graph.invalidate()
+        simplify.remove_dead_code.apply(part)
+        part.graph.inputs = [value for value in part.graph.inputs if part.graph.consumers(value.name)]
+        part.graph.invalidate()
+        try:
+            found = run(build_plan(part, PlanOptions()), self._feeds(part.graph, trial))
+        except (GenaiError, MemoryError) as error:
+            raise NotFlattenable(f"{names[0]!r} could not be evaluated: {error}") from error
+        return [np.asarray(found[name]) for name in names]
+
+    def _feeds(self, graph: Graph, trial: Trial) -> Mapping[str, NDArray[Any]]:
+        decoder, (past, new) = self.config.model.decoder, trial
+        names = decoder.names
+        known = {
+            names.input_ids: np.zeros((1, new)),
+            names.attention_mask: np.ones((1, past + new)),
+            names.position_ids: np.arange(past, past + new)[None],
+        }
+        # A broadcast view needs no memory, and only its shape matters.
+        cache = np.broadcast_to(np.float32(0), (1, decoder.num_key_value_heads, past, decoder.head_size))
+        feeds: dict[str, Any] = {}
+        for value in graph.inputs:
+            if value.name in graph.initializers:
+                continue
+            if not isinstance(value.type, TensorType):
+                raise NotFlattenable(f"input {value.name!r} is not a tensor")
+            array = known.get(value.name, cache)
+            feeds[value.name] = array.astype(value.type.dtype.numpy_dtype) if array is not cache else array
+        return feeds
 
 
 def _read(config: Config, files: LoadedFiles | None) -> OnnxModel:
     model = read_decoder_file(config, files)
     settle_shapes(model, config.model.decoder.names)
+    run_rewrites(model, _BEFORE, Level.EXTENDED)
+    infer_shapes(model)
     return model

@@ -17,7 +17,7 @@ from genai.engine.decoder import compute as compute_pending
 from genai.lowering.exported_attention import find_plain_attention
 from genai.lowering.rows import NotFlattenable
 from genai.models.config import Config
-from genai.models.exported_decoder import flatten_exported, visible_window
+from genai.models.exported_decoder import Trials, flatten_exported
 from genai.onnx.reader import read_model
 
 EXPORTS = Path(__file__).parent / "exports"
@@ -29,6 +29,8 @@ WINDOWS: dict[str, list[int | None]] = {
     "gpt_neox_sdpa": [None],
     "llama_dynamo": [None],
     "qwen2_sdpa_dynamo": [None],
+    "qwen3_optimum": [None],
+    "gemma2_optimum": [7, None],
 }
 
 
@@ -72,17 +74,18 @@ def test_batched_equals_alone(name: str) -> None:
 @pytest.mark.parametrize(("name", "windows"), WINDOWS.items())
 def test_masks_are_tried_out(name: str, windows: list[int | None]) -> None:
     config = Config(EXPORTS / name)
-    layers = find_plain_attention(read_model(EXPORTS / name / "model.onnx").graph, config.model.decoder.names)
-    assert [visible_window(config, layer.mask) for layer in layers] == windows * (len(layers) // len(windows))
+    model = read_model(EXPORTS / name / "model.onnx")
+    layers, trials = find_plain_attention(model.graph, config.model.decoder.names), Trials(config, model)
+    assert [trials.window(layer.mask) for layer in layers] == windows * (len(layers) // len(windows))
 
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Callable[..., Path]:
-    """changed(edit) -> a copy of the llama export whose graph was edited."""
+    """changed(edit) -> a copy of the llama export, or of another export, whose graph was edited."""
 
-    def make(edit: Callable[[onnx.GraphProto], None]) -> Path:
+    def make(edit: Callable[[onnx.GraphProto], None], name: str = "llama_eager") -> Path:
         folder = tmp_path / "export"
-        shutil.copytree(EXPORTS / "llama_eager", folder)
+        shutil.copytree(EXPORTS / name, folder)
         model = onnx.load(folder / "model.onnx")
         model.opset_import.append(helper.make_opsetid("nobody.knows", 1))
         edit(model.graph)
@@ -138,7 +141,7 @@ def test_other_masks_run_densely_and_say_so(
 
 
 def test_a_mask_that_cannot_be_computed_alone(changed: Callable[..., Path]) -> None:
-    """It depends on tokens through an operator that nobody knows: refused when the mask is tried, not before."""
+    """The graph has an operator without a kernel: refused when the mask is evaluated, not before."""
 
     def edit(graph: onnx.GraphProto) -> None:
         insert_on_mask(graph, "Add", np.array(NOTHING_HIDDEN))
@@ -146,6 +149,57 @@ def test_a_mask_that_cannot_be_computed_alone(changed: Callable[..., Path]) -> N
 
     with pytest.raises(NotFlattenable, match="could not be evaluated"):
         flatten_exported(Config(changed(edit)))
+
+
+def test_a_mask_that_depends_on_the_tokens(changed: Callable[..., Path]) -> None:
+    """It hides nothing more for the token ids of the trials, so only the dependency itself reveals it."""
+
+    def edit(graph: onnx.GraphProto) -> None:
+        insert_on_mask(graph, "Add", np.array(NOTHING_HIDDEN))
+        added = next(node for node in graph.node if node.output[0] == "changed")
+        place = list(graph.node).index(added)
+        zero = [
+            helper.make_node("Cast", ["input_ids"], ["ids"], to=1),
+            helper.make_node("ReduceMin", ["ids"], ["least"]),
+        ]
+        for node in zero[::-1]:
+            graph.node.insert(place, node)
+        added.input[1] = "least"
+
+    with pytest.raises(NotFlattenable, match="depends on the tokens"):
+        flatten_exported(Config(changed(edit)))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ([("Shape", ["attention_mask"], ["sizes"], {"start": 1})], "because it depends on more than the position"),
+        (
+            [("Shape", ["input_ids"], ["sizes"], {}), ("ReduceMax", ["sizes"], ["number"], {"keepdims": 0})],
+            "is not a table of positions",
+        ),
+    ],
+    ids=["total length", "number of new tokens"],
+)
+def test_rotations_that_depend_on_lengths(
+    changed: Callable[..., Path], value: list[tuple[str, list[str], list[str], dict[str, int]]], reason: str
+) -> None:
+    """The cosines are multiplied with a length, as in dynamic scaling; or the scores are, with a number that varies."""
+
+    def edit(graph: onnx.GraphProto) -> None:
+        made = [helper.make_node(op, inputs, outputs, **more) for op, inputs, outputs, more in value]
+        made.append(helper.make_node("Cast", [made[-1].output[0]], ["factor"], to=1))
+        op = "Cos" if reason.startswith("because") else "Tanh"
+        node = next((node for node in graph.node if node.op_type == op), None) or mask_add(graph)
+        made.append(helper.make_node("Mul", [node.output[0], "factor"], ["scaled"]))
+        for user in graph.node:
+            user.input[:] = ["scaled" if name == node.output[0] else name for name in user.input]
+        place = list(graph.node).index(node) + 1
+        for new in made[::-1]:
+            graph.node.insert(place, new)
+
+    with pytest.raises(NotFlattenable, match=reason):
+        flatten_exported(Config(changed(edit, "gemma2_optimum" if reason.startswith("is not") else "qwen3_optimum")))
 
 
 def test_missing_layer(changed: Callable[..., Path]) -> None:
