@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,9 +20,11 @@ from .repetition import RepetitionWatch
 from .reply_notes import empty_reason
 from .template_args import TemplateArgs, check_template_args, read_template_args
 from .terminal import (
+    TextWriter,
     Voice,
     dump_prompt,
     emit,
+    emit_text,
     footer,
     generating,
     need_chat_template,
@@ -32,7 +33,6 @@ from .terminal import (
     termination_raises,
     with_stdin,
 )
-from .wrapping import harmless
 
 # A file with this many lines, or with one of these extensions, may be a list of prompts.
 _LIKE_A_LIST, _LISTS = 20, (".jsonl", ".ndjson", ".csv", ".tsv")
@@ -248,13 +248,14 @@ def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any], 
         stream.on_prompt = line.show
         ends_itself = llm.params(**sampling).max_tokens is None and not sampling.get("ignore_eos")
         watch = RepetitionWatch(flags.voice, stream.cancel if ends_itself else None, "use --repeat-penalty 1.1")
+        writer = TextWriter()
         try:
             for piece in stream:
                 line.close()
-                emit(harmless(piece, sys.stdout))
+                writer.write(piece)
                 watch.feed(piece)
         finally:
-            emit("\n")
+            writer.end()
         return stream.completion
 
 
@@ -265,7 +266,7 @@ def _searched(
     with quietly(flags.quiet), task("Generating") as line:
         completions = llm.generate(prompts, progress=line.show, adapter=flags.adapter, **options)
     for completion in completions:
-        emit(_shown(llm, completion, as_json=as_json), "\n")
+        _show(llm, completion, as_json=as_json)
     return completions
 
 
@@ -297,7 +298,7 @@ def _batch(
             say(f"error: {located(answer.error, f'prompt {answer.index}')}")
         for completion in answer.completions:
             printed.append(replace(completion, prompt_index=answer.index))
-            emit(_shown(llm, printed[-1], as_json=as_json), "\n")
+            _show(llm, printed[-1], as_json=as_json)
 
     with quietly(flags.quiet), task("Generating") as line, termination_raises():
         try:
@@ -315,9 +316,12 @@ def _batch(
     return printed, failed
 
 
-def _shown(llm: LLM, completion: Completion, *, as_json: bool) -> str:
-    """Format a completion for stdout."""
-    return json.dumps(_as_json(llm, completion)) if as_json else harmless(completion.text, sys.stdout)
+def _show(llm: LLM, completion: Completion, *, as_json: bool) -> None:
+    """Print a completion to stdout."""
+    if as_json:
+        emit(json.dumps(_as_json(llm, completion)), "\n")
+    else:
+        emit_text(completion.text)
 
 
 def _as_json(llm: LLM, completion: Completion) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from genai.common.progress_line import at_line_start
 from genai.errors import ChatTemplateError, InputError
 
 from .help_page import OUTPUT
-from .wrapping import harmless, is_plain, shown_on, table, width_of, wrapped
+from .wrapping import WordWrap, harmless, is_plain, shown_on, table, width_of, wrapped
 
 if TYPE_CHECKING:
     from genai.common.plots import Chart
@@ -44,7 +44,8 @@ def agreed(question: str, *, default: bool = True) -> bool:
 
 def typed_line(prompt: str) -> str:
     """Return a line that the user types after a prompt, with its line end; "" at the end of the input."""
-    print(prompt, end="", file=sys.stderr, flush=True)
+    shown = wrapped(prompt.rstrip(" "), width_of(sys.stderr), 2) + prompt[len(prompt.rstrip(" ")) :]
+    print(shown_on(shown, sys.stderr), end="", file=sys.stderr, flush=True)
     try:
         line = sys.stdin.readline()
     except KeyboardInterrupt:
@@ -81,6 +82,29 @@ def emit(text: str, end: str = "") -> None:
     """Print to stdout and flush. Raises OutputLost if stdout accepts no more data."""
     sys.stdout.write(text + end)
     sys.stdout.flush()
+
+
+class TextWriter:
+    """A writer of generated text to stdout as it arrives. On a terminal, words are not broken across lines."""
+
+    def __init__(self) -> None:
+        self._wrap = WordWrap(sys.stdout) if width_of(sys.stdout) is not None else None
+
+    def write(self, text: str) -> None:
+        """Write a part of the text; on a terminal, an unfinished word is held back."""
+        text = harmless(text, sys.stdout)
+        emit(self._wrap.feed(text) if self._wrap else text)
+
+    def end(self) -> None:
+        """Write the rest of the text, and end the line."""
+        emit(self._wrap.flush() if self._wrap else "", "\n")
+
+
+def emit_text(text: str) -> None:
+    """Print a whole generated text to stdout like a TextWriter."""
+    writer = TextWriter()
+    writer.write(text)
+    writer.end()
 
 
 def emit_line(text: str) -> None:

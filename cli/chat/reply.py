@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..repetition import RepetitionWatch
-from ..terminal import Voice, emit, generating
-from ..wrapping import WordWrap, harmless
+from ..terminal import TextWriter, Voice, emit, generating
+from ..wrapping import harmless
 
 if TYPE_CHECKING:
     from genai.common.progress import Task
@@ -58,7 +58,7 @@ def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None
     """Print the events of a reply. After the first event, stdout ends with a newline even if an error follows."""
     from genai.text.parsing import End, Reasoning, Text, ToolCall
 
-    writer = _MarkdownWriter() if markdown else _PlainWriter()
+    writer = _MarkdownWriter() if markdown else TextWriter()
     thinking = answering = False
     try:
         for event in events:
@@ -77,20 +77,6 @@ def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None
     finally:
         if answering:
             writer.end()
-
-
-class _PlainWriter:
-    """A writer that prints pieces as they arrive; on a terminal, it does not break words across lines."""
-
-    def __init__(self) -> None:
-        self._wrap = WordWrap(sys.stdout) if sys.stdout.isatty() else None
-
-    def write(self, text: str) -> None:
-        text = harmless(text, sys.stdout)
-        emit(self._wrap.feed(text) if self._wrap else text)
-
-    def end(self) -> None:
-        emit(self._wrap.flush() if self._wrap else "", "\n")
 
 
 class _MarkdownWriter:

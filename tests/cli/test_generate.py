@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from genai.cli import terminal as terminal_output, wrapping
 from genai.cli.app import run as run_here
 from genai.llm.llm import LLM
 from tests.cli.processes import run
@@ -258,3 +259,20 @@ def test_one_ctrl_d_ends_the_text_of_a_terminal(terminal: Any) -> None:
     one.type("What is 12 + 7?\n\x04")
     one.wait_for("19\n")
     assert one.exit_code() == 0
+
+
+@pytest.mark.parametrize("options", [["--temperature", "0"], ["--beams", "2"], ["--samples", "2", "--seed", "3"]])
+def test_a_terminal_breaks_lines_between_words(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["generate", "-p", "Tell me a story about a fox.", "-n", "60", *options]
+    assert run_here(command) == 0
+    piped = capsys.readouterr().out
+    monkeypatch.setattr(wrapping, "width_of", lambda stream: 30)
+    monkeypatch.setattr(terminal_output, "width_of", lambda stream: 30)
+    assert run_here(command) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, piped.splitlines())) > 60 and max(map(len, shown.splitlines())) <= 30
+    assert shown.split() == piped.split()
+    assert run_here([*command, "--json"]) == 0
+    assert all(json.loads(line)["text"] in piped for line in capsys.readouterr().out.splitlines())

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from genai.cli import wrapping
+from genai.cli import terminal, wrapping
 from genai.cli.wrapping import WordWrap, shown_on, table, wrapped
 
 TEXT = "A story about a fox, who lived in a forest.\n\n    indented code()\nThe end, and a_rather_long_word_at_the_end."
@@ -63,3 +63,10 @@ def test_hanging_lines_and_tables() -> None:
 def test_a_poor_encoding() -> None:
     assert shown_on("pebble · context…", io.TextIOWrapper(io.BytesIO(), "ascii")) == "pebble - context..."
     assert shown_on("pebble · context…", io.TextIOWrapper(io.BytesIO(), "utf-8")) == "pebble · context…"
+
+
+def test_questions_are_wrapped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(terminal, "width_of", lambda stream: 30)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert terminal.agreed("Download org/name at revision 0123456789 (1.2 GB)?")
+    assert capsys.readouterr().err == "Download org/name at revision\n  0123456789 (1.2 GB)? [Y/n] "
