@@ -39,6 +39,30 @@ _LONG = {
     "long_factor": [1.5 + 0.7 * i for i in range(5)],
 }
 
+_PICTURES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
+_QWEN_PICTURES: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 60,
+}
+TEN = {**DERIVED, "head_dim": 20}
+
+
+def _nested(text: dict[str, Any], kind: str = "", pictures: dict[str, Any] = _PICTURES, **more: Any) -> dict[str, Any]:
+    named = {"model_type": kind} if kind else {}
+    return {"text_config": text, "vision_config": {**named, **pictures}, **more}
+
+
 # name -> (model_type, arguments)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**HEADS, "attention_bias": True, "mlp_bias": True}),
@@ -190,5 +214,94 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {**DERIVED, "partial_rotary_factor": 0.4}),
     "ernie4_5": ("ernie4_5", {**HEADS, "use_bias": True}),
     "glm4": ("glm4", {**HEADS, "head_dim": 20, "partial_rotary_factor": 0.5, "attention_bias": True}),
+    "ministral": (
+        "ministral",
+        {
+            **HEADS,
+            "sliding_window": 9,
+            "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2 + ["full_attention"],
+        },
+    ),
+    "ministral3": (
+        "ministral3",
+        {**TEN, **_rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.4)},
+    ),
+    "gemma3": (
+        "gemma3",
+        _nested(
+            {**HEADS, "sliding_window": 9, "query_pre_attn_scalar": 20}, "siglip_vision_model", mm_tokens_per_image=4
+        ),
+    ),
+    "mistral3": ("mistral3", _nested({"model_type": "mistral", **TEN, "sliding_window": 9}, "pixtral")),
+    "mistral3_ministral3": (
+        "mistral3",
+        _nested(
+            {
+                "model_type": "ministral3",
+                **TEN,
+                **_rope(
+                    "yarn",
+                    1e6,
+                    factor=8.0,
+                    original_max_position_embeddings=16,
+                    mscale=1.0,
+                    mscale_all_dim=1.0,
+                    llama_4_scaling_beta=0.1,
+                ),
+            },
+            "pixtral",
+        ),
+    ),
+    "qwen2_vl": (
+        "qwen2_vl",
+        _nested(
+            {**DERIVED, **_rope("default", mrope_section=[1, 2, 2])},
+            pictures={"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "hidden_size": 60, "mlp_ratio": 1},
+        ),
+    ),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        _nested(
+            {**DERIVED, **_rope("default", 1e6, mrope_section=[2, 1, 2])},
+            pictures={**_QWEN_PICTURES, "fullatt_block_indexes": [0]},
+        ),
+    ),
+    "qwen3_vl": (
+        "qwen3_vl",
+        _nested(
+            {**TEN, **_rope("default", 5e6, mrope_section=[4, 3, 3])},
+            pictures={**_QWEN_PICTURES, "deepstack_visual_indexes": [0]},
+        ),
+    ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        _nested(
+            {**TEN, **EXPERTS, "num_experts": 5, **_rope("default", 5e6, mrope_section=[4, 3, 3])},
+            pictures={**_QWEN_PICTURES, "deepstack_visual_indexes": [0]},
+        ),
+    ),
+    "llava": ("llava", _nested({"model_type": "llama", **TEN}, "clip_vision_model")),
+    "llava_next": (
+        "llava_next",
+        _nested({"model_type": "mistral", **TEN, "sliding_window": None}, "clip_vision_model"),
+    ),
+    "llava_onevision": ("llava_onevision", _nested({"model_type": "qwen2", **DERIVED}, "siglip_vision_model")),
+    "internvl": (
+        "internvl",
+        _nested(
+            {"model_type": "qwen2", **DERIVED},
+            "internvl_vision",
+            {**_PICTURES, "image_size": [8, 8], "patch_size": [4, 4]},
+        ),
+    ),
+    "aya_vision": (
+        "aya_vision",
+        _nested({"model_type": "cohere2", **DERIVED, "sliding_window": 9}, "siglip_vision_model"),
+    ),
+    "idefics3": ("idefics3", _nested({"model_type": "llama", **DERIVED})),
+    "smolvlm": (
+        "smolvlm",
+        _nested({"model_type": "llama", **DERIVED, "tie_word_embeddings": True}, tie_word_embeddings=True),
+    ),
     "exaone4": ("exaone4", {**HEADS, "sliding_window": 9, "sliding_window_pattern": 4}),
 }

@@ -33,17 +33,18 @@ def make_golden(name: str) -> None:
     """Write one golden."""
     import torch
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     model_type, arguments = CASES[name]
+    automatic = AutoModelForImageTextToText if "vision_config" in arguments else AutoModelForCausalLM
     config = AutoConfig.for_model(model_type, **arguments)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder)
-        AutoModelForCausalLM.from_config(config).save_pretrained(checkpoint)
+        automatic.from_config(config).save_pretrained(checkpoint)
         stored = {key: list(tensor.shape) for key, tensor in load_file(checkpoint / "model.safetensors").items()}
         weights = {key: random_tensor(key, tuple(shape), SEED) for key, shape in stored.items()}
         save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = automatic.from_pretrained(
             checkpoint,
             attn_implementation="eager",
             experts_implementation="eager",

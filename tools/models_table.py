@@ -25,6 +25,8 @@ from genai.convert import ExportOptions, build_model, plan_build
 from genai.convert.architectures import find
 from genai.convert.build import execute
 from genai.convert.gguf.architectures import ARCHITECTURES
+from genai.convert.hf_config import HFConfig
+from genai.convert.nested import text_part
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.ggml import GGML_TYPES
 from tools.quantised_checkpoints import FAMILIES, write, write_gpt_oss
@@ -50,6 +52,10 @@ logits, if onnxruntime's operators support the sizes (head sizes that are multip
 |---|---|---|---|---|---|
 """
 NOTES = """
+"text of" means that the checkpoint also reads pictures, and that only its text decoder is converted ([Convert a
+checkpoint](../how-to/convert.md#models-that-also-read-pictures)). transformers computed the logits with its class for
+text and pictures, from a prompt without pictures.
+
 Falcon with ALiBi, GPT-2 with scores scaled by layer, and every other `model_type` are refused, and the error contains
 the reason. With "dynamic" RoPE, a token is rotated for the length at which it is appended, as in any decoder with a
 cache. transformers rotates all tokens of a long prompt for the final length, so both errors are differences from
@@ -150,12 +156,14 @@ def measure(name: str) -> tuple[str, str]:
         checkpoint = write_checkpoint(Path(folder) / "hf", metadata)
         with genai.Model(build_model(checkpoint, Path(folder) / "out", ExportOptions(precision="fp32"))) as model:
             whole, stepped = (rows_of(model, arrays["input_ids"].tolist(), step) for step in (40, 1))
-    rope = config.get("rope_parameters") or {}
+    text = text_part(HFConfig(config))
+    rope = text.values.get("rope_parameters") or {}
     kind = rope.get("rope_type") or "by layer" if rope else "none"
     expected = arrays.get("stepped_logits", arrays["logits"])
     once = expected if kind == "dynamic" else arrays["logits"]
     errors = [np.abs(a - b).max() / np.abs(b).max() for a, b in ((whole, once), (stepped, expected))]
-    title = find(config["model_type"]).title
+    title = find(text.model_type).title
+    title = f"text of {title}" if text.values is not config and "(text)" not in title else title
     line = f"| `{config['model_type']}` | {title} | {name} | {kind} | {errors[0]:.1e} | {errors[1]:.1e} |"
     return line, metadata["transformers"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, hidden_dims
 from .layers import write_linear, write_query_key_norm
 from .projection import Projection
-from .rope import table_names
+from .rope import query_table_names, table_names
 from .write_prequantized import alike
 
 MASK = "attention_mask"
@@ -32,8 +32,9 @@ def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> 
     spec, path = export.spec, f"/model/layers.{layer}/attn"
     query, key, value = _write_heads(export, layer, root)
     if spec.rotated(layer) and not export.options.fused_rope:
-        query = _write_rotation(export, layer, f"{path}/q_rotary", query, spec.num_attention_heads)
-        key = _write_rotation(export, layer, f"{path}/k_rotary", key, spec.num_key_value_heads)
+        tables = query_table_names(spec, layer), table_names(spec, layer)
+        query = _write_rotation(export, f"{path}/q_rotary", query, spec.num_attention_heads, tables[0])
+        key = _write_rotation(export, f"{path}/k_rotary", key, spec.num_key_value_heads, tables[1])
     mixed = _write_group_query_attention(export, layer, (query, key, value), lengths)
     output = Projection(
         f"{path}/o_proj", (f"model.layers.{layer}.self_attn.o_proj",), (spec.hidden_size,), spec.query_size
@@ -83,11 +84,11 @@ def _write_split(export: Export, name: str, packed: str, sizes: tuple[int, int, 
     return outputs
 
 
-def _write_rotation(export: Export, layer: int, path: str, root: str, heads: int) -> str:
+def _write_rotation(export: Export, path: str, root: str, heads: int, tables: tuple[str, str]) -> str:
     spec, partial = export.spec, export.spec.partial_rotary_factor != 1
     return export.graph.node(
         "RotaryEmbedding",
-        [root, POSITIONS, *table_names(spec, layer)],
+        [root, POSITIONS, *tables],
         f"{path}/RotaryEmbedding",
         hidden_dims(heads * spec.head_size),
         domain=CONTRIB,

@@ -127,7 +127,8 @@ def _planned(
     options = options or ExportOptions(precision=checkpoint.precision)
     # LongRoPE's tables depend on the length, which is known only inside the operator.
     fits = spec.rotary_size % _ROTATED_TOGETHER == 0 or isinstance(spec.rope_scaling, LongRope)
-    if options.fused_rope and not fits:  # onnxruntime cannot rotate inside the attention operator
+    # onnxruntime cannot rotate inside the attention operator, or this operator has one table for queries and keys.
+    if options.fused_rope and (not fits or spec.query_scaling is not None):
         options = replace(options, fused_rope=False)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
     written = folder_bytes(spec, options, weights.kind) + copied

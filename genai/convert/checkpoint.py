@@ -22,10 +22,11 @@ from ..text.backend import load_tokenizer
 from ..text.sources.choosing import has_tokenizer
 from ..weight_files.gguf import is_gguf
 from ..weight_files.safetensors import SafetensorsFile
-from ..weight_files.tensor_files import TensorFiles
+from ..weight_files.tensor_files import TensorFile, TensorFiles
 from .architectures import find
 from .architectures.common import Architecture
 from .hf_config import HFConfig
+from .nested import TextTensors, nested_type, text_part
 from .options import Precision
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -42,13 +43,14 @@ def is_checkpoint(folder: Path) -> bool:
         return (folder / CONFIG).is_file() and not (folder / "genai_config.json").exists()
 
 
-class Checkpoint(TensorFiles[SafetensorsFile]):
+class Checkpoint(TensorFiles[TensorFile]):
     """The tensors of a checkpoint, by their names in the files. Looking up a tensor memory-maps it without a copy.
 
     Attributes:
         source: the path as the caller passed it.
         folder: the folder with the tokenizer's files.
-        config: config.json, with the special tokens of generation_config.json and of the tokenizer.
+        config: config.json, or the text decoder's part of it, with the special tokens of generation_config.json and of
+            the tokenizer.
         remarks: remarks to show to the user.
         precision: the default storage format for the weights.
 
@@ -63,10 +65,16 @@ class Checkpoint(TensorFiles[SafetensorsFile]):
         super().__init__()
         self.source = self.folder = Path(folder)
         self.remarks: list[str] = []
-        self.config = read_config(self.folder)
-        self._files = [SafetensorsFile(path) for path in tensor_files(self.folder)]
+        config = _whole_config(self.folder)
+        self.config, nested = text_part(config), nested_type(config)
+        self._files: list[TensorFile] = [SafetensorsFile(path) for path in tensor_files(self.folder)]
         for file in self._files:
-            self._add(file, "download the checkpoint again")
+            self._add(file if nested is None else TextTensors(file), "download the checkpoint again")
+        if nested is not None:
+            self.remarks.append(f"only the text decoder of this {nested} model is used: pictures are not read")
+            # Both parts of config.json have this flag, and transformers writes contradicting defaults.
+            tied = not any(name.startswith("lm_head.") for name in self._file_of)
+            self.config = self.config.with_values({**self.config.values, "tie_word_embeddings": tied})
 
     @property
     def architecture(self) -> Architecture:
@@ -75,11 +83,13 @@ class Checkpoint(TensorFiles[SafetensorsFile]):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape, from the header alone."""
-        return self._file_of[name].tensors[name][1]
+        shape: tuple[int, ...] = self._file_of[name].tensors[name][1]
+        return shape
 
     def kind(self, name: str) -> np.dtype[Any]:
         """Return the dtype of the array that a look-up returns."""
-        return self._file_of[name].tensors[name][0]
+        dtype: np.dtype[Any] = self._file_of[name].tensors[name][0]
+        return dtype
 
     def nbytes(self, name: str) -> int:
         """Return the size in bytes of the array that a look-up returns."""
@@ -127,10 +137,17 @@ class MergedCheckpoint(Checkpoint):
 def read_config(folder: Path) -> HFConfig:
     """Read config.json and generation_config.json. The tokenizer is read only when its special tokens are needed.
 
+    If the checkpoint holds a text decoder and a reader of pictures, the result is the text decoder's part.
+
     Raises:
         ModelFolderError: config.json is missing.
         InputError: a file is malformed.
+        ConfigError: the text decoder's part is not a JSON object.
     """
+    return text_part(_whole_config(folder))
+
+
+def _whole_config(folder: Path) -> HFConfig:
     more = read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
     return HFConfig(read_json(folder, CONFIG), more, tokenizer_ends=cache(partial(_tokenizer_ends, folder)))
 

@@ -59,6 +59,12 @@ class HFConfig:
     def model_type(self) -> str:
         return str(self._typed(("model_type",), REQUIRED, (str,)))
 
+    def with_values(self, values: Mapping[str, Any], part: str | None = None) -> HFConfig:
+        """Return a configuration with other values, in the same part of config.json unless `part` is set."""
+        changed = HFConfig(values, self.generation, "" if part is None else part, self.tokenizer_ends)
+        changed._part = self._part if part is None else changed._part
+        return changed
+
     def get(self, *names: str) -> Any:
         """Return the value without a check, or None."""
         self._keys_read.update(names)

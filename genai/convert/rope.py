@@ -7,6 +7,7 @@ about 2e-4, so a more exact table would differ more from the table that the mode
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from .rope_scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRope,
+    QueryScaling,
     YarnScaling,
     long_rope_magnitude,
     yarn_magnitude,
@@ -32,11 +34,17 @@ _POSITIONS_AT_ONCE = 1 << 14
 
 COS, SIN = "cos_cache", "sin_cache"
 LOCAL_COS, LOCAL_SIN = "cos_cache_local", "sin_cache_local"
+QUERY_COS, QUERY_SIN = "cos_cache_query", "sin_cache_query"
 
 
 def table_names(spec: DecoderSpec, layer: int) -> tuple[str, str]:
     """Return the names of the tables that a layer uses for the rotation."""
     return (LOCAL_COS, LOCAL_SIN) if spec.local_rope(layer) else (COS, SIN)
+
+
+def query_table_names(spec: DecoderSpec, layer: int) -> tuple[str, str]:
+    """Return the names of the tables that a layer uses for the rotation of queries."""
+    return table_names(spec, layer) if spec.query_scaling is None else (QUERY_COS, QUERY_SIN)
 
 
 def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
@@ -87,6 +95,8 @@ def write_rope_tables(export: Export, total_length: str) -> None:
         return
     if not isinstance(spec.rope_scaling, LongRope):
         _write_tables(export, (COS, SIN), *scaled_frequencies(spec))
+        if spec.query_scaling is not None:
+            _write_tables(export, (QUERY_COS, QUERY_SIN), *scaled_frequencies(spec), spec.query_scaling)
         return
     short, long = long_rope_tables(spec, spec.rope_scaling)
     path = "/model/rope_caches_subgraph"
@@ -104,13 +114,17 @@ def write_rope_tables(export: Export, total_length: str) -> None:
         graph.value(name, FLOAT, ["max_sequence_length", "head_dim / 2"])
 
 
-def _write_tables(export: Export, names: tuple[str, str], frequencies: NDArray[np.float32], factor: float) -> None:
+def _write_tables(
+    export: Export, names: tuple[str, str], frequencies: NDArray[np.float32], factor: float,
+    queries: QueryScaling | None = None,
+) -> None:  # fmt: skip
     """Write the tables in chunks of positions, so that little memory is used even for a long context."""
     length = export.spec.context_length
     for index, name in enumerate(names):
         starts = range(0, length, _POSITIONS_AT_ONCE)
         chunks = (
-            rotation_tables(frequencies, range(i, min(i + _POSITIONS_AT_ONCE, length)), factor)[index] for i in starts
+            rotation_tables(frequencies, range(i, min(i + _POSITIONS_AT_ONCE, length)), factor, queries)[index]
+            for i in starts
         )
         export.graph.initializer(name, (length, export.spec.rotary_size // 2), np.float32, chunks)
 
@@ -166,12 +180,17 @@ def _yarn_frequencies(spec: DecoderSpec, frequencies: NDArray[np.float32], scali
     return blended
 
 
-def rotation_tables(frequencies: NDArray[np.float32], at: range, factor: float) -> Tables:
+def rotation_tables(
+    frequencies: NDArray[np.float32], at: range, factor: float, queries: QueryScaling | None = None
+) -> Tables:
     """Return cosines and sines; frequencies are [pairs], the same for all positions, or [context_length, pairs]."""
     positions = np.array(at, np.float32)[:, None]
     at_positions = frequencies if frequencies.ndim == 1 else frequencies[at.start : at.stop]
     angles = (positions * at_positions).astype(np.float64)
-    scale = np.float32(factor)
+    scale: Any = np.float32(factor)
+    if queries is not None:
+        steps = np.floor(positions / np.float32(queries.length))
+        scale = scale * (np.float32(1) + np.float32(queries.beta) * np.log(np.float32(1) + steps))
     return np.cos(angles).astype(np.float32) * scale, np.sin(angles).astype(np.float32) * scale
 
 

@@ -83,6 +83,19 @@ class FrequencyFactors:
     attention_factor: float = 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueryScaling:
+    """Queries multiplied by 1 + beta * ln(1 + floor(position / length)), which keeps attention sharp at far positions.
+
+    Attributes:
+        beta: strength of the scaling.
+        length: number of positions in one step; queries in the first step do not change.
+    """
+
+    beta: float
+    length: int
+
+
 RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRope | FrequencyFactors
 
 

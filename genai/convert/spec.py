@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ..errors import InputError
-from .rope_scaling import DynamicScaling, Llama3Scaling, LongRope, RopeScaling
+from .rope_scaling import DynamicScaling, Llama3Scaling, LongRope, QueryScaling, RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,7 @@ class DecoderSpec:
         rope_theta: base of the rotary wavelengths.
         local_rope_theta: base for layers with a sliding window; these layers then ignore rope_scaling. None means
             rope_theta.
+        query_scaling: scaling of queries by their positions, in addition to rope_scaling; None means none.
         rope_layers: layers that rotate queries and keys; None means all.
         partial_rotary_factor: fraction of each head that is rotated.
         rope_interleaved: True if the rotated pairs are neighbours (2i, 2i + 1); False if they are (i, i + size / 2).
@@ -108,6 +109,7 @@ class DecoderSpec:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     local_rope_theta: float | None = None
+    query_scaling: QueryScaling | None = None
     rope_layers: tuple[int, ...] | None = None
     partial_rotary_factor: float = 1.0
     rope_interleaved: bool = False
@@ -253,6 +255,8 @@ def _check_rope(spec: DecoderSpec) -> None:
         )
     if isinstance(scaling, LongRope):
         _check_long_rope(spec, scaling)
+    if spec.query_scaling is not None:
+        _check_query_scaling(spec, spec.query_scaling)
 
 
 def _check_long_rope(spec: DecoderSpec, scaling: LongRope) -> None:
@@ -272,6 +276,21 @@ def _check_long_rope(spec: DecoderSpec, scaling: LongRope) -> None:
         raise _error(
             f"LongRoPE tables have {spec.context_length} positions of {pairs} pairs",
             f"a table in the graph can have at most {MAX_GRAPH_FLOATS} numbers",
+        )
+
+
+def _check_query_scaling(spec: DecoderSpec, scaling: QueryScaling) -> None:
+    if not scaling.beta >= 0 or scaling.length < 1:
+        raise _error(
+            f"query_scaling has the beta {scaling.beta} and the length {scaling.length}",
+            "the beta must not be negative, and the length must be at least 1",
+        )
+    # The factor is part of the tables that rotate queries.
+    plain = spec.rope_layers is None and not spec.position_embeddings and spec.partial_rotary_factor == 1
+    if not plain or spec.local_rope_theta is not None or isinstance(spec.rope_scaling, LongRope):
+        raise _error(
+            "query_scaling is set for a decoder that does not rotate whole heads in all layers in the same way",
+            "queries are scaled by the tables that rotate them",
         )
 
 

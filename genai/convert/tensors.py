@@ -110,7 +110,7 @@ def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str]
         for name, shape in tensor_shapes(spec).items()
     )
     tables = 2 * 4 * spec.context_length * (spec.rotary_size // 2)
-    copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta else 1
+    copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta or spec.query_scaling else 1
     return weights + copies * tables + _BESIDE_WEIGHTS
 
 

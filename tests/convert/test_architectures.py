@@ -8,6 +8,7 @@ from typing import Any
 
 from genai.convert.architectures import MODEL_TYPES, find
 from genai.convert.hf_config import HFConfig
+from genai.convert.nested import text_part
 from genai.convert.rope_scaling import LinearScaling, LongRope, YarnScaling
 from genai.convert.spec import DecoderSpec
 
@@ -96,9 +97,11 @@ def test_smollm_layers_without_rotation() -> None:
     assert describe("smollm3", no_rope_layers=[1, 0] * 4).rope_layers == (0, 2, 4, 6)
 
 
-def test_page_lists_every_architecture_with_its_error(golden_names: list[str]) -> None:
+def test_page_lists_every_architecture_with_its_error(golden_names: list[str], golden: Any) -> None:
     page = (ROOT / "docs" / "reference" / "architectures.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\w+) \| ([\w ]+) \| (\S+) \| (\S+) \|$", page, re.M)
     assert [row[1] for row in rows] == golden_names
-    assert {row[0] for row in rows} == set(MODEL_TYPES)
+    named = {text_part(HFConfig(golden(name).config)).model_type for name in golden_names}
+    assert {row[0] for row in rows} == {golden(name).config["model_type"] for name in golden_names}
+    assert named == set(MODEL_TYPES)
     assert all(float(error) <= 2e-4 for row in rows for error in row[3:])

@@ -217,8 +217,8 @@ def test_generation_config_that_cannot_be_obeyed(checkpoint: Path, values: dict[
 
 
 def test_unknown_architecture(checkpoint: Path) -> None:
-    # No similar type is suggested: the weights of gemma3n are not those of gemma.
-    for unknown in ("lama", "gemma3n"):
+    # No similar type is suggested: the weights of gemma9 are not those of gemma.
+    for unknown in ("lama", "gemma9"):
         change_config(checkpoint, model_type=unknown)
         refuse(checkpoint, UnsupportedModelError, "use a checkpoint of a supported type, or add a type")
     change_config(checkpoint, model_type="../../etc/passwd")

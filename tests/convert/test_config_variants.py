@@ -12,6 +12,7 @@ import pytest
 from genai.convert import plan_build
 from genai.convert.architectures import MODEL_TYPES, find
 from genai.convert.hf_config import HFConfig
+from genai.convert.nested import text_part
 from genai.convert.rope_scaling import LongRope
 from genai.convert.spec import DecoderSpec
 from genai.convert.tensors import tensor_shapes
@@ -47,7 +48,8 @@ def describe(model_type: str, **values: Any) -> DecoderSpec:
 def attempt(config: dict[str, Any]) -> None:
     """A decoder, or an error of ours with three parts; quickly, whatever the numbers."""
     try:
-        spec = find(config["model_type"]).describe(HFConfig(config))
+        text = text_part(HFConfig(config))
+        spec = find(text.model_type).describe(text)
     except GenaiError as error:
         assert error.why
         assert error.fix
@@ -58,10 +60,14 @@ def attempt(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", sorted(path.stem for path in (Path(__file__).parent / "goldens").iterdir()))
 def test_any_value_of_any_key(name: str, golden: Any) -> None:
     config = golden(name).config
+    inner = config.get("text_config", {})
     for key in (*config, "mlp_only_layers", "decoder_sparse_step", "sliding_window_pattern", "no_rope_layer_interval"):
         if key != "model_type":
             for value in NASTY:
                 attempt({**config, key: value})
+    for key in inner:
+        for value in NASTY:
+            attempt({**config, "text_config": {**inner, key: value}})
 
 
 @pytest.mark.parametrize("rope_type", ["default", "linear", "dynamic", "llama3", "yarn", "longrope", "su"])
@@ -335,6 +341,6 @@ def test_keys_that_nobody_reads_are_named(golden: Any, letter_tokenizer: Path, t
 
 def test_every_key_that_transformers_writes_is_read(golden_names: list[str], golden: Any) -> None:
     for name in golden_names:
-        config = HFConfig(golden(name).config)
+        config = text_part(HFConfig(golden(name).config))
         find(config.model_type).describe(config)
         assert config.unread == [], name

@@ -13,6 +13,8 @@ import pytest
 import genai
 from genai.convert import ExportOptions, plan_build, write_model_folder
 from genai.convert.architectures import MODEL_TYPES
+from genai.convert.hf_config import HFConfig
+from genai.convert.nested import NESTED_TYPES, nested_type, text_part
 from genai.engine.decoder import compute as compute_pending
 
 TOLERANCE = 2e-4
@@ -100,7 +102,9 @@ def close(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def test_every_architecture_has_a_golden(golden_names: list[str], golden: Any) -> None:
-    assert {golden(name).config["model_type"] for name in golden_names} == set(MODEL_TYPES)
+    configs = [HFConfig(golden(name).config) for name in golden_names]
+    assert {text_part(config).model_type for config in configs} == set(MODEL_TYPES)
+    assert {nested_type(config) for config in configs} == {*NESTED_TYPES, None}
     kinds = {(golden(name).config.get("rope_parameters") or {}).get("rope_type") for name in golden_names}
     assert kinds >= {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
 

@@ -16,6 +16,7 @@ import genai
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.convert.architectures import find
 from genai.convert.hf_config import HFConfig
+from genai.convert.nested import text_part
 from genai.convert.rope_scaling import LongRope
 from genai.engine.decoder import compute as compute_pending
 from tools.random_weights import RandomWeights
@@ -38,7 +39,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def fitting(config: dict[str, Any]) -> DecoderSpec:
-    spec = find(config["model_type"]).describe(HFConfig(config))
+    text = text_part(HFConfig(config))
+    spec = find(text.model_type).describe(text)
     partial = 1.0 if spec.partial_rotary_factor == 1 else 0.5
     size = 16 if partial == 1 else 32
     scaling = spec.rope_scaling

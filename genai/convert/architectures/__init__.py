@@ -12,6 +12,19 @@ from . import gpt, llama  # noqa: F401 (imported to fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
 
 MODEL_TYPES = sorted(ARCHITECTURES)
+_STATES = "some of its layers have a state of fixed size in place of a KV cache (a hybrid model)"
+_CHUNKS = "its attention is limited to chunks of the sequence, and its experts scale their inputs"
+_REASONS = {
+    **dict.fromkeys(
+        "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2 lfm2_moe lfm2_vl mamba mamba2 nemotron_h qwen3_5 "
+        "qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma rwkv zamba zamba2".split(),
+        _STATES,
+    ),
+    **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "its layers share caches and have embeddings per layer"),
+    **dict.fromkeys(("mllama", "mllama_text_model"), "some of its layers attend to pictures"),
+    **dict.fromkeys(("paligemma",), "its prompts are attended to in both directions"),
+}
 
 
 def find(model_type: str) -> Architecture:
@@ -21,6 +34,12 @@ def find(model_type: str) -> Architecture:
             f"model_type {model_type!r} is an encoder, which does not generate text",
             "encoders compute embeddings or scores",
             "use `genai embed` or `genai rerank`, or genai.Embedder or genai.Reranker in Python",
+        )
+    if model_type in _REASONS:
+        raise UnsupportedModelError(
+            f"model_type {model_type!r} is not supported",
+            _REASONS[model_type],
+            "use a checkpoint of a supported type (docs/reference/architectures.md)",
         )
     if model_type not in ARCHITECTURES:
         raise UnsupportedModelError(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..hf_config import HFConfig, rope_values
+from ..rope_scaling import QueryScaling
 from ..spec import DecoderSpec, ExpertsSpec
 from . import common
 from .common import Rule, architecture, decoder
@@ -25,6 +26,24 @@ def llama(config: HFConfig) -> DecoderSpec:
 def mistral(config: HFConfig) -> DecoderSpec:
     """Mistral 7B and its successors: a sliding window in every layer or in none."""
     return decoder(config, family="mistral", **common.window_fields(config, window=4096))
+
+
+@architecture("Ministral 8B")
+def ministral(config: HFConfig) -> DecoderSpec:
+    """Mistral with a sliding window in some of its layers."""
+    return decoder(config, family="mistral", **common.window_fields(config, window=4096))
+
+
+@architecture("Ministral 3")
+def ministral3(config: HFConfig) -> DecoderSpec:
+    """Mistral with queries that are scaled by their positions."""
+    spec = decoder(config, theta=1e6, epsilon=1e-5, head_size=128, **common.window_fields(config))
+    values = rope_values(config)
+    beta = values.number("llama_4_scaling_beta", default=0.0)
+    if not beta:
+        return spec
+    length = values.integer("original_max_position_embeddings", default=spec.context_length)
+    return replace(spec, query_scaling=QueryScaling(beta=beta, length=length))
 
 
 @architecture("Mixtral", *common.MIXTRAL_EXPERTS)
@@ -292,6 +311,31 @@ def qwen3_moe(config: HFConfig) -> DecoderSpec:
     windows = common.window_fields(config, window=4096)
     used = windows if config.flag("use_sliding_window") else {}
     return decoder(config, qk_norm=True, **common.attention_biases(config), **_experts(config), **used)
+
+
+def _part_of_expert(part: int | None) -> common.TensorView:
+    """Return a view of one expert's gate (0), up (1) or down (None) matrix, stored as it is or transposed."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
+        matrix: NDArray[Any] = tensor[expert]
+        columns = spec.hidden_size if part is not None else spec.experts.intermediate_size if spec.experts else 0
+        if not tensor.dtype.names and matrix.shape[1] != columns:
+            matrix = matrix.T
+        return matrix if part is None else np.split(matrix, 2)[part]
+
+    return view
+
+
+@architecture(
+    "Qwen 3-VL MoE (text)",
+    Rule(r"mlp\.experts\.(\d+)\.gate_proj\.weight", "mlp.experts.gate_up_proj", _part_of_expert(0)),
+    Rule(r"mlp\.experts\.(\d+)\.up_proj\.weight", "mlp.experts.gate_up_proj", _part_of_expert(1)),
+    Rule(r"mlp\.experts\.(\d+)\.down_proj\.weight", "mlp.experts.down_proj", _part_of_expert(None)),
+)
+def qwen3_vl_moe_text(config: HFConfig) -> DecoderSpec:
+    """Qwen 3 MoE with the experts of a layer in one tensor, and with weights of experts that always add up to 1."""
+    spec = qwen3_moe(config)
+    return spec if spec.experts is None else replace(spec, experts=replace(spec.experts, normalized=True))
 
 
 def _one_expert(part: slice) -> common.TensorView:

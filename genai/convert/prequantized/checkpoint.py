@@ -28,8 +28,7 @@ def read_quantisation(folder: Path) -> StoredQuantisation | None:
 
 def without_quantisation(config: HFConfig) -> HFConfig:
     """Return the values in config.json, except those about quantisation."""
-    values = {key: value for key, value in config.values.items() if key not in KEYS}
-    return HFConfig(values, config.generation, tokenizer_ends=config.tokenizer_ends)
+    return config.with_values({key: value for key, value in config.values.items() if key not in KEYS})
 
 
 class QuantisedCheckpoint(Checkpoint):
@@ -61,7 +60,7 @@ class QuantisedCheckpoint(Checkpoint):
             )
         parts = {part for matrix in self._matrices.values() for part in matrix.parts}
         self._plain = [name for name in plain if name not in parts]
-        self.remarks = self._remarks()
+        self.remarks += self._remarks()
 
     def _remarks(self) -> list[str]:
         """Return remarks about the matrices that cannot keep their format."""
