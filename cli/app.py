@@ -24,6 +24,7 @@ _COMMANDS = {
     "chat": "chat.command:chat",
     "generate": "generate:generate",
     "batch": "batch:batch",
+    "serve": "serve:serve",
     "embed": "embed:embed",
     "rerank": "embed:rerank",
     "info": "info:info",

@@ -6,7 +6,7 @@ module imports no other module of the toolkit, so that every package above the k
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import TypeVar
 
@@ -186,6 +186,31 @@ class ModelOutputError(GenaiError):
 
 class VocabularyMismatchError(InputError):
     """Two models do not have the same tokens, although they are compared or one drafts tokens for the other."""
+
+
+class RequestError(GenaiError):
+    """A server refuses an HTTP request.
+
+    Args:
+        status: the HTTP status.
+        code: a short name that programs compare, such as "model_not_found".
+        param: the field of the request that is wrong.
+        headers: further headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        why: str = "",
+        fix: str = "",
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(what, why, fix)
+        self.status, self.code, self.param, self.headers = status, code, param, dict(headers or {})
 
 
 class DownloadError(GenaiError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -61,7 +62,7 @@ class PagedSequence(DecoderSequence):
         other = type(self)(self.decoder, self.cache.fork())
         other.tokens, other._prefill, other._settled = [*self.tokens], self._prefill[:], len(self.tokens)
         other.adapters, other.adapter_history = self.adapters, self.adapter_history.copy()
-        other.is_private = self.is_private
+        other.is_private, other.cache_salt = self.is_private, self.cache_salt
         other._kept, other.forgotten = self._kept, self.forgotten
         return other
 
@@ -127,7 +128,8 @@ class PagedSequence(DecoderSequence):
     @property
     def _origin(self) -> tuple[int, bytes]:
         """Everything that keys and values depend on except tokens and numerics."""
-        return self.rope_table, b"" if self.adapters is None else self.adapters.key
+        adapters = b"" if self.adapters is None else self.adapters.key
+        return self.rope_table, adapters + (b"salt" + sha256(self.cache_salt).digest() if self.cache_salt else b"")
 
     def pending(self) -> Pending:
         first, total = self.num_computed, len(self.tokens)
@@ -154,6 +156,9 @@ class PagedSequence(DecoderSequence):
             return 0
         with device_errors("loading blocks of the prefix cache"):
             return self.cache.reuse(self.tokens, self._origin, self._prefill, self._settled)
+
+    def settle(self) -> None:
+        self._settled = len(self.tokens)
 
     def settle_cache(self) -> None:
         """Return blocks that no later token attends to; publish the blocks at boundaries, and snapshots of states."""

@@ -108,6 +108,7 @@ class DecoderSequence(ABC):
             of the draft tokens that it receives.
         shift: the context shift to apply when the context is full; None = the context limits the length.
         forgotten: number of tokens after the first kept tokens that later tokens no longer attend to.
+        cache_salt: part of the keys of the prefix cache; only sequences with the same salt share blocks.
         ahead: the step that `Decoder.step_ahead` started, until its logits are taken. The step's token is counted in
             `num_computed`, and must be the next token to be appended. Any other change of the sequence undoes the step,
             as if it had not been started.
@@ -117,6 +118,7 @@ class DecoderSequence(ABC):
     ahead: StepAhead | None = None
     shift: ContextShift | None = None
     forgotten = 0
+    cache_salt = b""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -257,6 +259,9 @@ class DecoderSequence(ABC):
 
     def mark_boundary(self, length: int) -> None:  # noqa: B027 - optional: some decoders can continue from any token
         """Mark a length at which other sequences may diverge; the state needed to continue from it is stored."""
+
+    def settle(self) -> None:  # noqa: B027 - optional: some decoders share nothing
+        """Fix the numerics of all tokens, so that `reuse` finds only blocks with the same numerics."""
 
     def mark_messages(self, ends: Collection[int]) -> None:  # noqa: B027 - optional, as mark_boundary
         """Mark boundaries after the first and the last two occurrences of the tokens in `ends`.

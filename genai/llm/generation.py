@@ -72,6 +72,8 @@ class Generation:
         adapter: the adapters, as named by the caller.
         is_over: True if the request has ended.
         num_reply: number of tokens at the end of the prompt that belong to the reply and its grammar.
+        cache_salt: see DecoderSequence.
+        reuses_replies: False if the prompt uses only cached blocks whose numerics are those of a whole prompt.
     """
 
     sink: Sink
@@ -86,6 +88,8 @@ class Generation:
     shift: ContextShift | None = None
     adapter: NamedChoice = None
     num_reply = 0
+    cache_salt = b""
+    reuses_replies = True
 
     def __init__(
         self,
@@ -184,6 +188,11 @@ class Generation:
         """The number of tokens generated so far."""
         return len(self._output)
 
+    def certain_logprobs(self, start: int) -> list[TokenLogprob]:
+        """Return the log-probabilities of output tokens, from a number on, that no banned string can remove."""
+        held = 0 if self._banned is None or self.is_over else self._banned.num_held
+        return self._logprobs[self._num_before + start : len(self._logprobs) - held]
+
     def new_stream(self) -> TokenizerStream:
         """Return a copy of the request's stream. Call this method only before the request starts."""
         return self._stream.copy()
@@ -197,9 +206,13 @@ class Generation:
 
     def start(self, sequence: DecoderSequence) -> None:
         num_computed = sequence.num_computed
+        if not sequence.tokens:
+            sequence.cache_salt = self.cache_salt
         if len(self.prompt) > len(sequence.tokens):
             sequence.append(self.prompt[len(sequence.tokens) :])
             sequence.mark_messages(self.plan.stop_ids)
+        if not self.reuses_replies:
+            sequence.settle()
         if num_computed == len(sequence.tokens):
             sequence.rewind(num_computed)  # the logits of the last token must be computed again
         self.adopt(sequence)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
@@ -69,6 +69,23 @@ class ChatOptions(CallOptions, total=False):
     template: Mapping[str, Any] | None
     params: SamplingParams | None
     adapter: AdapterChoice
+
+
+@dataclass(frozen=True)
+class TurnParts:
+    """The parts of a request for the reply to a conversation.
+
+    Attributes:
+        prompt: the rendered conversation.
+        params, sampling, adapter: see LLM.generate; `sampling` has the options by name.
+        shape: the allowed shape of the reply.
+    """
+
+    prompt: str
+    params: SamplingParams | None
+    sampling: Mapping[str, Any]
+    adapter: AdapterChoice
+    shape: ReplyShape | None
 
 
 class LLM(Single, contextlib.AbstractContextManager["LLM"]):
@@ -773,6 +790,15 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
     ) -> tuple[str, list[Generation]]:
         """Return a conversation's rendered prompt and the request for its reply."""
+        turn = self._turn_parts(messages, options, schema)
+        return turn.prompt, self._requests.single(
+            turn.prompt, turn.params, turn.sampling, self.parser.markers, turn.adapter, turn.shape
+        )
+
+    def _turn_parts(
+        self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
+    ) -> TurnParts:
+        """Return a conversation's rendered prompt and the arguments of the request for its reply."""
         tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
         parallel = options.pop("parallel_tool_calls", None)
         prompt_tools = None if choice == "none" else tools
@@ -783,7 +809,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         shape = None
         if tools or choice is not None or parallel is not None or has_grammar(params, sampling):
             shape = self.shape(prompt, tools=tools, tool_choice=choice, parallel_tool_calls=parallel)
-        return prompt, self._requests.single(prompt, params, sampling, self.parser.markers, adapter, shape)
+        return TurnParts(prompt, params, sampling, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages, options: CallOptions) -> Prompt:
         """Return the prompt. Remove the options that apply to the texts of messages."""
@@ -843,6 +869,16 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             1024
         """
         return self._requests.context_size
+
+    @property
+    def max_sequences(self) -> int:
+        """Maximum number of concurrent sequences.
+
+        Examples:
+            >>> llm.max_sequences
+            32
+        """
+        return self._max_sequences
 
     def splitter(self, prompt: str, *, tools: Sequence[Mapping[str, Any]] | None = None) -> ReplySplitter:
         """Return a splitter for the reply to a rendered prompt; pass it the pieces of the stream.

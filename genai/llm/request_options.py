@@ -35,6 +35,8 @@ class CallOptions(LineOptions, total=False):
     timeout: float | None
     keep_state: bool
     ctx_shift: bool | int
+    cache_salt: str | None
+    reuse_replies: bool
 
 
 class BeamCallOptions(CallOptions, total=False):
@@ -58,6 +60,10 @@ class RequestOptions:
         ctx_shift: when the context is full, drop the older half of the tokens after the first ones, and continue. The
             value is the number of first tokens to keep (True: one block), rounded up to whole blocks. False = the
             request ends when the context is full.
+        cache_salt: a text that becomes part of the keys of the prefix cache, so that only requests with the same text
+            share cached blocks. None = the blocks that all requests without a salt share.
+        reuse_replies: False to reuse only cached blocks with the numerics of a whole prompt. Blocks that were computed
+            as part of a reply are then computed again, and the tokens of the reply do not depend on earlier requests.
         add_special_tokens: True to add the special tokens that the tokenizer adds to texts, such as BOS, unless the
             prompt already begins with them; False to add none. None = True for a raw text; False for a conversation,
             because the chat template writes them.
@@ -74,6 +80,8 @@ class RequestOptions:
     timeout: float | None = None
     keep_state: bool = False
     ctx_shift: bool | int = False
+    cache_salt: str | None = None
+    reuse_replies: bool = True
     add_special_tokens: bool | None = None
     literal: bool | None = None
     beams: BeamOptions | None = None
@@ -91,9 +99,12 @@ class RequestOptions:
             raise OptionError(
                 f"timeout = {timeout!r:.40}", "a positive number of seconds, or None, is expected", "leave timeout out"
             )
-        if not isinstance(self.keep_state, bool):
+        for name, flag in (("keep_state", self.keep_state), ("reuse_replies", self.reuse_replies)):
+            if not isinstance(flag, bool):
+                raise OptionError(f"{name} = {flag!r:.40}", "True or False is expected", f"leave {name} out")
+        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
             raise OptionError(
-                f"keep_state = {self.keep_state!r:.40}", "True or False is expected", "leave keep_state out"
+                f"cache_salt = {self.cache_salt!r:.40}", "a text, or None, is expected", "leave cache_salt out"
             )
         for name, value in (("add_special_tokens", self.add_special_tokens), ("literal", self.literal)):
             if value is not None and not isinstance(value, bool):
@@ -112,6 +123,13 @@ class RequestOptions:
                     "leave one of the two out",
                 )  # fmt: skip
 
+        if self.beams and (self.cache_salt is not None or not self.reuse_replies):
+            name = "reuse_replies = False" if self.cache_salt is None else "cache_salt"
+            raise OptionError(
+                f"{name} cannot be used with num_beams", "beam searches support only the default",
+                "leave one of the two out",
+            )  # fmt: skip
+
     def shift(self, context_size: int) -> ContextShift | None:
         """Return the context shift for a sequence when its context is full; None if the request does not set one."""
         if self.ctx_shift is False:
@@ -124,7 +142,7 @@ class RequestOptions:
         return None if self.timeout is None else time.monotonic() + self.timeout
 
 
-_CALL_OPTIONS = ("priority", "timeout", "keep_state", "ctx_shift", *PROMPT_OPTIONS)
+_CALL_OPTIONS = ("priority", "timeout", "keep_state", "ctx_shift", "cache_salt", "reuse_replies", *PROMPT_OPTIONS)
 _BEAMS = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences")
 
 

@@ -253,7 +253,8 @@ class RequestBuilder:
             for sample in leader.samples:
                 sample.adapter, sample.priority = adapters.choice, request_options.priority
                 sample.deadline, sample.keeps_sequence = request_options.deadline, request_options.keep_state
-                sample.shift = shift
+                sample.shift, sample.reuses_replies = shift, request_options.reuse_replies
+                sample.cache_salt = (request_options.cache_salt or "").encode("utf-8", "surrogatepass")
         return leaders
 
     def _shift(self, request_options: RequestOptions) -> ContextShift | None:
@@ -278,6 +279,13 @@ class RequestBuilder:
         """
         request_options, options = split_options(options)
         _check_no_prompt_options(request_options)
+        if request_options.cache_salt is not None or not request_options.reuse_replies:
+            name = "reuse_replies = False" if request_options.cache_salt is None else "cache_salt"
+            raise OptionError(
+                f"{name} with a saved state",
+                "the option selects blocks of the prefix cache for a prompt, and a state already holds its blocks",
+                "leave it out",
+            )
         done = len(tokens) - state.prompt_length
         most = options.get("max_tokens")
         chosen = state.params.replace(**{**options, "n": 1, "max_tokens": None})

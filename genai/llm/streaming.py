@@ -134,7 +134,7 @@ async def await_for(leaders: list[Generation], worker: Worker) -> list[Completio
 
 async def await_groups(requests: Sequence[list[Generation]], worker: Worker) -> list[GenerationGroup]:
     """Run requests that succeed or fail separately, without blocking other tasks."""
-    loop = _running_loop()
+    loop = running_loop()
     done: asyncio.Future[None] = loop.create_future()
     groups: list[GenerationGroup] = []
 
@@ -142,7 +142,7 @@ async def await_groups(requests: Sequence[list[Generation]], worker: Worker) -> 
         if not done.done() and not any(group.num_left for group in groups):
             done.set_result(None)
 
-    groups += [GenerationGroup(leaders, worker, lambda: _call_soon(loop, set_done)) for leaders in requests]
+    groups += [GenerationGroup(leaders, worker, lambda: call_soon(loop, set_done)) for leaders in requests]
     for generation in (generation for group in groups for generation in group.all):
         generation.loop = loop
     try:
@@ -156,7 +156,8 @@ async def await_groups(requests: Sequence[list[Generation]], worker: Worker) -> 
     return groups
 
 
-def _running_loop() -> asyncio.AbstractEventLoop:
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop. Raise StateError if there is none."""
     import asyncio  # the import takes 20 ms, and few callers need it
 
     try:
@@ -169,7 +170,8 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Call a function on the thread of an event loop, from any thread."""
     # If the loop is closed (its error is a RuntimeError), no task is waiting.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
@@ -295,11 +297,11 @@ class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletio
     def __init__(self, generations: list[Generation], worker: Worker) -> None:
         import asyncio
 
-        self._loop = loop = _running_loop()
+        self._loop = loop = running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
         put = self._pieces.put_nowait
         generations[0].loop = loop
-        super().__init__(generations, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
+        super().__init__(generations, worker, lambda piece: call_soon(loop, lambda: put(piece)))
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -324,7 +326,7 @@ class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletio
 
     async def _get(self) -> str | None:
         """Return the next piece, or _END. The end marker stays in the queue for every task that waits."""
-        if _running_loop() is not self._loop:
+        if running_loop() is not self._loop:
             raise StateError(
                 "this stream belongs to another event loop",
                 "only the event loop that created a stream receives its text",

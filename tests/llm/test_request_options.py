@@ -261,3 +261,53 @@ def test_prefix_folders_that_are_refused(
         model.keep_prefixes_in(tmp_path / "c", 10**9)
         with pytest.raises(OptionError, match="another folder"):
             model.keep_prefixes_in(tmp_path / "d")
+
+
+def test_salts_separate_the_prefix_cache(bundled_folder: Path) -> None:
+    prompt = "Luna has a red ball. Tom has a blue kite. " * 8
+    with genai.LLM(bundled_folder) as llm:
+
+        def cached(**options: Any) -> int:
+            return llm.generate(prompt, max_tokens=1, **options)[0].cached_tokens
+
+        assert cached() == 0 and (most := cached()) > 50
+        assert cached(cache_salt="a") == 0 and cached(cache_salt="b") == 0
+        assert cached(cache_salt="a") == cached(cache_salt="b") == cached() == cached(cache_salt=None) == most
+        first = llm.generate(prompt, n=2, temperature=1, seed=1, max_tokens=5, cache_salt="c")
+        assert [one.text for one in first] == [
+            one.text for one in llm.generate(prompt, n=2, temperature=1, seed=1, max_tokens=5)
+        ]
+
+
+def test_replies_that_are_not_reused(bundled_folder: Path) -> None:
+    prompt = "Luna has a red ball. Tom has a blue kite. " * 8
+    with genai.LLM(bundled_folder) as llm:
+        tokens = llm.encode(prompt)
+        reply = llm.generate(tokens, max_tokens=80, ignore_eos=True)[0]
+        longer = [*tokens, *reply.token_ids, *tokens[:10]]
+        cold = llm.generate(longer, max_tokens=5, logprobs=1, cache_salt="cold")[0]
+        exact = llm.generate(longer, max_tokens=5, logprobs=1, reuse_replies=False)[0]
+        assert exact.logprobs == cold.logprobs and 0 < exact.cached_tokens <= len(tokens) and not cold.cached_tokens
+
+
+def test_a_reply_that_is_reused(bundled_folder: Path) -> None:
+    prompt = "Luna has a red ball. Tom has a blue kite. " * 8
+    with genai.LLM(bundled_folder) as llm:
+        tokens = llm.encode(prompt)
+        reply = llm.generate(tokens, max_tokens=80, ignore_eos=True)[0]
+        longer = [*tokens, *reply.token_ids, *tokens[:10]]
+        assert llm.generate(longer, max_tokens=5)[0].cached_tokens > len(tokens)
+
+
+def test_options_of_the_prefix_cache_that_are_refused(bundled_folder: Path) -> None:
+    with genai.LLM(bundled_folder) as llm:
+        for wrong in ({"cache_salt": 1}, {"cache_salt": b"x"}, {"reuse_replies": "no"}, {"reuse_replies": None}):
+            with pytest.raises(OptionError, match=next(iter(wrong))):
+                llm.generate("Hi", max_tokens=1, **wrong)  # type: ignore[arg-type]
+        for wrong in ({"cache_salt": "x"}, {"reuse_replies": False}):
+            with pytest.raises(OptionError, match="num_beams"):
+                llm.generate("Hi", max_tokens=1, num_beams=2, **wrong)  # type: ignore[arg-type]
+            state = llm.generate("Hi", max_tokens=1, keep_state=True)[0].state
+            assert state is not None
+            with state, pytest.raises(OptionError, match="saved state"):
+                state.resume(max_tokens=1, **wrong)  # type: ignore[arg-type]

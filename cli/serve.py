@@ -1,0 +1,114 @@
+"""`genai serve`: an HTTP server for OpenAI's API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from genai.common.progress import quietly
+from genai.errors import OptionError
+
+from . import options as opt
+from .terminal import say
+
+
+@opt.flag_groups
+def serve(
+    model: opt.ModelArgument = None,
+    *,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; other machines reach addresses other than 127.0.0.1.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 = a free port.")] = 8000,
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", help="File with the accepted API keys: KEY or NAME KEY per line.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that other machines reach without API keys.")
+    ] = False,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="PEM file with the TLS certificate chain.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM file with the TLS private key.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", help="Further name of this server in the Host header; may be repeated."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", help="Origin of web pages that may use the server; may be repeated."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the model in requests [default: the name of its folder].")
+    ] = None,
+    max_sequences: Annotated[
+        int, opt.model_option("--max-sequences", help="Maximum number of replies generated concurrently.", min=1)
+    ] = 32,
+    max_queue: Annotated[
+        int, typer.Option("--max-queue", help="Maximum number of waiting requests; others get status 429.", min=0)
+    ] = 256,
+    max_per_key: Annotated[
+        int | None, typer.Option("--max-per-key", help="Maximum number of concurrent requests per API key.", min=1)
+    ] = None,
+    max_body: Annotated[int, typer.Option("--max-body", help="Maximum size of a request body in MiB.", min=1)] = 16,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Maximum number of seconds per request [default: no limit].")
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option("--drain-timeout", help="Seconds that running requests may take after SIGTERM.")
+    ] = 30.0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse fields that have no effect, instead of naming them in a header.")
+    ] = False,
+    reuse_replies: Annotated[
+        bool,
+        typer.Option(
+            "--reuse-replies",
+            help="Reuse the cache of replies in later turns: faster, but replies depend on earlier requests.",
+        ),
+    ] = False,
+    flags: opt.EngineFlags,
+) -> None:
+    """Serve a model over HTTP for clients of OpenAI's API.
+
+    The server accepts requests of this machine only, unless --host is another address. SIGTERM or Ctrl-C stops it when
+    the running requests have ended. Every adapter that --lora names is a model of its own in requests.
+    """
+    from genai.server.keys import read_keys
+    from genai.server.run import Address, check_packages, serve as run
+
+    check_packages()
+    model, flags = flags.with_adapter(model)
+    address = Address(host, port, tls_cert, tls_key)
+    address.check()
+    keys = read_keys(api_key_file) if api_key_file is not None else []
+    if not address.is_local and not keys and not insecure:
+        raise OptionError(
+            f"--host {host} needs API keys",
+            "other machines can reach this address, and could use the model",
+            "add --api-key-file FILE, or --insecure if the network is trusted",
+        )
+    if insecure and (keys or address.is_local):
+        reason = "--api-key-file protects the server" if keys else f"only this machine reaches {host}"
+        raise OptionError("--insecure has no effect", reason, "remove --insecure")
+    if allow_host and not address.is_local:
+        raise OptionError(
+            f"--allow-host cannot be used with --host {host}",
+            "the Host header is checked only for addresses that other machines do not reach", "remove --allow-host",
+        )  # fmt: skip
+    from genai.server.serving import Server, ServerOptions
+
+    options = ServerOptions(
+        keys=keys, max_queue=max_queue, max_per_key=max_per_key, timeout=timeout, max_body=max_body * 2**20,
+        strict=strict, reuse_replies=reuse_replies, allowed_hosts=address.hosts(tuple(allow_host or ())),
+        allowed_origins=tuple(allow_origin or ()), drain_seconds=drain_timeout,
+    )  # fmt: skip
+    with address.bind() as bound, flags.load_llm(model, max_sequences=max_sequences) as llm, quietly(flags.quiet):
+        server = Server(llm, options, name=name)
+        url = address.url(bound)
+        try:
+            run(server, bound, address, lambda: say(f"genai serve: {server.name} at {url}/v1"))
+        finally:
+            server.close()

@@ -1,0 +1,231 @@
+"""The ASGI application: routes, and the checks that precede every endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+from starlette.routing import Match, Route
+
+from ..errors import RequestError
+from .calls import Call, JsonReply, TextReply
+from .errors import ErrorReply
+from .guards import check_host, check_origin, cors_headers
+from .keys import ANYONE, Key, find_key
+from .replies import error_reply
+from .serving import Server
+from .sse import ClientGone, EventStream, Receive, Send, response_start, send_stream
+from .wire import chat, health, models
+
+BODY_SECONDS = 60.0
+"""The time in which a client must send its body."""
+
+Reply: TypeAlias = JsonReply | TextReply | EventStream
+Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
+# Every wire module lists its endpoints: method, path, and handler.
+_WIRES: tuple[Any, ...] = (health, models, chat)
+
+
+class Endpoint:
+    """A handler with its route's properties.
+
+    Attributes:
+        handle: the handler.
+        is_open: True if no API key is needed.
+        error_body: returns the body for an error, in the wire format of the endpoint.
+    """
+
+    def __init__(self, handle: Handler, *, is_open: bool, error_body: Callable[[ErrorReply], Any]) -> None:
+        self.handle, self.is_open, self.error_body = handle, is_open, error_body
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """The ASGI interface that makes this object an endpoint of a route."""
+
+
+def _openai_error(reply: ErrorReply) -> Any:
+    return reply.body()
+
+
+def build_app(server: Server) -> App:
+    """Return the ASGI application of a server."""
+    return App(server)
+
+
+class App:
+    """The ASGI application of a server. Every request passes `__call__`."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._routes = [
+            Route(path, Endpoint(handle, is_open=is_open, error_body=getattr(wire, "error_body", _openai_error)),
+                  methods=[method])
+            for wire in _WIRES
+            for method, path, handle, is_open in wire.ROUTES
+        ]  # fmt: skip
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            await _Exchange(self, scope, receive, send).run()
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+
+    def find(self, scope: Any) -> tuple[Endpoint, Mapping[str, str]]:
+        """Return the endpoint of a request, and the parameters in its path.
+
+        Raises:
+            RequestError: there is no such path, or it has other methods.
+        """
+        allowed: list[str] = []
+        for route in self._routes:
+            match, child = route.matches(scope)
+            if match == Match.FULL:
+                endpoint: Endpoint = route.endpoint  # type: ignore[assignment]
+                return endpoint, child["path_params"]
+            if match == Match.PARTIAL:
+                allowed += sorted(route.methods or ())
+        method, path = scope["method"], scope["path"]
+        if allowed:
+            raise RequestError(
+                405, f"{method:.20} cannot be used with {path:.200}", f"allowed: {', '.join(allowed)}",
+                "use another method", headers={"allow": ", ".join(allowed)},
+            )  # fmt: skip
+        paths = sorted({route.path for route in self._routes})
+        raise RequestError(
+            404, f"there is no path {path:.200}", f"the paths are {', '.join(paths)}", "use one of these paths",
+            code="unknown_path",
+        )  # fmt: skip
+
+
+class _Exchange:
+    """One request and its response."""
+
+    def __init__(self, app: App, scope: Any, receive: Receive, send: Send) -> None:
+        self._app, self._server = app, app.server
+        self._scope, self._receive, self._plain_send = scope, receive, send
+        self._id = f"req_{secrets.token_hex(12)}"
+        self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        self._notes = {"x-request-id": self._id}
+        self._error_body: Callable[[ErrorReply], Any] = _openai_error
+        self.status = 0
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._plain_send(message)
+
+    async def run(self) -> None:
+        """Serve the request. Errors become responses."""
+        try:
+            call = await self._call()
+            if call is not None:
+                await self._watched(call)
+        except ClientGone:
+            self.status = self.status or 499
+        except Exception as error:
+            reply = error_reply(self._server, self._id, error)
+            if not self.status:
+                await self._respond(JsonReply(self._error_body(reply), reply.status, dict(reply.headers)))
+
+    async def _call(self) -> Call | None:
+        """Check the request, and read its body. Return None if it is answered already."""
+        options = self._server.options
+        check_host(self._scope, self._headers, options.allowed_hosts)
+        check_origin(self._headers, options.allowed_origins)
+        self._notes |= cors_headers(self._headers, options.allowed_origins)
+        if self._scope["method"] == "OPTIONS":
+            await self._respond(TextReply("", status=204))
+            return None
+        endpoint, path = self._app.find(self._scope)
+        self._error_body, self._handle = endpoint.error_body, endpoint.handle
+        key = ANYONE if endpoint.is_open else self._key()
+        body = await self._body()
+        query = self._scope.get("query_string", b"").decode("latin-1")
+        return Call(self._server, key, self._id, self._headers, path, query, body, self._notes)
+
+    def _key(self) -> Key:
+        if not self._server.options.keys:
+            return ANYONE
+        return find_key(
+            self._server.options.keys, self._headers.get("authorization", ""), self._headers.get("x-api-key", "")
+        )
+
+    async def _body(self) -> bytes:
+        most, parts, size = self._server.options.max_body, [], 0
+        declared = self._headers.get("content-length", "")
+        is_too_large = declared.isascii() and declared.isdecimal() and (len(declared) > 18 or int(declared) > most)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while not is_too_large:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    is_too_large = size > most
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise RequestError(
+                408, "the body did not arrive", f"it must arrive within {BODY_SECONDS:.0f} s", "send it faster",
+                headers={"connection": "close"},
+            ) from None  # fmt: skip
+        if is_too_large:
+            raise RequestError(
+                413, "the body is too large", f"the limit is {most:,} bytes",
+                "send a smaller body, or raise the server's limit (--max-body)", headers={"connection": "close"},
+            )  # fmt: skip
+        return b"".join(parts)
+
+    async def _watched(self, call: Call) -> None:
+        """Serve a call, and cancel it when the client closes the connection."""
+        serving = asyncio.create_task(self._serve(call))
+        self._server.note_running(serving)
+        watching = asyncio.create_task(_disconnected(self._receive))
+        try:
+            await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                raise ClientGone
+            serving.result()
+        finally:
+            for task in (serving, watching):
+                task.cancel()
+            await asyncio.gather(serving, watching, return_exceptions=True)
+
+    async def _serve(self, call: Call) -> None:
+        try:
+            reply = await self._handle(call)
+        except asyncio.CancelledError as cancelled:
+            if (error := self._server.stop_error()) is None:
+                raise
+            raise error from cancelled
+        if isinstance(reply, EventStream):
+            reply.headers |= self._notes
+            await send_stream(reply, self._send, self._server.stop_error)
+        else:
+            await self._respond(reply)
+
+    async def _respond(self, reply: JsonReply | TextReply) -> None:
+        body = reply.body()
+        headers = {"content-type": reply.content_type, "content-length": str(len(body)), **self._notes, **reply.headers}
+        if reply.status == 204:
+            del headers["content-type"], headers["content-length"]
+        await self._send(response_start(reply.status, headers))
+        await self._send({"type": "http.response.body", "body": body})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

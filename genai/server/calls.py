@@ -1,0 +1,125 @@
+"""A call of an endpoint: what the client sent, and the replies that an endpoint can return."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..common.log import logger
+from ..errors import RequestError
+from .keys import Key
+
+if TYPE_CHECKING:
+    from .serving import Server
+
+_log = logger(__name__)
+
+
+@dataclass
+class Call:
+    """One call of an endpoint.
+
+    Attributes:
+        server: the server.
+        key: the API key.
+        id: identifier of the call, which the header x-request-id returns.
+        headers: the headers of the request, with names in lower case.
+        path: the parameters in the path.
+        query: the query string.
+        body: the body.
+        notes: headers for the response.
+    """
+
+    server: Server
+    key: Key
+    id: str
+    headers: Mapping[str, str]
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: str = ""
+    body: bytes = b""
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def json(self) -> dict[str, Any]:
+        """Return the body as an object.
+
+        Raises:
+            RequestError: the body is not a JSON object.
+        """
+        if not self.headers.get("content-type", "application/json").lower().startswith("application/json"):
+            raise RequestError(
+                415, f"the content type is {self.headers['content-type']!r:.80}", "bodies are JSON",
+                "send the header content-type: application/json",
+            )  # fmt: skip
+        try:
+            found = msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise RequestError(
+                400, "the body is not JSON", str(error) or "it is nested too deeply", "send a JSON object",
+                code="invalid_json",
+            ) from error  # fmt: skip
+        if not isinstance(found, dict):
+            raise RequestError(400, "the body is not a JSON object", "fields are read by name", "send an object")
+        return found
+
+    def note_ignored(self, names: list[str]) -> None:
+        """Name fields without effect in a response header and in the log."""
+        if names:
+            self.notes["x-ignored-fields"] = ", ".join(dict.fromkeys(names))[:1000]
+            _log.debug("request %s: fields without effect: %s", self.id, self.notes["x-ignored-fields"])
+
+
+def converted(values: Mapping[str, Any], kind: type[Any]) -> Any:
+    """Return fields as a msgspec.Struct.
+
+    Raises:
+        RequestError: a field has the wrong type.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        if (missing := re.match(r"Object missing required field `(\w+)`", what)) is not None and not place:
+            raise RequestError(
+                400, f"{missing[1]} is missing", "the field is required", f"add {missing[1]}",
+                code="missing_required_parameter", param=missing[1],
+            ) from error  # fmt: skip
+        name = place.rstrip("`").lstrip(".")
+        raise RequestError(
+            400, f"{name or 'the body'} cannot be used", what.replace("`", ""), "correct the field",
+            code="invalid_type", param=name.split(".")[0].split("[")[0] or None,
+        ) from error  # fmt: skip
+    except RecursionError:
+        raise RequestError(400, "the body is nested too deeply", "nesting is limited", "send a flatter body") from None
+
+
+@dataclass
+class JsonReply:
+    """A response with a JSON body."""
+
+    content: Any
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    content_type = "application/json"
+
+    def body(self) -> bytes:
+        """Return the bytes of the body."""
+        return msgspec.json.encode(self.content)
+
+
+@dataclass
+class TextReply:
+    """A response with a text."""
+
+    content: str
+    content_type: str = "text/plain; charset=utf-8"
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """Return the bytes of the body."""
+        return self.content.encode()

@@ -1,0 +1,75 @@
+"""Checks of the headers host and origin, which keep web pages of others away from the server.
+
+A web page can make a browser send requests to an address of the local machine. By DNS rebinding, its own name can
+lead to the server, so the name in the header `host` is checked. Otherwise, the browser sends the header `origin`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import RequestError
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+def check_host(scope: Any, headers: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """Raise RequestError unless the header `host` has one of the allowed names; with no names, all are allowed."""
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"host"]
+    name = host_name(hosts[0]) if len(hosts) == 1 else ""
+    if allowed and name not in allowed:
+        raise RequestError(
+            403, f"the host {', '.join(hosts)!r:.200} is not allowed",
+            "requests to an unknown name can come from a web page that was redirected to this server",
+            "use the address that the server printed, or add the name with --allow-host",
+            code="host_not_allowed",
+        )  # fmt: skip
+
+
+def host_name(host: str) -> str:
+    """Return the name in a value of the header `host`, without the port, in lower case."""
+    text = host.strip().lower()
+    if text.startswith("["):
+        return text[: text.find("]") + 1]
+    return text.rpartition(":")[0] if ":" in text else text
+
+
+def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """Raise RequestError if the header `origin` names a web page of another server that is not allowed."""
+    origin = headers.get("origin")
+    if origin is None or origin in allowed or "*" in allowed:
+        return
+    scheme, _, host = origin.partition("://")
+    if scheme in ("http", "https") and host == headers.get("host"):
+        return
+    raise RequestError(
+        403, f"the origin {origin!r:.200} is not allowed", "web pages of other servers cannot use this server",
+        f"start the server with --allow-origin {origin:.200}", code="origin_not_allowed",
+    )  # fmt: skip
+
+
+def cors_headers(headers: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str]:
+    """Return the headers that let a browser's page of an allowed origin read the response."""
+    origin = headers.get("origin")
+    if origin is None or not (origin in allowed or "*" in allowed):
+        return {}
+    return {
+        "access-control-allow-origin": origin,
+        "vary": "origin",
+        "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+        "access-control-allow-headers": headers.get("access-control-request-headers", "authorization, content-type"),
+        "access-control-expose-headers": "x-request-id, x-ignored-fields, retry-after",
+        "access-control-max-age": "600",
+    }
+
+
+def is_loopback(address: str) -> bool:
+    """Return True if an address can be reached only from this machine."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,185 @@
+"""Runs a server with uvicorn: the socket, TLS, and the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, MissingPackageError, OptionError
+from .guards import LOCAL_NAMES, is_loopback
+from .serving import Server
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address on which a server listens.
+
+    Attributes:
+        host: name or address of the interface.
+        port: the port; 0 = a free port.
+        tls_cert, tls_key: files with a certificate chain and its private key; None = plain HTTP.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine can reach the address."""
+        return is_loopback(self.host)
+
+    def check(self) -> None:
+        """Raise an error unless the port and the TLS files can be used."""
+        if not 0 <= self.port < 2**16:
+            raise OptionError(f"port = {self.port}", "0 to 65535 is expected; 0 = a free port", "leave port out")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError(
+                "tls_cert and tls_key belong together", "only one of the two is set", "set both, or leave both out"
+            )
+        if self.tls_cert is not None:
+            self._check_tls()
+
+    def _check_tls(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.tls_cert or "", self.tls_key, lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            raise InputError(
+                f"{self.tls_cert} and {self.tls_key} cannot be used", str(error),
+                "pass a PEM file with the certificate chain, and a PEM file with its private key without a password",
+            ) from error  # fmt: skip
+
+    def hosts(self, more: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return the names that the header `host` may have; empty = every name, for addresses that others reach."""
+        return tuple({*LOCAL_NAMES, self.host.lower(), *(name.lower() for name in more)}) if self.is_local else ()
+
+    def bind(self) -> socket.socket:
+        """Return a socket that is bound to the address.
+
+        Raises:
+            OptionError: the name is unknown, or the port is used by another process.
+        """
+        try:
+            found = socket.getaddrinfo(self.host.strip("[]"), self.port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, address = found[0]
+        except OSError as error:
+            raise OptionError(
+                f"host = {self.host!r:.200}", f"the name has no address: {error.strerror}", "use an address or a name"
+            ) from error
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except OSError as error:
+            made.close()
+            raise OptionError(
+                f"port = {self.port} on {self.host} cannot be used", str(error.strerror),
+                "choose another port, or 0 for a free port",
+            ) from error  # fmt: skip
+        return made
+
+    def url(self, bound: socket.socket) -> str:
+        """Return the URL of a bound socket."""
+        host, port = bound.getsockname()[:2]
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def check_packages() -> None:
+    """Raise MissingPackageError if a package of the extra `serve` is not installed."""
+    try:
+        import msgspec  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            "the server cannot be started", f"the package {error.name} is not installed",
+            'run pip install "onnx-genai-toolkit[serve]"',
+        ) from None  # fmt: skip
+
+
+def serve(server: Server, bound: socket.socket, address: Address, on_ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C. Running requests are finished first, for a limited time.
+
+    Args:
+        server: the server.
+        bound: a socket of `Address.bind`.
+        address: the address.
+        on_ready: called when the server accepts requests.
+    """
+    check_packages()
+    import uvicorn
+
+    from .app import build_app
+
+    config = uvicorn.Config(
+        build_app(server),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+        h11_max_incomplete_event_size=64 * 1024,
+        ssl_certfile=address.tls_cert,
+        ssl_keyfile=address.tls_key,
+    )
+
+    class Quiet(uvicorn.Server):
+        """A uvicorn server that leaves signals to `_live`, so that streams end whole and the exit code is 0."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            on_ready()
+
+    asyncio.run(_live(server, Quiet(config), bound))
+
+
+async def _live(server: Server, http: Any, bound: socket.socket) -> None:
+    loop, stops = asyncio.get_running_loop(), asyncio.Event()
+    count = 0
+
+    def stop() -> None:
+        nonlocal count
+        count += 1
+        server.admission.is_draining = True
+        stops.set()
+        if count > 1:
+            http.should_exit = http.force_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    serving = asyncio.create_task(http.serve(sockets=[bound]))
+    stopping = asyncio.create_task(stops.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        await _drain(server)
+        http.should_exit = True
+    stopping.cancel()
+    await serving
+
+
+async def _drain(server: Server) -> None:
+    """Wait until all requests have ended, or the time limit has passed; then end the rest with an error."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + server.options.drain_seconds
+    while server.num_tasks and loop.time() < end:
+        await asyncio.sleep(0.02)
+    server.stop_running()
+    end = loop.time() + 1.0
+    while server.num_tasks and loop.time() < end:
+        await asyncio.sleep(0.02)

@@ -1,0 +1,176 @@
+"""The server's state: its model, its options, and the limits of its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import OptionError, RequestError, did_you_mean
+from ..llm.llm import LLM
+from .admission import Admission
+from .keys import Key
+from .token_texts import TokenTexts
+
+T = TypeVar("T")
+# Templates, tokenizers and grammars are prepared on these threads, so that the event loop continues in the meantime.
+_PREPARING_THREADS = 2
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of a server.
+
+    Attributes:
+        keys: the accepted API keys; empty = every request is accepted.
+        max_queue: maximum number of requests that wait; further requests are refused with status 429.
+        max_per_key: maximum number of requests of one key that run and wait; None = no limit.
+        timeout: maximum number of seconds for a request; None = no limit. Requests can set a shorter limit.
+        max_body: maximum number of bytes in a request body.
+        strict: True to refuse fields without effect.
+        reuse_replies: True to reuse cached blocks of replies. The next turn of a conversation then starts sooner, but
+            its tokens can differ from those of a server that did not generate the reply.
+        allowed_hosts: accepted names in the header `host`; empty = every name is accepted.
+        allowed_origins: origins of web pages that may use the server.
+        drain_seconds: maximum number of seconds that running requests may take after the server was told to stop.
+
+    Raises:
+        OptionError: a value is out of range.
+    """
+
+    keys: Sequence[Key] = ()
+    max_queue: int = 256
+    max_per_key: int | None = None
+    timeout: float | None = None
+    max_body: int = 16 * 2**20
+    strict: bool = False
+    reuse_replies: bool = False
+    allowed_hosts: Sequence[str] = ()
+    allowed_origins: Sequence[str] = ()
+    drain_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_queue", 0), ("max_per_key", 1), ("max_body", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
+                raise OptionError(
+                    f"{name} = {value!r:.40}", f"a whole number of at least {low} is expected", f"leave {name} out"
+                )
+        for name in ("timeout", "drain_seconds"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | float) or not 0 < value < 1e9):
+                raise OptionError(
+                    f"{name} = {value!r:.40}", "a number of seconds above 0 is expected", f"leave {name} out"
+                )
+
+
+class Server:
+    """A model that is served to many clients.
+
+    Attributes:
+        name: the name of the model in requests.
+        admission: the requests that run and wait.
+        fingerprint: equal fingerprints give equal replies to equal requests with the same seed.
+        token_texts: the texts of single tokens.
+        chooses_seeds: True if requests without a seed get a random one; False if the model's files set a seed.
+        created: the time of the start, in seconds since 1970.
+
+    Args:
+        llm: the model; the caller closes it.
+        options: the options.
+        name: the name of the model in requests; None = the name of the model's folder.
+        max_sequences: the maximum number of concurrent sequences of `llm`.
+    """
+
+    def __init__(self, llm: LLM, options: ServerOptions | None = None, *, name: str | None = None) -> None:
+        self.llm, self.options = llm, options or ServerOptions()
+        self.name = name or llm.model.folder.name
+        self.created = int(time.time())
+        # A few sequences more than the engine runs, so that the engine never waits for the event loop.
+        most = llm.max_sequences + max(2, llm.max_sequences // 8)
+        self.admission = Admission(most, self.options.max_queue, self.options.max_per_key)
+        self.token_texts = TokenTexts(llm)
+        self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
+        self.chooses_seeds = llm.params().seed is None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_stopped = False
+        self.fingerprint = f"fp_{_fingerprint(llm)}"
+
+    @property
+    def hidden(self) -> Mapping[str, str]:
+        """Texts that no reply may contain, with their replacements: the paths of this machine."""
+        folder = self.llm.model.folder
+        return {str(Path(folder).absolute()): self.name, str(folder): self.name} if Path(folder).parent.name else {}
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the loaded adapters."""
+        return self.llm.adapters.names
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names that requests can use."""
+        return [self.name, *self.adapters]
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """Return the adapter that a model name in a request selects; None for the base model.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+        if model is None or model in ("", self.name):
+            return None
+        name = model.removeprefix(f"{self.name}+")
+        if name in self.adapters:
+            return name
+        raise RequestError(
+            404, f"the model {model!r:.200} does not exist", f"this server has {', '.join(self.model_names)}"[:500],
+            did_you_mean(model, self.model_names, "use one of these names"), code="model_not_found", param="model",
+        )  # fmt: skip
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function on another thread, without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
+
+    def note_running(self, task: asyncio.Task[Any]) -> None:
+        """Note a task that serves a request, so that `stop_running` can end it."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of tasks that serve requests."""
+        return len(self._tasks)
+
+    def stop_running(self) -> None:
+        """End all running requests with an error."""
+        self._is_stopped = True
+        for task in [*self._tasks]:
+            task.cancel()
+
+    def stop_error(self) -> RequestError | None:
+        """Return the error of requests that `stop_running` ended; None if it was not called."""
+        if not self._is_stopped:
+            return None
+        return RequestError(
+            503, "the server was stopped before the reply ended", "its time limit for running requests passed",
+            "send the request again later", code="stopping", headers={"retry-after": "1"},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop the threads. The model stays loaded."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _fingerprint(llm: LLM) -> str:
+    """Return a hash of everything that the bytes of a reply depend on, except the request."""
+    from .. import __version__
+
+    facts = (__version__, llm.model.identity(), llm.tokenizer.content_key(), llm.tokenizer.templates_key())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,205 @@
+"""Turns: a request of any wire format for text, and the events of its samples while they are generated."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DeadlineError
+from ..llm.completion import Completion
+from ..llm.requests import Prompt
+from ..llm.samples import Finished, Item, PreparedRequest, SampleStream, prepare_chat, prepare_completion
+from ..text import parsing
+from .admission import Seat, Ticket
+from .events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolArguments, ToolCall, token_counts
+from .keys import Key
+
+if TYPE_CHECKING:
+    from .serving import Server
+
+
+# JavaScript reads larger numbers inexactly, so that a client could not repeat a reply with its seed.
+_SEED_BITS = 53
+
+
+@dataclass
+class Turn:
+    """A request for one or more samples of text.
+
+    Attributes:
+        key: the API key of the request.
+        options: options of LLM.chat, or of LLM.generate for raw prompts; `timeout` and `priority` are among them.
+        messages: the conversation; None for raw prompts.
+        prompts: raw prompts, if there are no messages.
+        stream: True to yield events while the samples are generated; False to yield them at the end.
+        cache_salt: further salt of the prefix cache.
+    """
+
+    key: Key
+    options: dict[str, Any]
+    messages: Sequence[Mapping[str, Any]] | None = None
+    prompts: Sequence[Prompt] = ()
+    stream: bool = False
+    cache_salt: str | None = None
+
+    def request_options(self, *, reuse_replies: bool) -> dict[str, Any]:
+        """Return the options with those that concern the prefix cache."""
+        salts = [salt for salt in (self.key.salt, self.cache_salt) if salt is not None]
+        salt = {"cache_salt": "\0".join(salts)} if salts else {}
+        return {**self.options, **salt, "reuse_replies": reuse_replies}
+
+
+@dataclass
+class RunningTurn:
+    """A turn that was admitted, and its events.
+
+    Attributes:
+        requests: one request per prompt.
+        stream: the samples.
+        call_id: returns the identifier of a tool call, given its sample and its index.
+        eos: the tokens that end a reply.
+        completions: the completions of the samples that have ended, by number.
+    """
+
+    turn: Turn
+    requests: Sequence[PreparedRequest]
+    stream: SampleStream
+    call_id: Callable[[int, int], str]
+    eos: Sequence[int]
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._readers = [
+            _SampleReader(self, number, request)
+            for number, request in enumerate(request for request in self.requests for _ in range(request.num_samples))
+        ]
+
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """Yield the events, in lists of those that arrived together. Closing the iterator cancels the turn."""
+        try:
+            while items := await self.stream.take():
+                if events := [event for item in items for event in self._readers[item.sample].read(item)]:
+                    yield events
+        finally:
+            self.stream.cancel()
+
+    @property
+    def usage(self) -> TokenCounts:
+        """The token counts of the samples that have ended."""
+        return token_counts([*self.completions.values()])
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of all prompts."""
+        return sum(len(request.prompt) for request in self.requests)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the first prompt's samples."""
+        return self.requests[0].seed
+
+
+class _SampleReader:
+    """Turns the items of one sample into events."""
+
+    def __init__(self, running: RunningTurn, number: int, request: PreparedRequest) -> None:
+        self._running, self._number = running, number
+        self._splitter = None if request.new_splitter is None else request.new_splitter()
+        self._num_calls = 0
+
+    def read(self, item: Item) -> list[Event]:
+        """Return the events of an item."""
+        if not isinstance(item, Finished):
+            found: list[Event] = [Logprobs(self._number, item.logprobs)] if item.logprobs else []
+            return found + self._texts(item.text)
+        completion, found = item.completion, []
+        self._running.completions[self._number] = completion
+        if not self._running.turn.stream:
+            if completion.logprobs:
+                found.append(Logprobs(self._number, completion.logprobs))
+            found += self._texts(completion.text)
+        if self._splitter is not None:
+            found += self._converted(self._splitter.finish())
+        return [*found, Finish(self._number, self._num_calls > 0, completion, self._running.eos)]
+
+    def _texts(self, text: str) -> list[Event]:
+        if self._splitter is None:
+            return [Text(self._number, text)] if text else []
+        return self._converted(self._splitter.feed(text)) if text else []
+
+    def _converted(self, events: Sequence[parsing.Event]) -> list[Event]:
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, parsing.Text):
+                found.append(Text(self._number, event.text))
+            elif isinstance(event, parsing.Reasoning):
+                found.append(Reasoning(self._number, event.text))
+            elif isinstance(event, parsing.ToolCall):
+                self._num_calls += 1
+                identifier = event.id or self._running.call_id(self._number, event.index)
+                found.append(ToolCall(self._number, event.index, identifier, event.name))
+                found.append(ToolArguments(self._number, event.index, event.arguments_text))
+        return [event for event in found if not isinstance(event, Text | Reasoning) or event.text]
+
+
+async def start_turn(server: Server, turn: Turn, seat: Seat) -> RunningTurn:
+    """Prepare a turn, wait for its place, and submit it.
+
+    Raises:
+        GenaiError: the request is invalid, or its timeout expired while it waited.
+    """
+    options = turn.request_options(reuse_replies=server.options.reuse_replies)
+    if server.chooses_seeds:
+        options.setdefault("seed", secrets.randbits(_SEED_BITS))
+    requests = await server.in_thread(_prepared, server, turn, options)
+    cost = sum(request.num_samples for request in requests)
+    ticket = await _admitted(server, turn, seat, cost, requests[0].leader.deadline)
+    try:
+        stream = SampleStream(server.llm, requests, watched=turn.stream, on_end=ticket.release)
+    except BaseException:
+        ticket.release()
+        raise
+    call_id = _call_ids(requests[0], short=server.llm.parser.name == "mistral")
+    return RunningTurn(turn, requests, stream, call_id, server.llm.model.config.model.eos_token_ids)
+
+
+def _prepared(server: Server, turn: Turn, options: Mapping[str, Any]) -> list[PreparedRequest]:
+    if turn.messages is not None:
+        return [prepare_chat(server.llm, turn.messages, options)]
+    return [prepare_completion(server.llm, prompt, options) for prompt in turn.prompts]
+
+
+async def _admitted(server: Server, turn: Turn, seat: Seat, cost: int, deadline: float | None) -> Ticket:
+    entering = server.admission.enter(seat, cost, turn.options.get("priority", 0))
+    if deadline is None:
+        return await entering
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            return await entering
+    except TimeoutError:
+        raise DeadlineError(
+            "the request's timeout expired while the request waited", "other requests were running",
+            "send the request again later, or raise the timeout",
+        ) from None  # fmt: skip
+
+
+def _call_ids(request: PreparedRequest, *, short: bool) -> Callable[[int, int], str]:
+    """Return the function that names tool calls by sample and index.
+
+    The same request with the same seed gets the same names, and other prompts get other names. The templates of Mistral
+    accept only names of nine characters.
+    """
+    start = hashlib.sha256(struct.pack(f"<Q{len(request.prompt)}q", request.seed, *request.prompt))
+
+    def name(sample: int, index: int) -> str:
+        digest = start.copy()
+        digest.update(struct.pack("<qq", sample, index))
+        return digest.hexdigest()[:9] if short else f"call_{digest.hexdigest()[:24]}"
+
+    return name

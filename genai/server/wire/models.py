@@ -1,0 +1,68 @@
+"""/v1/models: the model and its adapters, with the properties that agents look for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import GenaiError
+from ..calls import Call, JsonReply
+from ..serving import Server
+
+
+async def list_models(call: Call) -> JsonReply:
+    """List the model and its adapters."""
+    server = call.server
+    data = [_model(server, name) for name in server.model_names]
+    # Codex sends its version, and expects another form of entries in `models`; other agents read llama.cpp's form.
+    entries = [] if "client_version=" in call.query else [_entry(one) for one in data]
+    return JsonReply({"object": "list", "data": data, "models": entries})
+
+
+async def show_model(call: Call) -> JsonReply:
+    """Return one model."""
+    name = call.path["name"]
+    call.server.adapter_of(name)
+    return JsonReply(_model(call.server, name))
+
+
+def _model(server: Server, name: str) -> dict[str, Any]:
+    size = server.llm.context_size
+    return {
+        "id": name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "genai",
+        "root": server.name,
+        "parent": None if name == server.name else server.name,
+        "max_model_len": size,
+        "context_length": size,
+        "context_window": size,
+        "capabilities": capabilities(server),
+    }
+
+
+def _entry(model: dict[str, Any]) -> dict[str, Any]:
+    names = {"name": model["id"], "model": model["id"], "type": "model", "capabilities": model["capabilities"]}
+    return {**names, "details": {"format": "onnx"}, "context_length": model["context_length"]}
+
+
+def capabilities(server: Server) -> list[str]:
+    """Return the abilities of the model: "completion", "chat", "tools", "thinking", "structured_output"."""
+    found = ["completion"]
+    try:
+        template = server.llm.tokenizer.template_text(with_tools=True)
+    except GenaiError:
+        return found
+    found.append("chat")
+    if server.llm.parser.calls is not None and "tools" in template:
+        found.append("tools")
+    if server.llm.parser.reasoning is not None:
+        found.append("thinking")
+    return [*found, "structured_output"]
+
+
+ROUTES = (
+    ("GET", "/v1/models", list_models, False),
+    ("GET", "/models", list_models, False),
+    ("GET", "/v1/models/{name:path}", show_model, False),
+)

@@ -1,0 +1,160 @@
+"""`genai serve` as a process: its address, errors before the model is loaded, and SIGTERM under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from genai.cli import app
+from genai.errors import InputError, OptionError
+from genai.server.run import Address
+
+from .test_load import NEVER_ENDS
+
+
+class Process:
+    """`genai serve` in a process."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "genai", "serve", "--port", "0", *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stderr is not None
+        self.line = next(line for line in self.process.stderr if "http" in line)
+        self.url = self.line.split()[-1].removesuffix("/v1")
+        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def close(self) -> str:
+        """End the process, and return what else it wrote."""
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        if self.process.stderr is None or self.process.stderr.closed:
+            return ""
+        _, said = self.process.communicate()
+        return said
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    known: list[Process] = []
+
+    def begin(*arguments: str) -> Process:
+        known.append(Process(*arguments))
+        return known[-1]
+
+    yield begin
+    for one in known:
+        one.close()
+
+
+def test_sigterm_ends_streams_whole(start: Callable[..., Process]) -> None:
+    served = start("--name", "mine")
+    assert served.line.startswith("genai serve: mine at http://127.0.0.1:")
+    body = {**NEVER_ENDS, "stream": True, "max_tokens": 300}
+    with served.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert served.process.wait(30) == 0
+    assert served.close() == ""
+
+
+def test_the_time_limit_of_sigterm(start: Callable[..., Process]) -> None:
+    served = start("--drain-timeout", "0.01", "--ctx-size", "1024")
+    body = {"messages": NEVER_ENDS["messages"], "ignore_eos": True, "n": 30, "temperature": 1, "stream": True}
+    with served.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-2] == "event: error" and json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "stopping"
+    assert served.process.wait(30) == 0
+
+
+WRONG: list[tuple[list[str], str]] = [
+    (["--host", "0.0.0.0"], "--host 0.0.0.0 needs API keys"),
+    (["--insecure"], "--insecure has no effect"),
+    (["--host", "0.0.0.0", "--insecure", "--allow-host", "me"], "--allow-host cannot be used"),
+    (["--host", "no such name.invalid", "--insecure"], "--host 'no such name.invalid'"),
+    (["--port", "70000"], "--port 70000"),
+    (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key belong together"),
+    (["--timeout", "0"], "--timeout 0.0"),
+    (["--api-key-file", "missing-file"], "missing-file"),
+    (["--lora", "x=missing-adapter"], "missing-adapter"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG)
+def test_errors_before_the_model_is_loaded(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("genai.llm.llm.LLM.__init__", fails)
+    assert app.run(["serve", "--port", "0", *arguments]) in (1, 2)
+    assert said in capsys.readouterr().err
+
+
+def test_an_unknown_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["serve", "--port", "0", "no-such-model-anywhere"]) == 1
+    assert "no-such-model-anywhere" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert app.run(["serve", "--port", str(port)]) == 2
+    assert f"--port {port} on 127.0.0.1 cannot be used" in capsys.readouterr().err
+
+
+def test_a_missing_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert app.run(["serve"]) == 1
+    said = capsys.readouterr().err
+    assert "uvicorn is not installed" in said and 'pip install "onnx-genai-toolkit[serve]"' in said
+
+
+def test_importing_the_toolkit_imports_no_server() -> None:
+    code = "import sys, genai; genai.LLM; print({'starlette', 'uvicorn', 'msgspec'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_tls(start: Callable[..., Process], tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        capture_output=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    with pytest.raises(InputError, match="cannot be used"):
+        Address(tls_cert=key, tls_key=cert).check()
+    served = start("--tls-cert", str(cert), "--tls-key", str(key))
+    assert " https://127.0.0.1:" in served.line
+    trusted = ssl.create_default_context(cafile=str(cert))
+    with httpx.Client(base_url=served.url, verify=trusted, trust_env=False) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_names_of_hosts() -> None:
+    assert Address().hosts() and Address("0.0.0.0").hosts() == () and "me" in Address().hosts(("Me",))
+    with pytest.raises(OptionError, match="port"):
+        Address(port=-1).check()

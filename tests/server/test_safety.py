@@ -1,0 +1,192 @@
+"""Who may use a server: keys, the host header, origins, bodies; and the separation of keys in the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import genai
+from genai.errors import InputError, OptionError
+from genai.server.guards import host_name, is_loopback
+from genai.server.keys import read_keys
+from genai.server.serving import Server, ServerOptions
+
+from .conftest import Running
+from .test_load import STORY
+
+KEYS = "# keys of the team\nalice aaaaaaaaaaaaaaaaaaaa\n\nbbbbbbbbbbbbbbbbbbbb\n"
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(KEYS, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def locked(serving: Callable[..., Running], key_file: Path) -> Running:
+    return serving(keys=read_keys(key_file))
+
+
+def test_keys(locked: Running) -> None:
+    body = {"messages": [{"role": "user", "content": "What is 12 + 7?"}]}
+    for headers in (
+        {"authorization": f"Bearer {'a' * 20}"},
+        {"x-api-key": "b" * 20},
+        {"authorization": f"bearer {'b' * 20}"},
+    ):
+        assert locked.post("/v1/chat/completions", body, **headers).status_code == 200
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "?"}, {"authorization": f"Basic {'a' * 20}"}):
+        answer = locked.post("/v1/chat/completions", body, **headers)
+        error = answer.json()["error"]
+        assert answer.status_code == 401 and error["type"] == "authentication_error"
+        assert error["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
+    with locked.http as client:
+        assert client.get("/v1/models").status_code == 401 and client.get("/health").json() == {"status": "ok"}
+
+
+def test_keys_do_not_share_cached_blocks(locked: Running) -> None:
+    body = {"messages": [{"role": "user", "content": "Tell me about the sea. " * 30}], "max_tokens": 1}
+
+    def cached(key: str, **fields: Any) -> int:
+        answer = locked.post("/v1/chat/completions", {**body, **fields}, authorization=f"Bearer {key * 20}").json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("a") == 0 and cached("a") > 100 and cached("b") == 0 and cached("b") > 100
+    assert cached("a", cache_salt="x") == 0 and cached("a", cache_salt="x") > 100 and cached("a") > 100
+
+
+def test_names_of_keys(key_file: Path) -> None:
+    assert [key.name for key in read_keys(key_file)] == ["alice", "key-4"]
+    assert "aaaa" not in repr(read_keys(key_file))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no key"),
+        ("# only a comment", "no key"),
+        ("a b c", "3 words"),
+        ("short", "5 characters"),
+        ("é" * 20, "ASCII"),
+        (f"a {'x' * 20}\na {'y' * 20}", "repeats"),
+    ],
+)
+def test_wrong_key_files(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "keys").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        read_keys(tmp_path / "keys")
+
+
+def test_a_missing_key_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        read_keys(tmp_path / "keys")
+
+
+def test_the_host_header(serving: Callable[..., Running]) -> None:
+    running = serving(allowed_hosts=("127.0.0.1", "localhost"))
+    with running.http as client:
+        for host in ("127.0.0.1:80", "localhost", "LOCALHOST:1"):
+            assert client.get("/v1/models", headers={"host": host}).status_code == 200
+        for host in ("evil.example", "evil.example:8000", "", "127.0.0.1.evil.example", "127.0.0.1@evil"):
+            answer = client.get("/v1/models", headers={"host": host})
+            assert answer.status_code == 403 and answer.json()["error"]["code"] == "host_not_allowed", host
+
+
+def test_origins(serving: Callable[..., Running]) -> None:
+    closed, opened = serving(), serving(allowed_origins=("https://chat.example",))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    answer = closed.post("/v1/chat/completions", body, origin="https://evil.example")
+    assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    assert closed.post("/v1/chat/completions", body, origin="null").status_code == 403
+    same = closed.post("/v1/chat/completions", body, origin=closed.url)
+    assert same.status_code == 200
+    answer = opened.post("/v1/chat/completions", body, origin="https://chat.example")
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://chat.example"
+    with opened.http as client:
+        asked = {"origin": "https://chat.example", "access-control-request-headers": "content-type, x-stainless-os"}
+        preflight = client.options("/v1/chat/completions", headers=asked)
+        assert preflight.status_code == 204
+        assert preflight.headers["access-control-allow-headers"] == "content-type, x-stainless-os"
+        assert client.options("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
+
+
+def test_bodies_are_limited(serving: Callable[..., Running]) -> None:
+    running = serving(max_body=1000)
+    assert running.chat("x" * 2000).status_code == 413
+    with running.http as client:
+
+        def parts() -> Any:
+            for _ in range(100):
+                yield b" " * 100
+
+        answer = client.post("/v1/chat/completions", content=parts(), headers={"content-type": "application/json"})
+        assert answer.status_code == 413 and "1,000 bytes" in answer.json()["error"]["message"]
+
+
+def test_paths_and_methods(running: Running) -> None:
+    with running.http as client:
+        assert client.get("/v1/nothing").json()["error"]["code"] == "unknown_path"
+        answer = client.get("/v1/chat/completions")
+        assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+        assert client.get("/v1/models/nothing").status_code == 404
+
+
+def test_replies_hide_paths(running: Running, llm: genai.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise InputError(f"{llm.model.folder}/chat_template.jinja is wrong", "it is", "mend it")
+
+    monkeypatch.setattr("genai.server.turns.prepare_chat", fails)
+    message = running.chat().json()["error"]["message"]
+    assert message.startswith("pebble/chat_template.jinja is wrong")
+
+
+def test_strict(serving: Callable[..., Running]) -> None:
+    running = serving(strict=True)
+    for fields in ({"user": "me"}, {"unknown_field": 1}, {"tools": [{"type": "web_search"}]}):
+        answer = running.chat(**fields)
+        assert answer.status_code == 400 and "--strict" in answer.json()["error"]["message"]
+
+
+def test_hosts_and_addresses() -> None:
+    assert [host_name(one) for one in ("A:1", "a", "[::1]:5", "[::1]", "")] == ["a", "a", "[::1]", "[::1]", ""]
+    assert [is_loopback(one) for one in ("localhost", "127.0.0.5", "::1", "0.0.0.0", "example.org")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_queue": -1}, {"max_per_key": 0}, {"max_body": 0}, {"timeout": 0}, {"drain_seconds": -1}]
+)
+def test_wrong_options(options: Any) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        ServerOptions(**options)
+
+
+def test_a_conversation_equals_that_of_a_cold_server(llm: genai.LLM, running: Running, serving: Any) -> None:
+    """The blocks of a reply have other numerics than the same tokens in a prompt, so they are computed again."""
+    padding = {"role": "system", "content": "You tell stories. " * 15}
+    question = {"messages": [padding, *STORY], "temperature": 0, "max_tokens": 300}
+    first = running.post("/v1/chat/completions", question).json()
+    longer = [*question["messages"], first["choices"][0]["message"], {"role": "user", "content": "And now?"}]
+    ask = {"messages": longer, "max_tokens": 5, "logprobs": True, "top_logprobs": 2}
+    warm = running.post("/v1/chat/completions", ask).json()
+    cold = running.post("/v1/chat/completions", {**ask, "cache_salt": "cold"}).json()
+    assert warm["choices"] == cold["choices"]
+    reused = warm["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert 0 < reused <= first["usage"]["prompt_tokens"] and not cold["usage"]["prompt_tokens_details"]["cached_tokens"]
+    fast = serving(reuse_replies=True)
+    assert fast.post("/v1/chat/completions", {**question, "cache_salt": "r"}).json()["choices"] == first["choices"]
+    warm = fast.post("/v1/chat/completions", {**ask, "cache_salt": "r"}).json()
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > reused
+
+
+def test_the_name_of_a_server(llm: genai.LLM) -> None:
+    server = Server(llm)
+    assert server.name == "pebble-tools" and server.model_names == ["pebble-tools", "words"]
+    assert server.fingerprint == Server(llm).fingerprint
+    server.close()
