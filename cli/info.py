@@ -73,11 +73,13 @@ def _split(model: Path | None) -> tuple[Path | None, Path | None]:
 
 def _facts_of_source(model: Path) -> dict[str, Any] | Path:
     """Return the facts about a model that is not a model folder, or the model folder to describe."""
+    from genai.convert.checkpoint import is_checkpoint
     from genai.convert.resolve import found_model
     from genai.doctor.model_info import describe_onnx
     from genai.doctor.source_info import describe_adapter, describe_checkpoint, describe_download
     from genai.embed.describe import describe_encoder, is_encoder_folder
     from genai.lora.describe import is_adapter
+    from genai.models.exported_config import is_exported_decoder
 
     with task(f"Reading {model.name}"):
         if model.suffix == ".onnx":
@@ -85,22 +87,15 @@ def _facts_of_source(model: Path) -> dict[str, Any] | Path:
         found = found_model(model)
         if not isinstance(found, Path):
             return describe_download(found)
-        if (found / "genai_config.json").is_file():
+        if (found / "genai_config.json").is_file() or (not is_checkpoint(found) and is_exported_decoder(found)):
             return found
         if is_adapter(found):
             return describe_adapter(found)
         if is_encoder_folder(found):
             return describe_encoder(found)
-        if _is_source(found):
+        if is_checkpoint(found):
             return describe_checkpoint(found)
         return found
-
-
-def _is_source(path: Path) -> bool:
-    """Return True if a path is a checkpoint or a GGUF file."""
-    from genai.convert.checkpoint import is_checkpoint
-
-    return is_checkpoint(path)
 
 
 def _refuse(flags: dict[str, Any], name: str, kind: str) -> None:
@@ -136,6 +131,9 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from genai.common.memory_limits import format_bytes as size
 
     yield "folder", facts["folder"]
+    if facts["derived"] is not None:
+        yield "graph", _graph(facts["derived"])
+        yield "derived", _derived(facts["derived"]["values_by_source"])
     window = f", sliding window {facts['sliding_window']}" if facts["sliding_window"] else ""
     yield (
         "architecture",
@@ -184,6 +182,17 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             "default context",
             f"{memory['default_context']:,} tokens, so that the cache uses at most half of the remaining memory",
         )
+
+
+def _graph(derived: dict[str, Any]) -> str:
+    others = f"; others: {', '.join(derived['other_graphs'])}" if derived["other_graphs"] else ""
+    return f"{derived['graph']} ({derived['precision']}){others}"
+
+
+def _derived(values: dict[str, list[str]]) -> str:
+    """Return the values that genai_config.json would contain, by the file that they were derived from."""
+    parts = [f"{', '.join(key.rsplit('.', 1)[-1] for key in keys)} from {source}" for source, keys in values.items()]
+    return f"genai_config.json is missing; {'; '.join(parts)}"
 
 
 def _by_kind(facts: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from ..lora.gguf import in_our_order
 from ..lora.parameters import AdapterParameters, checkpoint_name
 from ..lora.peft import CONFIG as ADAPTER_CONFIG
 from ..lora.selection import check_last_layers
+from ..models.exported_config import variants_in
 from ..models.folders import folder_json, not_a_checkpoint, readable
 from ..text.backend import load_tokenizer
 from ..text.sources.choosing import has_tokenizer
@@ -36,11 +37,16 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return True if a path is a GGUF file or a Hugging Face checkpoint folder that is not also a model folder."""
+    """Return True if a path is a GGUF file or a Hugging Face checkpoint folder that is not also a model folder.
+
+    A folder with config.json and graphs, but without safetensors, was written by an exporter, and is a model folder.
+    """
     with readable(folder):
         if is_gguf(folder):
             return True
-        return (folder / CONFIG).is_file() and not (folder / "genai_config.json").exists()
+        if not (folder / CONFIG).is_file() or (folder / "genai_config.json").exists():
+            return False
+        return any(folder.glob("*.safetensors")) or not variants_in(folder)
 
 
 class Checkpoint(TensorFiles[TensorFile]):

@@ -31,6 +31,7 @@ from ..hub.pull import PullHooks, PullPlan, plan_pull, pull_model
 from ..hub.references import parse
 from ..hub.store import PulledModel, models
 from ..models.config import Config
+from ..models.exported_config import chosen_graph
 from ..weight_files.gguf import is_gguf
 from .architectures import find
 from .build import BuildPlan, default_precision, resolve_model_folder
@@ -64,33 +65,46 @@ def resolve_model(
         name: a model folder, a checkpoint, a name in the cache, or a reference; see docs/how-to/get-models.md.
         pulling: callbacks for pulling. None means that nothing is downloaded; a missing path is then returned
             unchanged, and the reader reports the error.
-        precision: storage format for a checkpoint's weights; None means the format of the last build, or else "int4".
+        precision: storage format for a checkpoint's weights, or the precision of one of several exported graphs; None
+            means the format of the last build, or else "int4"; and the most suitable graph.
 
     Raises:
         OptionError: the precision is not supported, or the model cannot be built because it is not a checkpoint.
         GenaiError: see `pull_model` and `resolve_model_folder`.
     """
-    options = ExportOptions(precision=precision) if precision else None  # type: ignore[arg-type]  # checked there
-    if pulling is not None and options is not None:
+    if pulling is not None and precision:
         pulling = replace(pulling, ask=partial(_ask_about_weights, pulling.ask))
-    folder = _resolved(name, pulling, building, options)
+    folder = _resolved(name, pulling, building, precision)
     note_use(folder)
     return folder
 
 
-def _resolved(name: str | Path, pulling: PullHooks | None, building: BuildHooks, options: ExportOptions | None) -> Path:
-    source = find_or_pull(name, pulling, quantised=options is not None, encoders=False)
+def _resolved(name: str | Path, pulling: PullHooks | None, building: BuildHooks, precision: str | None) -> Path:
+    source = find_or_pull(name, pulling, precision=precision, encoders=False)
     if isinstance(source, PulledModel):
-        return _folder_of(source, building, options)
-    if options is not None and exists(source) and not is_checkpoint(source):
-        raise _built_already(str(name))
+        return _folder_of(source, building, precision)
+    if precision and exists(source) and not is_checkpoint(source):
+        return _graph_in(source, precision, str(name))
     return resolve_model_folder(
-        source, options=options, build=building.build, ask=building.ask, watch=building.watch, waiting=building.waiting
-    )
+        source, options=_options(precision), build=building.build, ask=building.ask, watch=building.watch,
+        waiting=building.waiting,
+    )  # fmt: skip
+
+
+def _options(precision: str | None) -> ExportOptions | None:
+    return ExportOptions(precision=precision) if precision else None  # type: ignore[arg-type]  # checked there
+
+
+def _graph_in(folder: Path, precision: str, name: str) -> Path:
+    """Return the graph of a model folder in a precision. Raise OptionError if the folder has no graph to choose."""
+    graph = chosen_graph(folder, precision)
+    if graph is None:
+        raise _built_already(name)
+    return graph
 
 
 def find_or_pull(
-    name: str | Path, pulling: PullHooks | None, *, quantised: bool = False, encoders: bool = True
+    name: str | Path, pulling: PullHooks | None, *, precision: str | None = None, encoders: bool = True
 ) -> Path | PulledModel:
     """Return an existing path, or the cached model, which is pulled first if it is missing and `pulling` is given.
 
@@ -104,7 +118,7 @@ def find_or_pull(
     if not reference.explicit and (exists(path) or not _names_no_folder(name)):
         return path
     check = partial(_check, encoders=encoders)
-    return pull_model(reference, replace(pulling, check=check), quantised=quantised)
+    return pull_model(reference, replace(pulling, check=check), precision=precision)
 
 
 def _names_no_folder(name: str | Path) -> bool:
@@ -169,15 +183,14 @@ def encoder_folder(name: str | Path, pulling: PullHooks | None) -> Path:
 
 def source_of(name: str | Path, pulling: PullHooks | None) -> Path:
     """Return the path of a checkpoint or of another kind of pulled model, for a command that converts it."""
-    source = find_or_pull(name, pulling, quantised=True)
+    source = find_or_pull(name, pulling, precision="int4")
     return source.path if isinstance(source, PulledModel) else source
 
 
-def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions | None) -> Path:
+def _folder_of(model: PulledModel, building: BuildHooks, precision: str | None) -> Path:
     if model.kind == ONNX:
-        if options is not None:
-            raise _built_already(model.name)
-        return model.path
+        return _graph_in(model.path, precision, model.name) if precision else model.path
+    options = _options(precision)
     if options is None and (built := model.built()):
         return built[0]
     try:
@@ -195,7 +208,7 @@ def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions 
 
 def _ask_about_weights(ask: Callable[[PullPlan], bool], plan: PullPlan) -> bool:
     """Raise before the download if the model's weights cannot be stored with the requested precision."""
-    if plan.choice.kind == ONNX:
+    if plan.choice.kind == ONNX and not plan.choice.precision:
         raise _built_already(plan.name)
     return ask(plan)
 
@@ -222,18 +235,28 @@ def _check(kind: str, folder: Path, *, encoders: bool = True) -> None:
         read_quantisation(folder)
         config = without_quantisation(read_config(folder))
         check_tokenizer(folder, find(config.model_type).describe(config).vocab_size)
-    elif kind == ONNX:
+    elif kind == ONNX and (folder / "genai_config.json").is_file():
         Config(folder)  # the constructor validates it
+    elif kind == ONNX:
+        described = read_json(folder, CONFIG)
+        if not encoders and is_encoder(described, has_modules=(folder / MODULES).is_file()):
+            raise UnsupportedModelError(
+                f"{folder.name}: the model is an encoder, which generates no text",
+                f"its config.json has the type {described.get('model_type')!r:.40}",
+                "to compute vectors with it, run `genai embed ORG/NAME`",
+            )
+        require_tokenizer(folder)
 
 
 def pull(reference: str | Path, *, precision: str | None = None, quiet: bool = False) -> Path:
     """Download a model to the cache, unless the cache already holds it, and return its path.
 
     Args:
-        reference: "org/name", "org/name@revision" or "org/name:Q4_K_M", each optionally with the prefix "hf:"; the URL
-            of a file; or a name in the cache.
+        reference: "org/name", "org/name@revision", "org/name:Q4_K_M" (a GGUF file) or "org/name:q4" (a graph), each
+            optionally with the prefix "hf:"; the URL of a file; or a name in the cache.
         precision: if set, also build a model folder from the checkpoint, with weights stored as "int4", "int8", "fp16"
-            or "fp32", and return that folder.
+            or "fp32", and return that folder. If the repository has graphs in several precisions and no checkpoint,
+            pull and return the graph in this precision, for example "q4".
         quiet: True to report no progress and log only warnings.
 
     Returns:

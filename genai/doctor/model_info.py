@@ -14,11 +14,13 @@ from ..errors import CacheCapacityError, DeviceError, ModelFolderError
 from ..lowering.rules import find_lowering_rule
 from ..models.config import Config
 from ..models.decoder_graph import DecoderGraph, count_activations, read_decoder
+from ..models.exported_config import ExportedModel
 from ..models.folders import folder_errors
 from ..models.kv_types import check_kv_type, kv_types_on
 from ..models.loading import open_chosen, refused_by
 from ..models.memory_plan import MemoryPlan, budget_cache, check_limit, default_context, plan_memory, usable
 from ..onnx.ir import Value
+from ..onnx.layouts import data_files
 from ..onnx.reader import read_model
 from ..session.arguments import shape_of
 from ..session.plan import missing_operators
@@ -95,7 +97,8 @@ def describe(
         "parameters": info.parameters,
         "bits_per_weight": round(8 * info.weight_bytes / info.parameters, 2) if info.parameters else None,
         "weight_bytes": info.weight_bytes,
-        "files": _file_sizes(config.folder),
+        "files": _file_sizes(config),
+        "derived": _derived(config),
         "quantised_products_by_activation": count_activations(decoder.model.graph, accuracy),
         "kv_dtype": info.kv_dtype,
         "kv_bytes_per_token": info.kv_bytes_per_token,
@@ -215,15 +218,49 @@ def _text_interface(config: Config) -> dict[str, Any]:
     }
 
 
-def _file_sizes(folder: Path) -> dict[str, int]:
-    """Return the sizes of the regular files in the folder, largest first."""
+def _file_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of the regular files in the folder, largest first.
+
+    Of graphs in several precisions, only the files of the one that is used count.
+    """
+    folder = config.folder
     try:
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        if config.exported is None:
+            paths = [path for path in folder.iterdir() if path.is_file()]
+        else:
+            paths = _files_of(config.exported)
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     except OSError as error:
         raise ModelFolderError(
             f"{folder}: the folder cannot be read", str(error), "check the folder's permissions"
         ) from error
     return dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _files_of(model: ExportedModel) -> list[Path]:
+    folder = model.folder
+    paths = [path for pattern in ("*", "onnx/*") for path in folder.glob(pattern) if path.is_file()]
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    others = {graph for one in model.others for graph in one.graphs} - set(model.variant.graphs)
+    others |= {name for graph in others for name in data_files(graph, names)}
+    return [path for path, name in zip(paths, names, strict=True) if name not in others]
+
+
+def _derived(config: Config) -> dict[str, Any] | None:
+    """Return the values that were derived because genai_config.json is missing, by source; None if it is present."""
+    model = config.exported
+    if model is None:
+        return None
+    by_source: dict[str, list[str]] = {}
+    for key, source in model.sources.items():
+        by_source.setdefault(source, []).append(key)
+    return {
+        "graph": model.variant.decoder,
+        "precision": model.variant.precision,
+        "other_graphs": [one.decoder for one in model.others],
+        "values_by_source": by_source,
+        "config": config.raw,
+    }
 
 
 def describe_onnx(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..convert.encoders.build import is_encoder_checkpoint
+from ..models.exported_config import is_exported_decoder, variants_in
 from .folder import GRAPHS, has_graph, read_encoder_folder
 
 
@@ -13,7 +14,9 @@ def is_encoder_folder(folder: Path) -> bool:
     """Return True if a folder is an encoder: a checkpoint of an encoder, or config.json and a graph."""
     if not folder.is_dir() or (folder / "genai_config.json").is_file():
         return False
-    return is_encoder_checkpoint(folder) or ((folder / "config.json").is_file() and has_graph(folder))
+    if is_encoder_checkpoint(folder):
+        return True
+    return (folder / "config.json").is_file() and has_graph(folder) and not is_exported_decoder(folder)
 
 
 def describe_encoder(folder: Path) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def describe_encoder(folder: Path) -> dict[str, Any]:
         GenaiError: see `read_encoder_folder`.
     """
     found = read_encoder_folder(folder)
-    graphs = [name for name in GRAPHS if (folder / name).is_file()]
+    graphs = [name for name in GRAPHS if (folder / name).is_file()] or [one.decoder for one in variants_in(folder)]
     weights = sum(file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("**/*.onnx*")))
     modules = [type(module).__name__.removesuffix("Module") for module in found.modules]
     return {

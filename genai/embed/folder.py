@@ -29,6 +29,7 @@ from ..errors import (
     did_you_mean,
     kind_of,
 )
+from ..models.exported_config import is_exported_decoder, variants_in
 from ..text.backend import load_tokenizer
 from ..weight_files.safetensors import read_safetensors
 from ..weight_files.torch_file import read_torch
@@ -131,7 +132,7 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
             "an encoder is a folder with config.json, a tokenizer and a graph",
             "check the path",
         )
-    if (folder / "genai_config.json").is_file():
+    if (folder / "genai_config.json").is_file() or is_exported_decoder(folder):
         raise UnsupportedModelError(
             f"{folder}: this is a model that generates text",
             "embeddings and scores are computed by encoders",
@@ -216,15 +217,15 @@ def _template_variables(folder: Path, settings: Mapping[str, Any]) -> dict[str, 
 
 
 def has_graph(folder: Path) -> bool:
-    """Return True if a folder has a graph under one of the usual names."""
-    return any((folder / name).is_file() for name in GRAPHS)
+    """Return True if a folder has a graph under one of the usual names, or only one graph."""
+    return any((folder / name).is_file() for name in GRAPHS) or len(variants_in(folder)) == 1
 
 
 def find_graph(folder: Path, file: str | None = None) -> Path:
     """Return the ONNX file of a folder.
 
     Args:
-        file: path of the file in the folder; None = onnx/model.onnx or model.onnx.
+        file: path of the file in the folder; None = onnx/model.onnx or model.onnx, or the only graph.
 
     Raises:
         ModelFolderError: there is no such file.
@@ -236,6 +237,8 @@ def find_graph(folder: Path, file: str | None = None) -> Path:
             raise ModelFolderError(f"{name}: the file is outside the folder", str(folder), "name a file in the folder")
         if path.is_file():
             return path
+    if not file and len(variants := variants_in(folder)) == 1:
+        return folder / variants[0].decoder
     present = sorted(path.relative_to(folder).as_posix() for path in folder.glob("**/*.onnx"))[:20]
     if present:
         raise ModelFolderError(

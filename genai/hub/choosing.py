@@ -1,19 +1,22 @@
 """The choice of a repository's files: the files of one model, in the most suitable format.
 
 The first rule that applies decides: the part after the colon; a folder that onnxruntime-genai's builder wrote for CPUs;
-safetensors with a config.json; a GGUF file; a folder that the builder wrote for NVIDIA GPUs, whose graph also runs on
-CPUs. If a precision is requested, safetensors come first, because only safetensors can be quantised to that precision.
+safetensors with a config.json; a GGUF file; the graph of an exporter, such as onnx/model_q4.onnx, with a config.json; a
+folder that the builder wrote for NVIDIA GPUs, DirectML, WebGPU or TensorRT-RTX, whose graph also runs on CPUs. If a
+precision is requested, safetensors come first, because only safetensors can be quantised to that precision.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 from shlex import quote
 
 from ..errors import DownloadError, did_you_mean
+from ..onnx.layouts import PRECISIONS, DecoderVariant, data_files, decoder_variants, named_variant
 from .listing import Listing, RemoteFile
 
 CHECKPOINT, GGUF, ONNX = "checkpoint", "gguf", "onnx"
@@ -25,9 +28,11 @@ GENAI_CONFIG, CONFIG, SINGLE, INDEX = (
 )
 # Words in a folder's name that mark a model for NVIDIA GPUs, or for another device.
 _NVIDIA = frozenset({"cuda", "gpu"})
-_OTHER_DEVICES = _NVIDIA | frozenset(
-    "directml dml webgpu npu qnn openvino tensorrt trt nvtensorrt rocm migraphx vitisai coreml rtx".split()
-)
+# The devices whose graphs consist of operators that also run on CPUs, and all devices other than CPUs.
+_PORTABLE = _NVIDIA | frozenset("directml dml webgpu tensorrt trt nvtensorrt nvtensorrtrtx rtx".split())
+_OTHER_DEVICES = _PORTABLE | frozenset("npu qnn openvino rocm migraphx vitisai coreml".split())
+# Precisions that only the graph of an exporter can have.
+_ONLY_OF_GRAPHS = frozenset(PRECISIONS) - {"int8", "fp16", "fp32"}
 # Files of a checkpoint in addition to its weights.
 _BESIDE = re.compile(
     r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template|"
@@ -60,20 +65,22 @@ class FileChoice:
         root: folder of the model in the repository, "" = the repository itself; for GGUF, the first file of the model.
         files: the files to download.
         why: description of the choice and of the alternatives.
+        precision: precision of the graph of an exporter, such as "q4"; "" = another kind of model.
     """
 
     kind: str
     root: str
     files: tuple[RemoteFile, ...]
     why: str
+    precision: str = ""
 
 
-def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
+def choose(listing: Listing, *, precision: str | None = None) -> FileChoice:
     """Choose the files of the model that a listing's reference names.
 
     Args:
         listing: the files in the repository.
-        quantised: True if the user requests a precision for the weights.
+        precision: the precision of the weights that the user requests; None = no request.
 
     Raises:
         DownloadError: if no model in the repository can run here, or several models match the reference.
@@ -81,15 +88,21 @@ def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
     part = listing.reference.part or (listing.files[0].path if listing.reference.url else "")
     if part:
         return _choose_named(listing, part)
-    choosers = (_checkpoint, _best_onnx, _best_gguf) if quantised else (_best_onnx, _checkpoint, _best_gguf)
-    for chooser in (*choosers, _onnx_for_nvidia):
+    exported = partial(_best_exported, precision=precision)
+    choosers: list[Callable[[Listing], FileChoice | None]] = [_best_onnx, _checkpoint]
+    if precision:
+        choosers.reverse()
+    if precision in _ONLY_OF_GRAPHS:
+        choosers.insert(0, exported)
+    choosers += [_best_gguf, exported, _onnx_for_nvidia, _onnx_for_others]
+    for chooser in choosers:
         if (choice := chooser(listing)) is not None:
             return choice
     raise _nothing_to_run(listing)
 
 
 def _choose_named(listing: Listing, part: str) -> FileChoice:
-    """Return the files that the part after the colon selects: a GGUF file, a quantisation, or an ONNX folder."""
+    """Return the files that the part after the colon selects: a GGUF file, a quantisation, an ONNX graph or folder."""
     ggufs, folders = _ggufs(listing), _onnx_folders(listing)
     wanted_name = part.lower()
     exact = [name for name in ggufs if name.lower() == wanted_name]
@@ -99,6 +112,10 @@ def _choose_named(listing: Listing, part: str) -> FileChoice:
     inside = [folder for folder in folders if wanted_name in (folder.lower(), PurePosixPath(folder).name.lower())]
     if len(inside) == 1 and not named:
         return _onnx(listing, inside[0], f"the ONNX folder {inside[0]}, as requested")
+    variants = _exported(listing)
+    variant = named_variant(variants, part) or next((one for one in variants if one.decoder == part), None)
+    if variant is not None and not named and not inside:
+        return _of_exporter(listing, variant, f"the graph {variant.decoder}, as requested")
     name = listing.reference.name
     if several := [*named, *inside]:
         raise DownloadError(
@@ -112,7 +129,7 @@ def _choose_named(listing: Listing, part: str) -> FileChoice:
             "only a GGUF file or a whole repository can be downloaded",
             _command(listing),
         )
-    known = [*sorted({_quantisation(name) or name for name in ggufs}), *folders]
+    known = [*sorted({_quantisation(name) or name for name in ggufs}), *folders, *(one.precision for one in variants)]
     why = f"the repository has {_name_list(known)}" if known else "the repository has no GGUF file and no ONNX folder"
     near = did_you_mean(part, known, "choose another part")
     raise DownloadError(
@@ -177,6 +194,70 @@ def _onnx_for_nvidia(listing: Listing) -> FileChoice | None:
         return None
     others = f"; others: {_name_list(folders[1:])}" if folders[1:] else ""
     return _onnx(listing, folders[0], f"the ONNX folder {folders[0]}, written for NVIDIA GPUs{others}")
+
+
+def _onnx_for_others(listing: Listing) -> FileChoice | None:
+    """Return the files of the best folder for another device whose graphs run on CPUs, or None."""
+    folders = [folder for folder in _onnx_folders(listing) if _words(folder) & _OTHER_DEVICES <= _PORTABLE]
+    if not folders:
+        return None
+    others = f"; others: {_name_list(folders[1:])}" if folders[1:] else ""
+    return _onnx(listing, folders[0], f"the ONNX folder {folders[0]}, written for another device{others}")
+
+
+def _exported(listing: Listing) -> list[DecoderVariant]:
+    """Return the graphs that an exporter wrote, the most suitable for this machine first.
+
+    Decoders have a generation_config.json. The other models are encoders, which are small, so the graph without loss
+    comes first.
+    """
+    paths = [file.path for file in listing.files]
+    if CONFIG not in paths:
+        return []
+    variants = decoder_variants(paths)
+    if "generation_config.json" in paths or any(one.embedding or "decoder" in one.decoder for one in variants):
+        return variants
+    return sorted(variants, key=lambda one: one.precision != "fp32")
+
+
+def _best_exported(listing: Listing, *, precision: str | None) -> FileChoice | None:
+    """Return the graph of an exporter in a precision, or the most suitable one; None if there is none."""
+    variants = _exported(listing)
+    if not variants or (precision and listing.reference.url):
+        return None
+    if any(PurePosixPath(file.path).name.startswith("encoder_model") for file in listing.files):
+        raise DownloadError(
+            f"{listing.reference.name}: the repository has no model that can run here",
+            "it is a model of an encoder and a decoder, such as Whisper or T5, which are not supported",
+            "choose a model that only has a decoder; to run a single graph, use `genai run`",
+        )
+    names = [one.precision for one in variants]
+    chosen = named_variant(variants, precision) if precision else variants[0]
+    if chosen is None:
+        if precision in _ONLY_OF_GRAPHS and _checkpoint(listing) is not None:
+            return None
+        raise DownloadError(
+            f"{listing.reference.name}: there is no graph in the precision {precision!r:.40}",
+            f"its graphs are in {_name_list(names)}, and a graph is not converted",
+            f"choose one of these, for example {_command(listing, names[0])}",
+        )
+    others = [one.precision for one in variants if one != chosen]
+    same = [one.decoder for one in variants if one.precision == chosen.precision]
+    if len(same) > 1:
+        raise DownloadError(
+            f"{listing.reference.name}: there are {len(same)} graphs of the same precision",
+            f"they are {_name_list(same)}, and the names do not tell which of them is meant",
+            f"choose one: {_command(listing, same[0])}",
+        )
+    rest = f"; others: {_name_list(others)} ({_command(listing, others[0])})" if others else ""
+    return _of_exporter(listing, chosen, f"the graph {chosen.decoder} ({chosen.precision}){rest}")
+
+
+def _of_exporter(listing: Listing, variant: DecoderVariant, why: str) -> FileChoice:
+    paths = [file.path for file in listing.files]
+    wanted = {*variant.graphs, *(path for graph in variant.graphs for path in data_files(graph, paths))}
+    files = [file for file in listing.files if file.path in wanted or _BESIDE.fullmatch(file.path)]
+    return FileChoice(ONNX, "", tuple(files), why, variant.precision)
 
 
 def _onnx(listing: Listing, folder: str, why: str) -> FileChoice:
@@ -290,7 +371,8 @@ def _nothing_to_run(listing: Listing) -> DownloadError:
     if any(path.endswith(".onnx") for path in paths):
         return DownloadError(
             problem,
-            f"text generation needs a {GENAI_CONFIG} beside the ONNX graph, and the repository has none",
+            f"text generation needs {CONFIG} or {GENAI_CONFIG} beside an ONNX graph of a decoder, such as "
+            "onnx/model.onnx, and the repository has none",
             "find the original checkpoint on the model's page, and pull it; to run a single graph, use `genai run`",
         )
     weights = any(path.endswith(".safetensors") for path in paths)

@@ -76,7 +76,7 @@ class PullHooks:
     notice: Notice = lambda text: None
 
 
-def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice = lambda text: None) -> PullPlan:
+def plan_pull(reference: Reference, *, precision: str | None = None, notice: Notice = lambda text: None) -> PullPlan:
     """List the repository, choose the files, and compute the missing bytes.
 
     Raises:
@@ -101,7 +101,7 @@ def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice =
         raise _with_nearest(reference, DownloadError(what, error.why, error.fix)) from error
     except DownloadError as error:
         raise _with_nearest(reference, error) from error
-    choice = choose(listing, quantised=quantised)
+    choice = choose(listing, precision=precision)
     folder = store.partial_folder(reference.name) / store.inner_name(reference.name)
     total = sum(file.size for file in choice.files)
     return PullPlan(listing, choice, folder, total, missing_bytes(choice.files, folder))
@@ -116,7 +116,7 @@ def _with_nearest(reference: Reference, error: DownloadError) -> DownloadError:
     return type(error)(error.what, error.why, f"{error.fix}; {near}") if near else error
 
 
-def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = False) -> PulledModel:
+def pull_model(reference: Reference, hooks: PullHooks, *, precision: str | None = None) -> PulledModel:
     """Return the cached model of a reference; first download the model if it is not in the cache.
 
     After an interruption, the next call resumes the download. The model appears only when all of its files are complete
@@ -130,7 +130,7 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
     if (pulled := store.find(reference.name)) is not None:
         return pulled
     with task(f"Looking up {reference.name}"):
-        plan = plan_pull(reference, quantised=quantised, notice=hooks.notice)
+        plan = plan_pull(reference, precision=precision, notice=hooks.notice)
     _require_room(plan)
     if not hooks.ask(plan):
         raise ModelFolderError(

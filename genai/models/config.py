@@ -18,7 +18,8 @@ from . import config_schema
 from .chosen_device import ChosenDevice, folder_device
 from .config_schema import Key, Use
 from .draft_block import DECODER, DRAFT, check_draft
-from .folders import folder_json, no_config
+from .exported_config import ExportedModel, find_exported, read_exported
+from .folders import folder_json, no_config, readable
 
 CONFIG_NAME = "genai_config.json"
 _LIMIT = 2**31
@@ -72,10 +73,11 @@ class ModelConfig:
 
 
 class Config:
-    """A model folder's genai_config.json.
+    """A model folder's genai_config.json, or the configuration that is derived for a folder without this file.
 
     Args:
-        path: the model folder, or the name of a pulled model.
+        path: the model folder; the name of a pulled model; or, if the folder has several graphs and no
+            genai_config.json, the path of one graph.
 
     Raises:
         ModelFolderError: the folder or the file is missing or unreadable, or the pulled model has not been built yet.
@@ -87,7 +89,15 @@ class Config:
     def __init__(self, path: str | Path) -> None:
         self.folder = model_folder_of(path)
         self.model_data: dict[str, bytes] = {}
-        self.raw: dict[str, Any] = folder_json(self.folder, CONFIG_NAME, ConfigError, no_config)
+        self.exported: ExportedModel | None = None
+        self.raw: dict[str, Any]
+        with readable(self.folder):
+            found = find_exported(self.folder)
+        if found is None:
+            self.raw = folder_json(self.folder, CONFIG_NAME, ConfigError, no_config)
+        else:
+            self.exported = read_exported(*found)
+            self.folder, self.raw = self.exported.folder, dict(self.exported.raw)
         self._check()
 
     def _check(self) -> None:

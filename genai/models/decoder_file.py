@@ -7,10 +7,15 @@ import numpy as np
 from ..errors import UnsupportedModelError
 from ..onnx.ir import Graph, OnnxModel, OnnxTensor
 from ..onnx.reader import read_model
+from .branch_trial import check_prompt
+from .cache_branch import has_branches, keep_branch
 from .config import Config
 from .embedding_graph import join_embedding
 from .identity import LoadedFiles
 from .sliding_window import apply_sliding_window
+
+# Graphs with a past that have computed a prompt like their counterparts in this process.
+_TRIED: set[tuple[tuple[str, object, object], ...]] = set()
 
 
 def read_decoder_file(config: Config, files: LoadedFiles | None = None) -> OnnxModel:
@@ -20,7 +25,7 @@ def read_decoder_file(config: Config, files: LoadedFiles | None = None) -> OnnxM
         config: the folder's configuration.
         files: records the files, and raises ModelFolderError if they differ from files that it recorded earlier.
     """
-    model = _read_graph(config, config.model.decoder.filename, files)
+    model = _read_prompt_decoder(config, files)
     _settle_inputs(model.graph)
     apply_sliding_window(model.graph, config.model)
     names = config.model.decoder.names
@@ -33,6 +38,37 @@ def read_decoder_file(config: Config, files: LoadedFiles | None = None) -> OnnxM
             )
         join_embedding(model, _read_graph(config, config.model.embedding, files), names)
     return model
+
+
+def _read_prompt_decoder(config: Config, files: LoadedFiles | None) -> OnnxModel:
+    """Read the graph. If it is one of two graphs or has two branches, return the one with a past, after a trial."""
+    name = config.model.decoder.filename
+    model = _read_graph(config, name, files)
+    other = config.exported.variant.without_past if config.exported else ""
+    is_merged = has_branches(model.graph)
+    if not is_merged and not other:
+        return model
+    key = tuple(_stamp(config, file) for file in (name, other) if file)
+    if key not in _TRIED:
+        # The trial changes the graphs, so it reads its own.
+        models = [_read_graph(config, file, files) for file in (name, other or name)]
+        for one, with_past in zip(models, (True, False), strict=True):
+            if is_merged:
+                keep_branch(one.graph, with_past=with_past)
+            _settle_inputs(one.graph)
+        check_prompt(config, *models)
+        _TRIED.add(key)
+    if is_merged:
+        keep_branch(model.graph)
+    return model
+
+
+def _stamp(config: Config, name: str) -> tuple[str, object, object]:
+    """Return the identification of a graph's contents."""
+    if name in config.model_data:
+        return name, config.model_data[name], None
+    facts = (config.folder / name).stat()
+    return str(config.folder / name), facts.st_mtime_ns, facts.st_size
 
 
 def _read_graph(config: Config, name: str, files: LoadedFiles | None) -> OnnxModel:

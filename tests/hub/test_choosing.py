@@ -28,6 +28,12 @@ SLOW = [
     f"cpu_and_mobile/cpu-int4-rtn-block-32/{name}" for name in ("genai_config.json", "model.onnx", "model.onnx.data")
 ]
 DML = [f"directml/directml-int4/{name}" for name in ("genai_config.json", "model.onnx")]
+WEBGPU = [f"webgpu/webgpu-int4/{name}" for name in ("genai_config.json", "model.onnx")]
+RTX = [f"NvTensorRtRtx/model-int4/{name}" for name in ("genai_config.json", "model.onnx")]
+QNN = [f"qnn/model-int4/{name}" for name in ("genai_config.json", "model.onnx")]
+BESIDE = ["config.json", "generation_config.json", *TOKENIZER]
+GRAPHS = [f"onnx/{name}" for name in ("model.onnx", "model.onnx_data", "model_fp16.onnx", "model_quantized.onnx")]
+Q4 = ["onnx/model_q4.onnx", "onnx/model_q4.onnx_data", "onnx/model_q4.onnx_data_1"]
 CUDA = [f"cuda/cuda-int4-rtn-block-32/{name}" for name in ("genai_config.json", "model.onnx")]
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
 
@@ -78,6 +84,24 @@ CHOSEN: list[tuple[list[str], str, str, str, list[str]]] = [
     # An ONNX folder is ready to run, a checkpoint is not.
     ([*CHECKPOINT, *FAST], "org/name", "onnx", INT4, FAST),
     ([*CHECKPOINT, *CUDA], "org/name", "checkpoint", "", CHECKPOINT),
+    # The graphs of an exporter: the fastest with a small loss, or the one behind the colon, each with its weights.
+    ([*BESIDE, *GRAPHS, *Q4], "org/name", "onnx", "", [*BESIDE, *Q4]),
+    ([*BESIDE, *GRAPHS, *Q4], "org/name:fp32", "onnx", "", [*BESIDE, "onnx/model.onnx", "onnx/model.onnx_data"]),
+    ([*BESIDE, *GRAPHS, *Q4], "org/name:int8", "onnx", "", [*BESIDE, "onnx/model_quantized.onnx"]),
+    ([*BESIDE, *GRAPHS], "org/name:onnx/model_fp16.onnx", "onnx", "", [*BESIDE, "onnx/model_fp16.onnx"]),
+    ([*CHECKPOINT, *Q4], "org/name:q4", "onnx", "", [*BESIDE, *Q4]),
+    ([*BESIDE, "model.onnx", "README.md"], "org/name", "onnx", "", [*BESIDE, "model.onnx"]),
+    (
+        [*BESIDE, "onnx/decoder_model_merged_q4.onnx", "onnx/embed_tokens_q4.onnx", "onnx/vision_encoder_q4.onnx"],
+        "org/name", "onnx", "", [*BESIDE, "onnx/decoder_model_merged_q4.onnx", "onnx/embed_tokens_q4.onnx"],
+    ),
+    # Without a generation_config.json, it is an encoder: the graph without loss.
+    (["config.json", *TOKENIZER, *GRAPHS], "org/name", "onnx", "", ["config.json", *TOKENIZER, *GRAPHS[:2]]),
+    (["config.json", *TOKENIZER, GRAPHS[3]], "org/name", "onnx", "", ["config.json", *TOKENIZER, GRAPHS[3]]),
+    # Folders for other devices, if their graphs run on CPUs.
+    (DML, "org/name", "onnx", "directml/directml-int4", DML),
+    ([*WEBGPU, *QNN], "org/name", "onnx", "webgpu/webgpu-int4", WEBGPU),
+    (RTX, "org/name", "onnx", "NvTensorRtRtx/model-int4", RTX),
     # GGUF: by what stands behind the colon, in any case; by the usual choice; the only one.
     (["a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-F16.gguf"], "org/name", "gguf", "a-Q4_K_M.gguf", ["a-Q4_K_M.gguf"]),
     (["a-Q4_K_M.gguf", "a-Q8_0.gguf"], "org/name:q8_0", "gguf", "a-Q8_0.gguf", ["a-Q8_0.gguf"]),
@@ -124,8 +148,22 @@ def test_what_was_left_out_is_said() -> None:
 def test_a_precision_wants_weights_that_can_be_quantised() -> None:
     both = listing([*CHECKPOINT, *FAST, "a-Q4_K_M.gguf"])
     assert choose(both).kind == "onnx"
-    assert choose(both, quantised=True).kind == "checkpoint"
-    assert choose(listing(FAST), quantised=True).kind == "onnx"
+    assert choose(both, precision="int4").kind == "checkpoint"
+    assert choose(listing(FAST), precision="int4").kind == "onnx"
+
+
+def test_a_precision_chooses_a_graph() -> None:
+    graphs = listing([*BESIDE, *GRAPHS, *Q4])
+    for precision, chosen in (("q4", "q4"), ("int4", "q4"), ("int8", "quantized"), ("fp16", "fp16"), ("fp32", "fp32")):
+        assert choose(graphs, precision=precision).precision == chosen
+    assert "others: quantized, fp16, fp32 (`genai pull org/name:quantized`)" in choose(graphs).why
+    both = listing([*CHECKPOINT, *GRAPHS, *Q4])
+    assert choose(both, precision="int4").kind == "checkpoint"
+    assert choose(both, precision="q4").precision == "q4"
+    assert choose(listing(CHECKPOINT), precision="q4").kind == "checkpoint"
+    with pytest.raises(DownloadError, match="no graph in the precision 'fp16'") as caught:
+        choose(listing([*BESIDE, *Q4]), precision="fp16")
+    assert "`genai pull org/name:q4`" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -138,9 +176,17 @@ def test_a_precision_wants_weights_that_can_be_quantised() -> None:
         (["adapter_config.json", "adapter_model.safetensors"], "org/name", "it contains an adapter"),
         (["model_index.json", "unet/model.safetensors"], "org/name", "no config.json"),
         (["model.safetensors"], "org/name", "no config.json"),
-        (["onnx/model.onnx", "config.json"], "org/name", "needs a genai_config.json"),
-        (DML, "org/name", "for other devices (directml/directml-int4)"),
-        (DML, "org/name", "or try a folder: `genai pull org/name:directml/directml-int4`"),
+        (["onnx/model.onnx"], "org/name", "needs config.json or genai_config.json"),
+        (["unet/model.onnx", "config.json"], "org/name", "such as onnx/model.onnx"),
+        (QNN, "org/name", "for other devices (qnn/model-int4)"),
+        (QNN, "org/name", "or try a folder: `genai pull org/name:qnn/model-int4`"),
+        ([*BESIDE, *GRAPHS], "org/name:q4", "the repository has quantized, fp16, fp32"),
+        ([*BESIDE, "a.onnx", "b.onnx"], "org/name", "choose one: `genai pull org/name:a.onnx`"),
+        (
+            [*BESIDE, "onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"],
+            "org/name",
+            "an encoder and a decoder",
+        ),
         (["a.gguf", "b.gguf"], "org/name", "several GGUF files"),
         (["a-Q8_0.gguf", "b-Q8_0.gguf"], "org/name:Q8_0", "several models match"),
         (["a-Q8_0.gguf", "a-Q4_K_M.gguf"], "org/name:Q4_K", "did you mean 'Q4_K_M'"),
