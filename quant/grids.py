@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.common.blas import one_blas_thread
 from genai.common.cores import allowed_processors
 from genai.kernels.cpu.arrays.rounding import Points, closest_codes, rounded_to_half as rounded_to_half
 from genai.kernels.weights import (
@@ -334,7 +335,11 @@ def row_slices(rows: int, columns: int) -> list[slice]:
 
 def in_parallel(work: Any, parts: list[Any]) -> Iterator[Any]:
     """Yield work(part) for every part, in order, computed on all processors. NumPy releases the GIL meanwhile."""
-    with ThreadPoolExecutor(len(allowed_processors())) as pool:
+    processors = len(allowed_processors())
+    if processors == 1 or len(parts) == 1:
+        yield from map(work, parts)
+        return
+    with one_blas_thread(), ThreadPoolExecutor(processors) as pool:
         yield from pool.map(work, parts)
 
 

@@ -28,24 +28,28 @@ class Cost:
     Attributes:
         fixed: the time that does not depend on the calibration text.
         per_token: the time per 1,000 calibration tokens, without generating them.
+        per_column: the time of Python code per column of a matrix. Columns per weight fall with the square root of the
+            model's size, so the figure is for a model of one million weights. Threads do not share this work, because
+            Python code runs on one thread at a time.
     """
 
     fixed: float
     per_token: float = 0.0
+    per_column: float = 0.0
 
 
 # Measured as processor time with `python -m tools.quantise_costs --random` on one thread of an Intel Xeon with AMX, at
-# 4 bits in blocks of 32, with 4,096 calibration tokens: rtn, search and gptq with random weights and a hidden size of
+# 4 bits in blocks of 32, with 4,096 calibration tokens: rtn and search with random weights and a hidden size of
 # 512 (27 million weights), the others with the bundled model (4.3 million). The time per calibration token is that of
-# the run with 1.24 billion weights in docs/explanation/quantisation.md. Wider models take longer per weight, because
-# GPTQ factorises a matrix of columns x columns.
+# the run with 1.24 billion weights in docs/explanation/quantisation.md. The two figures of gptq fit the runs with the
+# bundled model (1.5 s per million weights) and with 1.24 billion weights.
 _PASS = 0.011
 COSTS: dict[str, Cost] = {
     "rtn": Cost(0.028),
     "search": Cost(0.095),
     "importance": Cost(0.55, _PASS),
     "hqq": Cost(0.625),
-    "gptq": Cost(0.5, _PASS),
+    "gptq": Cost(0.3, _PASS, 2.6),
     "awq": Cost(1.27, _PASS),
     "distill": Cost(3.2, _PASS),
 }
@@ -67,11 +71,12 @@ def estimated_seconds(method: str, weights: int, tokens: int, *, generated: bool
         weights: number of weights of the model.
         tokens: number of calibration tokens.
         generated: True if the model generates the calibration text.
-        threads: number of threads; the work is divided among them.
+        threads: number of threads, among which the work is divided, except Python code for each column.
     """
     cost, needs_data = COSTS[method], METHODS[method].needs != "nothing"
     per_token = (cost.per_token + GENERATING * generated) * needs_data
-    return weights / 1e6 * (cost.fixed + per_token * tokens / 1e3) / threads
+    millions = weights / 1e6
+    return millions * (cost.fixed + per_token * tokens / 1e3) / threads + cost.per_column * millions**0.5
 
 
 def costs_text(methods: Sequence[str], weights: int, tokens: int, *, generated: bool, threads: int) -> str:

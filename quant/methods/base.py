@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.common.blas import one_blas_thread
 from genai.common.cores import allowed_processors
 from genai.kernels.cpu.arrays.rounding import prepare
 from genai.kernels.weights import QuantizationError, QuantizedWeight
@@ -30,6 +32,9 @@ Float64 = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
 # The number of rows whose error is computed at a time, and the number of weights that a method processes at a time.
 _ROWS, _PART_FLOATS = 512, 1 << 24
+# The number of columns from which factorising columns x columns matrices gains from several threads of BLAS. With fewer
+# columns, BLAS's threads spin after each short product, and occupy the processors that divided work needs.
+_BLAS_COLUMNS = 2048
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,8 @@ class Method:
         check_matrix(weight)
         if self.needs != "nothing":
             required(inputs, self.name, weight.shape[1])
-        return self.run(weight, grid.bound(weight, self.find_scales(inputs)), inputs)
+        with one_blas_thread() if weight.shape[1] < _BLAS_COLUMNS else nullcontext():
+            return self.run(weight, grid.bound(weight, self.find_scales(inputs)), inputs)
 
 
 def check_matrix(weight: object) -> None:

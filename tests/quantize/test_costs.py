@@ -27,9 +27,12 @@ def test_estimated_times() -> None:
         few, many = (estimated_seconds(method, 10**8, tokens, generated=True, threads=2) for tokens in (1000, 100_000))
         assert (many > few) == (METHODS[method].needs != "nothing") and few > 0
         alone = estimated_seconds(method, 10**8, 1000, generated=True, threads=1)
-        assert alone == pytest.approx(2 * few)
+        assert alone == pytest.approx(2 * few) if method != "gptq" else few < alone < 2 * few
     text = costs_text(("rtn", "gptq", "distill"), 10**10, 8192, generated=False, threads=2)
-    assert text == "rtn 2 min, gptq 49 min, distill 4.6 h"
+    assert text == "rtn 2 min, gptq 37 min, distill 4.6 h"
+    # The bundled model: 8.3 s were measured on two threads.
+    seconds = estimated_seconds("gptq", 4_325_376, 8192, generated=True, threads=2)
+    assert seconds == pytest.approx(7.4, abs=0.5)
     assert costs_text(("rtn",), 1, 1, generated=False, threads=2) == "rtn 1 s"
 
 
