@@ -62,6 +62,12 @@ def serve(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse fields that have no effect, instead of naming them in a header.")
     ] = False,
+    request_log: Annotated[
+        Path | None, opt.output_option("--request-log", help="Append one JSON line per request to this file.")
+    ] = None,
+    log_prompts: Annotated[
+        bool, opt.output_option("--log-prompts", help="With --request-log: also write the bodies of requests.")
+    ] = False,
     reuse_replies: Annotated[
         bool,
         typer.Option(
@@ -98,6 +104,7 @@ def serve(
             f"--allow-host cannot be used with --host {host}",
             "the Host header is checked only for addresses that other machines do not reach", "remove --allow-host",
         )  # fmt: skip
+    from genai.server.request_log import RequestLog
     from genai.server.serving import Server, ServerOptions
 
     options = ServerOptions(
@@ -105,10 +112,17 @@ def serve(
         strict=strict, reuse_replies=reuse_replies, allowed_hosts=address.hosts(tuple(allow_host or ())),
         allowed_origins=tuple(allow_origin or ()), drain_seconds=drain_timeout,
     )  # fmt: skip
+    if log_prompts and request_log is None:
+        raise OptionError(
+            "--log-prompts cannot be used without --request-log", "there is no log", "add --request-log FILE"
+        )
+    log = RequestLog(request_log, with_prompts=log_prompts) if request_log is not None else None
     with address.bind() as bound, flags.load_llm(model, max_sequences=max_sequences) as llm, quietly(flags.quiet):
-        server = Server(llm, options, name=name)
+        server = Server(llm, options, name=name, log=log)
         url = address.url(bound)
         try:
             run(server, bound, address, lambda: say(f"genai serve: {server.name} at {url}/v1"))
         finally:
             server.close()
+            if log is not None:
+                log.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ from .keys import ANYONE, Key, find_key
 from .replies import error_reply
 from .serving import Server
 from .sse import ClientGone, EventStream, Receive, Send, response_start, send_stream
-from .wire import chat, health, models
+from .wire import chat, completions, health, models, tokens
 
 BODY_SECONDS = 60.0
 """The time in which a client must send its body."""
@@ -25,19 +26,21 @@ BODY_SECONDS = 60.0
 Reply: TypeAlias = JsonReply | TextReply | EventStream
 Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
 # Every wire module lists its endpoints: method, path, and handler.
-_WIRES: tuple[Any, ...] = (health, models, chat)
+_WIRES: tuple[Any, ...] = (health, models, chat, completions, tokens)
 
 
 class Endpoint:
     """A handler with its route's properties.
 
     Attributes:
+        path: the path of the route.
         handle: the handler.
         is_open: True if no API key is needed.
         error_body: returns the body for an error, in the wire format of the endpoint.
     """
 
-    def __init__(self, handle: Handler, *, is_open: bool, error_body: Callable[[ErrorReply], Any]) -> None:
+    def __init__(self, path: str, handle: Handler, *, is_open: bool, error_body: Callable[[ErrorReply], Any]) -> None:
+        self.path = path
         self.handle, self.is_open, self.error_body = handle, is_open, error_body
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -46,6 +49,10 @@ class Endpoint:
 
 def _openai_error(reply: ErrorReply) -> Any:
     return reply.body()
+
+
+def _endpoint(wire: Any, path: str, handle: Handler, *, is_open: bool) -> Endpoint:
+    return Endpoint(path, handle, is_open=is_open, error_body=getattr(wire, "error_body", _openai_error))
 
 
 def build_app(server: Server) -> App:
@@ -59,11 +66,10 @@ class App:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._routes = [
-            Route(path, Endpoint(handle, is_open=is_open, error_body=getattr(wire, "error_body", _openai_error)),
-                  methods=[method])
+            Route(path, _endpoint(wire, path, handle, is_open=is_open), methods=[method])
             for wire in _WIRES
             for method, path, handle, is_open in wire.ROUTES
-        ]  # fmt: skip
+        ]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -112,6 +118,8 @@ class _Exchange:
         self._notes = {"x-request-id": self._id}
         self._error_body: Callable[[ErrorReply], Any] = _openai_error
         self.status = 0
+        self._path, self._began = "", time.monotonic()
+        self._record: dict[str, Any] = {}
 
     async def _send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -128,8 +136,20 @@ class _Exchange:
             self.status = self.status or 499
         except Exception as error:
             reply = error_reply(self._server, self._id, error)
+            self._record["error"] = reply.message
             if not self.status:
                 await self._respond(JsonReply(self._error_body(reply), reply.status, dict(reply.headers)))
+        finally:
+            self._note_end()
+
+    def _note_end(self) -> None:
+        """Count the request, and write it to the log."""
+        self._server.metrics.requests[self._path, self.status] += 1
+        log = self._server.log
+        if log is not None and self._path != "/health":
+            facts = {"id": self._id, "method": self._scope["method"], "path": self._scope["path"][:200]}
+            seconds = round(time.monotonic() - self._began, 4)
+            log.write({**facts, "status": self.status, "seconds": seconds, **self._record})
 
     async def _call(self) -> Call | None:
         """Check the request, and read its body. Return None if it is answered already."""
@@ -141,11 +161,15 @@ class _Exchange:
             await self._respond(TextReply("", status=204))
             return None
         endpoint, path = self._app.find(self._scope)
+        self._path = endpoint.path
         self._error_body, self._handle = endpoint.error_body, endpoint.handle
         key = ANYONE if endpoint.is_open else self._key()
+        self._record["key"] = key.name
         body = await self._body()
+        if self._server.log is not None and self._server.log.with_prompts:
+            self._record["body"] = body.decode("utf-8", "replace")
         query = self._scope.get("query_string", b"").decode("latin-1")
-        return Call(self._server, key, self._id, self._headers, path, query, body, self._notes)
+        return Call(self._server, key, self._id, self._headers, path, query, body, self._notes, self._record)
 
     def _key(self) -> Key:
         if not self._server.options.keys:

@@ -32,6 +32,7 @@ class Call:
         query: the query string.
         body: the body.
         notes: headers for the response.
+        record: facts about the call for the request log.
     """
 
     server: Server
@@ -42,6 +43,7 @@ class Call:
     query: str = ""
     body: bytes = b""
     notes: dict[str, str] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object.
@@ -69,6 +71,7 @@ class Call:
         """Name fields without effect in a response header and in the log."""
         if names:
             self.notes["x-ignored-fields"] = ", ".join(dict.fromkeys(names))[:1000]
+            self.record["ignored_fields"] = [*dict.fromkeys(names)]
             _log.debug("request %s: fields without effect: %s", self.id, self.notes["x-ignored-fields"])
 
 

@@ -16,6 +16,8 @@ from ..errors import OptionError, RequestError, did_you_mean
 from ..llm.llm import LLM
 from .admission import Admission
 from .keys import Key
+from .metrics import Metrics
+from .request_log import RequestLog
 from .token_texts import TokenTexts
 
 T = TypeVar("T")
@@ -77,6 +79,7 @@ class Server:
         name: the name of the model in requests.
         admission: the requests that run and wait.
         fingerprint: equal fingerprints give equal replies to equal requests with the same seed.
+        metrics: the counters of the server.
         token_texts: the texts of single tokens.
         chooses_seeds: True if requests without a seed get a random one; False if the model's files set a seed.
         created: the time of the start, in seconds since 1970.
@@ -85,16 +88,24 @@ class Server:
         llm: the model; the caller closes it.
         options: the options.
         name: the name of the model in requests; None = the name of the model's folder.
-        max_sequences: the maximum number of concurrent sequences of `llm`.
+        log: the request log; None = requests are not logged. The caller closes it.
     """
 
-    def __init__(self, llm: LLM, options: ServerOptions | None = None, *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        options: ServerOptions | None = None,
+        *,
+        name: str | None = None,
+        log: RequestLog | None = None,
+    ) -> None:
         self.llm, self.options = llm, options or ServerOptions()
         self.name = name or llm.model.folder.name
         self.created = int(time.time())
         # A few sequences more than the engine runs, so that the engine never waits for the event loop.
         most = llm.max_sequences + max(2, llm.max_sequences // 8)
         self.admission = Admission(most, self.options.max_queue, self.options.max_per_key)
+        self.metrics, self.log = Metrics(), log
         self.token_texts = TokenTexts(llm)
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
         self.chooses_seeds = llm.params().seed is None

@@ -42,6 +42,14 @@ class TokenTexts:
         """Return the text of a token; bytes that are part of a character become U+FFFD."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
+    def name(self, token: int) -> str:
+        """Return the text of a token, or its bytes in the form of OpenAI's older API if they are not UTF-8."""
+        found = self.bytes_of(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
     def chat_entry(self, entry: TokenLogprob) -> dict[str, Any]:
         """Return the log-probability of a token in the form of OpenAI's chat API."""
         top = [self._one(token, logprob) for token, logprob in entry.top]

@@ -39,6 +39,7 @@ class Turn:
         prompts: raw prompts, if there are no messages.
         stream: True to yield events while the samples are generated; False to yield them at the end.
         cache_salt: further salt of the prefix cache.
+        record: facts for the request log, which the turn completes at its end.
     """
 
     key: Key
@@ -47,6 +48,7 @@ class Turn:
     prompts: Sequence[Prompt] = ()
     stream: bool = False
     cache_salt: str | None = None
+    record: dict[str, Any] = field(default_factory=dict)
 
     def request_options(self, *, reuse_replies: bool) -> dict[str, Any]:
         """Return the options with those that concern the prefix cache."""
@@ -60,6 +62,8 @@ class RunningTurn:
     """A turn that was admitted, and its events.
 
     Attributes:
+        server: the server.
+        turn: the request.
         requests: one request per prompt.
         stream: the samples.
         call_id: returns the identifier of a tool call, given its sample and its index.
@@ -67,6 +71,7 @@ class RunningTurn:
         completions: the completions of the samples that have ended, by number.
     """
 
+    server: Server
     turn: Turn
     requests: Sequence[PreparedRequest]
     stream: SampleStream
@@ -82,12 +87,39 @@ class RunningTurn:
 
     async def events(self) -> AsyncIterator[list[Event]]:
         """Yield the events, in lists of those that arrived together. Closing the iterator cancels the turn."""
+        adapter, metrics = str(self.turn.options.get("adapter") or ""), self.server.metrics
         try:
+            metrics.note_adapter(adapter, 1)
             while items := await self.stream.take():
                 if events := [event for item in items for event in self._readers[item.sample].read(item)]:
                     yield events
         finally:
             self.stream.cancel()
+            metrics.note_adapter(adapter, -1)
+            self._note_end()
+
+    def _note_end(self) -> None:
+        usage, ended = self.usage, [*self.completions.values()]
+        self.turn.record.update(
+            {
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": usage.cached,
+                "completion_tokens": usage.completion,
+                "finish_reasons": [one.finish_reason for one in ended],
+                "seed": self.seed,
+                "adapter": self.turn.options.get("adapter"),
+                "first_token_seconds": min((one.timings.time_to_first_token for one in ended), default=None),
+            }
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of all prompts."""
+        return len(self._readers)
+
+    def prompt_of(self, sample: int) -> int:
+        """Return the index of the prompt of a sample."""
+        return sample // self.requests[0].num_samples
 
     @property
     def usage(self) -> TokenCounts:
@@ -120,6 +152,7 @@ class _SampleReader:
             return found + self._texts(item.text)
         completion, found = item.completion, []
         self._running.completions[self._number] = completion
+        self._running.server.metrics.note(completion)
         if not self._running.turn.stream:
             if completion.logprobs:
                 found.append(Logprobs(self._number, completion.logprobs))
@@ -166,7 +199,7 @@ async def start_turn(server: Server, turn: Turn, seat: Seat) -> RunningTurn:
         ticket.release()
         raise
     call_id = _call_ids(requests[0], short=server.llm.parser.name == "mistral")
-    return RunningTurn(turn, requests, stream, call_id, server.llm.model.config.model.eos_token_ids)
+    return RunningTurn(server, turn, requests, stream, call_id, server.llm.model.config.model.eos_token_ids)
 
 
 def _prepared(server: Server, turn: Turn, options: Mapping[str, Any]) -> list[PreparedRequest]:

@@ -21,7 +21,9 @@ from ..token_texts import TokenTexts
 from ..turns import RunningTurn, Turn, start_turn
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
+    """The options of a stream."""
+
     include_usage: bool = False
 
 
@@ -31,7 +33,7 @@ class ChatRequest(msgspec.Struct):
     messages: list[dict[str, Any]]
     model: str | None = None
     stream: bool = False
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -102,7 +104,7 @@ def _turn(call: Call, request: ChatRequest, fields: Fields) -> Turn:
         options["template"] = template
     options["adapter"] = server.adapter_of(request.model)
     messages = usable_messages(server, request.messages)
-    return Turn(call.key, options, messages, stream=request.stream, cache_salt=request.cache_salt)
+    return Turn(call.key, options, messages, stream=request.stream, cache_salt=request.cache_salt, record=call.record)
 
 
 def _number_of_alternatives(request: ChatRequest) -> int:
@@ -222,7 +224,7 @@ class ChatEncoder:
             "finish_reason": None,
         }
         if end is not None:
-            choice |= _end(end)
+            choice |= end_fields(end)
         chunk = {**self._head, "object": _CHUNK, "choices": [choice]}
         if self._sends_usage:
             chunk["usage"] = None
@@ -265,14 +267,14 @@ class ChatEncoder:
             "index": sample,
             "message": {**message, "refusal": None},
             "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
-            **_end(self._ends[sample]),
+            **end_fields(self._ends[sample]),
         }
 
 
 _CHUNK = "chat.completion.chunk"
 
 
-def _end(end: Finish) -> dict[str, Any]:
+def end_fields(end: Finish) -> dict[str, Any]:
     """Return the fields of a choice that describe its end.
 
     OpenAI's API has no reason for a timeout, so it is "length", and stop_reason (a field of vLLM) names it.

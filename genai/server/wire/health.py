@@ -1,8 +1,9 @@
-"""/health: the state of the server for load balancers."""
+"""/health and /metrics: the state of the server for load balancers and monitoring."""
 
 from __future__ import annotations
 
-from ..calls import Call, JsonReply
+from ..calls import Call, JsonReply, TextReply
+from ..metrics import CONTENT_TYPE
 
 
 async def health(call: Call) -> JsonReply:
@@ -11,4 +12,12 @@ async def health(call: Call) -> JsonReply:
     return JsonReply({"status": "stopping" if stops else "ok"}, 503 if stops else 200)
 
 
-ROUTES = (("GET", "/health", health, True),)
+async def metrics(call: Call) -> TextReply:
+    """Return the metrics in the text format of Prometheus."""
+    return TextReply(call.server.metrics.text(call.server), CONTENT_TYPE)
+
+
+ROUTES = (
+    ("GET", "/health", health, True),
+    ("GET", "/metrics", metrics, False),
+)

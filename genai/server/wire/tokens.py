@@ -1,0 +1,128 @@
+"""Tokens and templates: /tokenize, /detokenize, /tokenizer_info and /apply-template, as in vLLM and llama.cpp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...errors import GenaiError, RequestError
+from ..calls import Call, JsonReply, converted
+from .chat import usable_messages, usable_tools
+
+
+class TokenizeRequest(msgspec.Struct):
+    """A text (`prompt`, or `content` as in llama.cpp), or a conversation (`messages`)."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = True
+    add_special: bool = False
+    return_token_strs: bool = False
+    with_pieces: bool = False
+    model: str | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """Token ids."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class TemplateRequest(msgspec.Struct):
+    """A conversation."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    model: str | None = None
+
+
+async def tokenize(call: Call) -> JsonReply:
+    """Return the token ids of a text or a conversation."""
+    request: TokenizeRequest = converted(call.json(), TokenizeRequest)
+    call.server.adapter_of(request.model)
+    ids = await call.server.in_thread(_encoded, call, request)
+    texts = [call.server.token_texts.text(token) for token in ids]
+    tokens: Any = ids
+    if request.with_pieces:
+        tokens = [{"id": token, "piece": text} for token, text in zip(ids, texts, strict=True)]
+    return JsonReply(
+        {
+            "count": len(ids),
+            "max_model_len": call.server.llm.context_size,
+            "tokens": tokens,
+            "token_strs": texts if request.return_token_strs else None,
+        }
+    )
+
+
+def _encoded(call: Call, request: TokenizeRequest) -> list[int]:
+    llm = call.server.llm
+    if request.messages is not None:
+        return llm.encode(_rendered(call, request.messages, request.tools, request.chat_template_kwargs))
+    if request.prompt is not None:
+        return llm.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+    if request.content is not None:
+        return llm.encode(request.content, add_special_tokens=request.add_special)
+    raise RequestError(
+        400, "prompt is missing", "a text or a conversation is required", "add prompt or messages",
+        code="missing_required_parameter", param="prompt",
+    )  # fmt: skip
+
+
+def _rendered(call: Call, messages: Any, tools: Any, variables: Any) -> str:
+    usable = usable_messages(call.server, messages)
+    return call.server.llm.render(usable, tools=usable_tools(tools, []) or None, template=variables or None)
+
+
+async def detokenize(call: Call) -> JsonReply:
+    """Return the text of token ids."""
+    request: DetokenizeRequest = converted(call.json(), DetokenizeRequest)
+    call.server.adapter_of(request.model)
+    text = await call.server.in_thread(call.server.llm.tokenizer.decode, request.tokens)
+    return JsonReply({"prompt": text, "content": text})
+
+
+async def apply_template(call: Call) -> JsonReply:
+    """Return the prompt of a conversation."""
+    request: TemplateRequest = converted(call.json(), TemplateRequest)
+    text = await call.server.in_thread(_rendered, call, request.messages, request.tools, request.chat_template_kwargs)
+    return JsonReply({"prompt": str(text)})
+
+
+async def tokenizer_info(call: Call) -> JsonReply:
+    """Return the special tokens and the chat template."""
+    llm = call.server.llm
+    tokenizer = llm.tokenizer
+    eos = [int(token) for token in tokenizer.eos_token_ids]
+    bos, pad = tokenizer.bos_token_id, tokenizer.pad_token_id
+    try:
+        template: str | None = tokenizer.template_text()
+    except GenaiError:
+        template = None
+    return JsonReply(
+        {
+            "tokenizer_class": type(tokenizer.backend).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": llm.context_size,
+            "bos_token": None if bos is None else tokenizer.token_text(bos),
+            "eos_token": tokenizer.token_text(eos[0]) if eos else None,
+            "pad_token": tokenizer.token_text(pad) if pad is not None and pad >= 0 else None,
+            "bos_token_id": bos,
+            "eos_token_ids": eos,
+            "chat_template": template,
+        }
+    )
+
+
+ROUTES = (
+    ("POST", "/tokenize", tokenize, False),
+    ("POST", "/detokenize", detokenize, False),
+    ("POST", "/apply-template", apply_template, False),
+    ("GET", "/tokenizer_info", tokenizer_info, False),
+)
