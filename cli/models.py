@@ -223,9 +223,12 @@ def _built_facts(model: BuiltModel) -> dict[str, Any]:
 def _precision(model: PulledModel) -> str:
     """Return the precision of the stored weights, and the precisions of the models built from them."""
     from genai.common.reading import file_text, json_object
-    from genai.hub.choosing import CHECKPOINT, precision_in
+    from genai.hub.choosing import CHECKPOINT, ONNX, precision_in
+    from genai.onnx.layouts import decoder_variants
 
     stored = precision_in(model.root)
+    if model.kind == ONNX and not stored:
+        stored = ", ".join(one.precision for one in decoder_variants(file.path for file in model.files))
     if model.kind == CHECKPOINT:
         try:
             text = file_text(model.path / "config.json", GenaiError, GenaiError) or "{}"

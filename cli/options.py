@@ -39,7 +39,10 @@ Build = Annotated[
     ),
 ]
 Precision = Annotated[
-    str | None, model_option(help="Weight precision when building MODEL: int4, int8, fp16 or fp32 [default: int4].")
+    str | None,
+    model_option(
+        help="Weight precision when building MODEL: int4, int8, fp16 or fp32 [default: int4]; or of its graph, as q4."
+    ),
 ]
 Yes = Annotated[bool, model_option("--yes", help="Download MODEL without confirmation.")]
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]

@@ -88,7 +88,11 @@ def record(config: Config, quality: KvQuality) -> Path | None:
 def _file(config: Config) -> Path:
     """Return the file, whose name is a hash of the folder, its files' sizes and times, and files in memory."""
     digest = hashlib.sha256(str(config.folder.resolve()).encode())
-    for path in sorted(path for path in config.folder.iterdir() if path.suffix in (".onnx", ".data", ".json")):
+    paths = {path for path in config.folder.iterdir() if path.suffix in (".onnx", ".data", ".json")}
+    if config.exported is not None:
+        paths |= {config.folder / graph for graph in config.exported.variant.graphs}
+        digest.update(config.model.decoder.filename.encode())
+    for path in sorted(paths):
         facts = path.stat()
         digest.update(f"\0{path.name}\0{facts.st_size}\0{facts.st_mtime_ns}".encode())
     for name, data in sorted(config.model_data.items()):

@@ -203,8 +203,10 @@ MESSES = {
         lambda files: without({**files, "tokenizer_config.json": b"{}"}, GGUF, "chat_template.jinja"),
         "no chat template",
     ),
-    "ONNX folders for other devices": Mess(lambda files: onnx("directml/directml-int4"), "are built for other devices"),
-    "graphs that say nothing of text": Mess(lambda files: {"onnx/model.onnx": JUNK}, "needs a genai_config.json"),
+    "ONNX folders for other devices": Mess(lambda files: onnx("qnn/qnn-int4"), "are built for other devices"),
+    "graphs that say nothing of text": Mess(
+        lambda files: {"onnx/model.onnx": JUNK}, "needs config.json or genai_config.json"
+    ),
     "parts of another kind of model": Mess(
         lambda files: {"model_index.json": b"{}", "unet/model.safetensors": JUNK}, "no config.json"
     ),
