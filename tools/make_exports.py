@@ -1,15 +1,18 @@
-"""Write the goldens of tests/decoder/exports: tiny decoders exported by torch.onnx and Optimum.
+"""Write the goldens of tests/decoder/exports: tiny decoders exported by torch.onnx, Optimum and onnxruntime-genai.
 
     python tools/make_exports.py [NAME ...]
 
-The tool needs torch and transformers, and optimum-onnx for the cases of Optimum. The graphs use only plain operators.
-Past keys and values are inputs, and present keys and values are outputs.
+The tool needs torch and transformers, optimum-onnx for the cases of Optimum, and onnxruntime-genai for the cases of its
+builder. The graphs of torch.onnx and Optimum use only plain operators. Past keys and values are inputs, and present
+keys and values are outputs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +37,8 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 # name -> (model_type, attention implementation, changes). Cases with "dynamo" in the name use torch's newer exporter,
-# cases with "optimum" use Optimum, and the others use torch's older exporter.
+# cases with "optimum" use Optimum, cases with "builder" use onnxruntime-genai's builder for CPUs, and the others use
+# torch's older exporter.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_eager": ("llama", "eager", {}),
     "qwen2_sdpa": ("qwen2", "sdpa", {"head_dim": 4}),
@@ -45,6 +49,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2_softcap": ("gemma2", "eager", {"sliding_window": 7, "query_pre_attn_scalar": 6}),
     "qwen3_optimum": ("qwen3", "sdpa", {}),
     # Optimum exports sdpa, which ignores the softcap.
+    "llama_builder_fp16": ("llama", "eager", {}),
+    "qwen3_builder_bf16": ("qwen3", "eager", {}),
+    "phi_builder_fp16": ("phi", "eager", {"num_key_value_heads": 6, "head_dim": 4, "partial_rotary_factor": 0.5}),
     "gemma2_optimum": ("gemma2", "sdpa", {"sliding_window": 7, "query_pre_attn_scalar": 6}),
 }
 
@@ -63,11 +70,15 @@ def make_export(name: str) -> None:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
-    (_export_by_optimum if "optimum" in name else _export_by_torch)(name, model, folder)
+    by_builder = "builder" in name
+    exporter = _export_by_builder if by_builder else _export_by_optimum if "optimum" in name else _export_by_torch
+    exporter(name, model, folder)
     shorten(folder / "model.onnx")
     prompt = np.random.default_rng(0).integers(3, VOCAB, PROMPT)
     with torch.no_grad():
         logits = model(torch.tensor(prompt[None])).logits[0].numpy()
+    if by_builder:  # its weights are rounded to 16 bits
+        logits = logits_of_float32(folder / "model.onnx", prompt, config)
     save_file({"input_ids": prompt, "logits": np.ascontiguousarray(logits)}, folder / "golden.safetensors")
     (folder / "genai_config.json").write_text(json.dumps(genai_config(config), indent=1) + "\n")
 
@@ -80,6 +91,47 @@ def _export_by_optimum(name: str, model: Any, folder: Path) -> None:
         task = "text-generation-with-past"
         main_export(source, target, task=task, do_validation=False, no_post_process=False)
         shutil.copy(Path(target) / "model.onnx", folder)
+
+
+def _export_by_builder(name: str, model: Any, folder: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    with TemporaryDirectory() as source, TemporaryDirectory() as target, TemporaryDirectory() as cache:
+        model.save_pretrained(source)
+        letters = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *map(chr, range(65, 65 + VOCAB - 3))])}
+        Tokenizer(models.BPE(letters, [])).save(f"{source}/tokenizer.json")
+        Path(source, "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source, "-o", target, "-c", cache]
+        command += ["-e", "cpu", "-p", name.rpartition("_")[2]]
+        subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1"})
+        onnx.save(onnx.load(Path(target) / "model.onnx"), folder / "model.onnx")
+
+
+def logits_of_float32(path: Path, prompt: np.ndarray, config: Any) -> np.ndarray:
+    """Return onnxruntime's logits of a graph in 16 bits, after all its values were widened to float32."""
+    import onnxruntime
+
+    model, narrow = onnx.load(path), (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type in narrow:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    held = [attribute for node in model.graph.node for attribute in node.attribute]
+    for tensor in (*model.graph.initializer, *(attribute.t for attribute in held if attribute.HasField("t"))):
+        if tensor.data_type in narrow:
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
+            )
+    for attribute in held:
+        if attribute.name == "to" and attribute.i in narrow:
+            attribute.i = onnx.TensorProto.FLOAT
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    feeds = {"input_ids": prompt[None], "attention_mask": np.ones((1, PROMPT), np.int64)}
+    feeds["position_ids"] = np.arange(PROMPT)[None]
+    for value in session.get_inputs():
+        if value.name not in feeds:
+            feeds[value.name] = np.zeros((1, config.num_key_value_heads, 0, head_size(config)), np.float32)
+    feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
+    return np.asarray(session.run(["logits"], feeds)[0])[0]
 
 
 def _export_by_torch(name: str, model: Any, folder: Path) -> None:
@@ -145,7 +197,7 @@ def shorten(path: Path) -> None:
     """Shorten or remove the names of nodes and inner values, because names are most of a tiny export's bytes."""
     model = onnx.load(path)
     kept = {value.name for value in [*model.graph.input, *model.graph.output]}
-    made = dict.fromkeys(name for node in model.graph.node for name in node.output if name not in kept)
+    made = dict.fromkeys(name for node in model.graph.node for name in node.output if name and name not in kept)
     names = {name: f"v{i}" for i, name in enumerate(made)}
     for node in model.graph.node:
         node.name, node.doc_string = "", ""

@@ -3,7 +3,7 @@
 The pattern is the pattern of torch.onnx and Optimum exports: keys and values are concatenated with their past and
 repeated for grouped heads. Queries are multiplied with the keys; the scores are masked, normalised by a softmax and
 multiplied with the values. The operators do not reveal which keys a mask hides; the caller must determine that for each
-mask.
+mask. onnxruntime-genai's builder writes com.microsoft.MultiHeadAttention with a mask, in 16 bits for CPUs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ _HEADS_TO_TOKENS = [0, 2, 1, 3]
 
 @dataclass(frozen=True)
 class Cached:
-    """Keys or values [B, heads, S, size]: the past (a graph input), the new ones, and both concatenated (present)."""
+    """Keys or values [B, heads, S, size]: the past (a graph input), the new ones, and both concatenated (present).
+
+    Attributes:
+        joined: True if the new keys or values are [B, S, heads * size].
+    """
 
     past: str
     new: str
     present: str
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,12 @@ class PlainAttention:
     """An attention layer in plain operators.
 
     Attributes:
-        query: name of the queries [batch, heads, tokens, head_size].
+        query: name of the queries [batch, heads, tokens, head_size]; [batch, tokens, heads * head_size] if `output` is
+            an attention operator.
         scale: factor of the scores.
         softcap: cap of cap * tanh(x / cap), applied to the scores; 0 = none.
         mask: name of the values that are added to the scores.
-        output: the node that moves the token axis of the result before its head axis.
+        output: the node that moves the token axis of the result before its head axis, or an attention operator.
     """
 
     query: str
@@ -55,10 +61,19 @@ class PlainAttention:
     mask: str
     output: Node
 
+    @property
+    def is_operator(self) -> bool:
+        """True if the output is the result of an attention operator, and not of plain operators."""
+        return self.output.key == _OPERATOR
+
+
+_OPERATOR = (MS, "MultiHeadAttention")
+
 
 def find_plain_attention(graph: Graph, names: GraphNames) -> list[PlainAttention]:
     """Return every attention layer in plain operators, in graph order."""
-    matches = (_match(graph, node, names) for node in graph.nodes if node.key == ("", "MatMul"))
+    kinds = {("", "MatMul"): _match, _OPERATOR: _match_operator}
+    matches = (kinds[node.key](graph, node, names) for node in graph.nodes if node.key in kinds)
     return [match for match in matches if match is not None]
 
 
@@ -73,9 +88,11 @@ def replace_plain_attention(
     """
     graph = model.graph
     for layer in layers:
-        producers = [graph.producer(cached.present) for cached in (layer.key, layer.value)]
-        inputs = [_joined_heads(graph, layer.output, name) for name in (layer.query, layer.key.new, layer.value.new)]
-        mixed = graph.fresh_name(f"{layer.output.name}/attention")
+        caches = layer.key, layer.value
+        producers = {graph.producer(cached.present) for cached in caches} - {layer.output}
+        named = [(layer.query, layer.is_operator), *((cached.new, cached.joined) for cached in caches)]
+        inputs = [name if joined else _joined_heads(graph, layer.output, name) for name, joined in named]
+        mixed = layer.output.outputs[0] if layer.is_operator else graph.fresh_name(f"{layer.output.name}/attention")
         attention = make_node(
             "GroupQueryAttention",
             [*inputs, layer.key.past, layer.value.past],
@@ -88,12 +105,52 @@ def replace_plain_attention(
             softcap=layer.softcap,
             local_window_size=window(layer.mask) or -1,
         )
-        shape = graph.add_constant(f"{mixed}/shape", np.array([0, 0, heads[0], -1], np.int64))
-        split = Node("Reshape", [mixed, shape], list(layer.output.outputs), "", f"{mixed}/split")
-        graph.insert_before(layer.output, attention, split)
+        split = [] if layer.is_operator else [_split_heads(graph, layer.output, mixed, heads[0])]
+        graph.insert_before(layer.output, attention, *split)
         graph.remove_nodes([layer.output, *(node for node in producers if node is not None)])
     model.opset_imports.setdefault(MS, 1)
     remove_dead_code.apply(model)
+
+
+def _split_heads(graph: Graph, before: Node, mixed: str, heads: int) -> Node:
+    """Return the node that converts [B, S, heads * size] to the outputs of `before`, [B, S, heads, size]."""
+    shape = graph.add_constant(f"{mixed}/shape", np.array([0, 0, heads, -1], np.int64))
+    return Node("Reshape", [mixed, shape], list(before.outputs), "", f"{mixed}/split")
+
+
+def _match_operator(graph: Graph, node: Node, names: GraphNames) -> PlainAttention | None:
+    """Match MultiHeadAttention with keys and values of the past, either as inputs or concatenated and repeated."""
+    query, key, value, bias, padding, mask, past_key, past_value = (node.input(index) for index in range(8))
+    scale = float(node.attribute("scale", 0.0))
+    if not (query and key and value and mask) or bias or padding or not scale:
+        return None
+    if past_key:
+        present = node.output(1), node.output(2)
+        keys: Cached | None = Cached(past_key, key, present[0], True)
+        values: Cached | None = Cached(past_value, value, present[1], True)
+    else:
+        keys, values = _cached_before_operator(graph, key), _cached_before_operator(graph, value)
+    if keys is None or values is None or not _same_layer(graph, names, keys.past, values.past):
+        return None
+    return PlainAttention(query, keys, values, scale, 0.0, _before_tile(graph, mask), node)
+
+
+def _cached_before_operator(graph: Graph, name: str) -> Cached | None:
+    """Match cached keys or values whose heads are joined after the concatenation with the past."""
+    reshape = _producer(graph, name, "Reshape")
+    swap = None if reshape is None else _producer(graph, reshape.inputs[0], "Transpose")
+    if swap is None or swap.attribute("perm", None) != _HEADS_TO_TOKENS:
+        return None
+    return _cached(graph, swap.inputs[0])
+
+
+def _before_tile(graph: Graph, mask: str) -> str:
+    """Return a mask [B, 1, S, T] before it is repeated for each head."""
+    tile = _producer(graph, mask, "Tile")
+    repeats = None if tile is None else graph.constant(tile.inputs[1])
+    if tile is None or repeats is None or repeats.shape != (4,) or [*repeats[[0, 2, 3]]] != [1, 1, 1]:
+        return mask
+    return tile.inputs[0]
 
 
 def _match(graph: Graph, product: Node, names: GraphNames) -> PlainAttention | None:

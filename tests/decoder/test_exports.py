@@ -31,6 +31,9 @@ WINDOWS: dict[str, list[int | None]] = {
     "qwen2_sdpa_dynamo": [None],
     "qwen3_optimum": [None],
     "gemma2_optimum": [7, None],
+    "llama_builder_fp16": [None],
+    "qwen3_builder_bf16": [None],
+    "phi_builder_fp16": [None],
 }
 
 
@@ -216,3 +219,26 @@ def test_heads_of_another_size(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"num_attention_heads": 6', '"num_attention_heads": 12'))
     with pytest.raises(NotFlattenable, match="heads do not have the size 6"):
         flatten_exported(Config(tmp_path / "export"))
+
+
+@pytest.mark.parametrize("index", [3, 4], ids=["biases of projections", "padding"])
+def test_attention_operators_with_other_inputs_are_not_recognised(changed: Callable[..., Path], index: int) -> None:
+    def edit(graph: onnx.GraphProto) -> None:
+        attention = next(node for node in graph.node if node.op_type == "MultiHeadAttention")
+        graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float16), "more"))
+        attention.input[index] = "more"
+
+    with pytest.raises(NotFlattenable, match="plain attention was found 1 times, but there are 2 layers"):
+        flatten_exported(Config(changed(edit, "llama_builder_fp16")))
+
+
+def test_a_mask_of_an_attention_operator_is_tried_out(changed: Callable[..., Path]) -> None:
+    def edit(graph: onnx.GraphProto) -> None:
+        tile = next(node for node in graph.node if node.op_type == "Tile")
+        graph.initializer.append(numpy_helper.from_array(np.float16(0), "nothing_hidden"))
+        place = list(graph.node).index(tile)
+        graph.node.insert(place, helper.make_node("Mul", [tile.input[0], "nothing_hidden"], ["seen"]))
+        tile.input[0] = "seen"
+
+    with pytest.raises(NotFlattenable, match="is neither causal nor a sliding window"):
+        flatten_exported(Config(changed(edit, "llama_builder_fp16")))
