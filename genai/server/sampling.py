@@ -14,7 +14,7 @@ from .serving import Server
 
 # Options that the endpoints set themselves, or that have no form in JSON.
 _NOT_BY_NAME = ("logits_processors", "logprobs", "prompt_logprobs", "add_special_tokens", "max_tokens", "stop", "n")
-_BY_NAME = tuple(name for name in LineOptions.__annotations__ if name not in _NOT_BY_NAME)
+BY_NAME = tuple(name for name in LineOptions.__annotations__ if name not in _NOT_BY_NAME)
 _MOST_SAMPLES = 128
 # A top_p that keeps only the most likely token, as 0 does in OpenAI's API.
 _SMALLEST_TOP_P = 1e-6
@@ -27,7 +27,7 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
         RequestError: n is out of range.
     """
     values = fields.values
-    options = {name: values[name] for name in _BY_NAME if name in values}
+    options = {name: values[name] for name in BY_NAME if name in values}
     most = values.get("max_completion_tokens", values.get("max_tokens"))
     if most is not None and most != -1:  # -1 is llama.cpp's default, no limit
         options["max_tokens"] = most
