@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.memory_limits import format_bytes
 from genai.common.paths import expanded
 
 from .model_names import model_path
@@ -76,7 +77,7 @@ def build(
     for remark in [*plan.prequantized, *plan.rounded]:
         say(f"genai: {remark}")
     written = sum(file.stat().st_size for file in folder.iterdir())
-    say(f"{plan.checkpoint.config.model_type}: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
+    say(f"{plan.checkpoint.config.model_type}: {format_bytes(written)} in {time.monotonic() - start:.1f} s")
     emit(str(folder), "\n")
 
 
@@ -85,10 +86,10 @@ def _build_encoder(checkpoint: Path, output: Path, options: ExportOptions) -> No
     from genai.convert.encoders.build import build_encoder, weight_bytes
 
     start, size = time.monotonic(), weight_bytes(checkpoint)
-    with interruptible(), task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
+    with interruptible(), task("Building", size, amount=lambda count: format_bytes(int(count))) as building:
         folder = build_encoder(checkpoint, output, options, progress=building.add)
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    say(f"an encoder, for genai embed or genai rerank: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
+    say(f"an encoder, for genai embed or genai rerank: {format_bytes(written)} in {time.monotonic() - start:.1f} s")
     emit(str(folder), "\n")
 
 

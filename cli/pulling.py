@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from genai.common.memory_limits import format_bytes as size
 from genai.errors import ModelFolderError
 
 from .terminal import agreed, say
@@ -89,11 +90,6 @@ def memory_needed(plan: PullPlan, precision: str | None) -> str:
     needed, free = int(plan.total_bytes * share), available_memory()
     verdict = "" if needed < free else "the model will not fit in memory: "
     return f"{verdict}the weights need about {size(needed)} of memory; {size(free)} is free"
-
-
-def size(count: int) -> str:
-    """Format a number of bytes, such as 2.5 GB."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _waiting(folder: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from genai.common.memory_limits import format_bytes
+
 from .options import check_apart
 from .terminal import emit, say
 
@@ -85,7 +87,7 @@ def quantize_onnx(
         sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}.data")) if file.exists())
         for path in (model, output)
     )
-    say(f"{before / 1e6:.1f} MB -> {after / 1e6:.1f} MB")
+    say(f"{format_bytes(before)} -> {format_bytes(after)}")
     emit(str(output), "\n")
 
 

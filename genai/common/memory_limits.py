@@ -57,13 +57,13 @@ def memory_bounds(root: Path = Path("/")) -> list[MemoryBound]:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Format a size in readable units: "512 B", "1.5 KiB", "3.2 GiB"."""
+    """Format a size in decimal units, as model hubs and disks do: "512 B", "1.5 kB", "3.2 GB"."""
     size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 999.95:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def _system_bound(proc: Path) -> Iterator[MemoryBound]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from genai.common.memory_limits import format_bytes
 from genai.common.progress import task
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
@@ -194,7 +195,7 @@ def execute(plan: BuildPlan, output: Path) -> Path:
     _require_room(output, plan.written_bytes)
     with (
         task("Writing the model"),
-        task("Building", plan.read_bytes, amount=lambda count: f"{count / 1e9:.2f} GB") as reading,
+        task("Building", plan.read_bytes, amount=lambda count: format_bytes(int(count))) as reading,
     ):
         plan.weights.reports.append(reading.add)
         return write_model_folder(
@@ -212,7 +213,7 @@ def _require_room(output: Path, needed: int) -> None:
     free = shutil.disk_usage(output.parent).free
     if free < needed:
         raise ModelFolderError(
-            f"{output.parent} has {free / 1e9:.2f} GB free, but the model needs {needed / 1e9:.2f} GB",
+            f"{output.parent} has {format_bytes(free)} free, but the model needs {format_bytes(needed)}",
             "the build would fill the disk and fail",
             "free some disk space, choose a folder on another disk, or use a smaller precision",
         )
@@ -276,8 +277,8 @@ def resolve_model_folder(
     keeps_weights = options.precision == "kept"
     result = "a model with unchanged weights," if keeps_weights else f"an {options.precision.upper()} model"
     question = (
-        f"{source} is {kind} ({_size(plan.read_bytes)}). Build {result} of {_size(plan.written_bytes)} in "
-        f"{target.parent}?"
+        f"{source} is {kind} ({format_bytes(plan.read_bytes)}). Build {result} of {format_bytes(plan.written_bytes)} "
+        f"in {target.parent}?"
     )
     if not ask(question):
         raise ModelFolderError(
@@ -318,7 +319,3 @@ def identity_of(source: Path, options: ExportOptions) -> str:
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     text = json.dumps([_BUILDER_VERSION, str(source.resolve()), stats, asdict(options)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -15,6 +15,7 @@ from genai.common.progress import Task, task
 
 from ..common.foreign_models import downloaded
 from ..common.locks import locked
+from ..common.memory_limits import format_bytes
 from ..common.reading import file_text, json_object
 from ..errors import DownloadError, GenaiError, ModelFolderError, UnreachableError, did_you_mean
 from . import store
@@ -246,9 +247,9 @@ def _require_room(plan: PullPlan) -> None:
     free, needed = shutil.disk_usage(parent).free, plan.missing_bytes + _MARGIN
     if free < needed:
         raise DownloadError(
-            f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB must be downloaded, but only {free / 1e9:.2f} GB is free "
-            f"in {parent}",
-            f"{_MARGIN / 1e9:.2f} GB must stay free, because the download fails if the disk becomes full",
+            f"{plan.name}: {format_bytes(plan.missing_bytes)} must be downloaded, but only {format_bytes(free)} is "
+            f"free in {parent}",
+            f"{format_bytes(_MARGIN)} must stay free, because the download fails if the disk becomes full",
             "free some space (`genai list` shows cached models), or set GENAI_CACHE_DIR to a folder on another disk",
         )
 

@@ -16,7 +16,7 @@ from ..common.renamed import renamed_fields
 from ..errors import ModelFolderError, OptionError, whole_number
 from .choices import FORMATS, UNIFORM
 from .options import QuantizeOptions
-from .report import Point, curve_plot, html_page, read_report, size_text
+from .report import Point, curve_plot, html_page, read_report
 from .run import Progress, quantize_model, unwritable
 
 T = TypeVar("T")
@@ -224,7 +224,7 @@ def rows(result: Comparison) -> list[list[str]]:
         mark = " (recommended)" if name == result.taken else "" if name in result.front else " (dominated)"
         table.append(
             [
-                name + mark, f"{report['bits_per_weight']:.3f}", size_text(report["nbytes"]), f"{quality['kld']:.6f}",
+                name + mark, f"{report['bits_per_weight']:.3f}"(report["nbytes"]), f"{quality['kld']:.6f}",
                 f"{quality['p99']:.5f}", f"{100 * quality['top1_agreement']:.2f} %", f"{quality['perplexity']:.4f}",
                 f"{report['seconds'].get('quantising', 0.0):.1f} s",
                 "kernels" if "onnxruntime" in report["readers"] else "functions",

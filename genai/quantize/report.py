@@ -10,6 +10,7 @@ from typing import Any
 
 from ..common import html_parts
 from ..common.html_parts import escaped, table
+from ..common.memory_limits import format_bytes
 from ..common.svg import Bars, Scatter, Series
 from ..common.to_json import to_json
 from .quality import Quality
@@ -120,8 +121,8 @@ def figures(report: Report) -> list[tuple[str, str]]:
     """Return the main figures as pairs of name and value."""
     rows = [
         ("model", report.source),
-        ("size", f"{size_text(report.nbytes)}, {report.bits_per_weight:.3f} bits per weight, counting all tensors"),
-        ("folder", size_text(report.folder_bytes)),
+        ("size", f"{format_bytes(report.nbytes)}, {report.bits_per_weight:.3f} bits per weight, counting all tensors"),
+        ("folder", format_bytes(report.folder_bytes)),
     ]
     if (quality := report.quality) is not None:
         rows += [
@@ -137,7 +138,7 @@ def figures(report: Report) -> list[tuple[str, str]]:
         ("evaluation", report.evaluation or "none"),
         ("read by", ", ".join(report.readers)),
         ("time", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())),
-        ("peak memory", size_text(report.peak_memory) if report.peak_memory else "unknown"),
+        ("peak memory", format_bytes(report.peak_memory) if report.peak_memory else "unknown"),
         ("command", report.command),
     ]
     return rows
@@ -145,7 +146,7 @@ def figures(report: Report) -> list[tuple[str, str]]:
 
 def _part_rows(report: Report) -> list[list[str]]:
     return [
-        [name, f"{row['weights']:,.0f}", size_text(int(row["nbytes"])), f"{row['bits_per_weight']:.3f}"]
+        [name, f"{row['weights']:,.0f}", format_bytes(int(row["nbytes"])), f"{row['bits_per_weight']:.3f}"]
         for name, row in report.parts.items()
     ]
 
@@ -169,11 +170,6 @@ def _note_text(notes: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in notes.items()
     )
-
-
-def size_text(nbytes: int) -> str:
-    """Return a size in bytes as text."""
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
 
 
 def markdown(report: Report) -> str:

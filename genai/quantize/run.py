@@ -19,6 +19,7 @@ import numpy as np
 from genai.quant.methods import METHODS
 
 from ..common.cores import default_threads
+from ..common.memory_limits import format_bytes
 from ..common.reading import read_text_file
 from ..convert.folder import require_absent, unfinished_folder
 from ..errors import InputError, ModelFolderError, OptionError, UnsupportedModelError
@@ -31,7 +32,7 @@ from .costs import EVAL_SAMPLES, costs_text
 from .matrix_quantizer import MatrixQuantizer
 from .options import QuantizeOptions
 from .quality import Evaluation, Quality
-from .report import NAME as REPORT, MatrixRow, Point, Report, size_text
+from .report import NAME as REPORT, MatrixRow, Point, Report
 from .sensitivity import from_report, measure_candidates
 from .sites import Site
 from .source import FloatModel
@@ -280,7 +281,7 @@ class _QuantizeRun:
         free = shutil.disk_usage(self.output.parent).free
         if free < needed:
             raise ModelFolderError(
-                f"{self.output.parent} has {size_text(free)} free, but {size_text(needed)} is needed",
+                f"{self.output.parent} has {format_bytes(free)} free, but {format_bytes(needed)} is needed",
                 "finished matrices and intermediate activations are stored until the output folder is complete",
                 "free some space, or choose another output folder",
             )
@@ -568,7 +569,7 @@ def _readers(rows: list[MatrixRow]) -> tuple[str, ...]:
     wide = [row for row in rows if row.computed_by == "functions"]
     if not wide:
         return ("this toolkit", "onnxruntime", "onnxruntime-genai")
-    size = size_text(4 * sum(row.rows * row.columns for row in wide))
+    size = format_bytes(4 * sum(row.rows * row.columns for row in wide))
     how = f"through the model's functions, which expand {len(wide)} matrices to float32 ({size})"
     return ("this toolkit", f"onnxruntime and onnxruntime-genai {how}")
 

@@ -173,7 +173,7 @@ def test_cleaning_the_cache(tmp_path: Path) -> None:
     changes = {"GENAI_CACHE_DIR": str(tmp_path)}
     assert "--clean-cache" in str(findings(doctor("--json", **changes))["cache"]["fix"])
     result = doctor("--clean-cache", **changes)
-    assert (result.returncode, result.stdout) == (0, f"removed {kernels / ('f' * 32)} (4.0 KiB)\n")
+    assert (result.returncode, result.stdout) == (0, f"removed {kernels / ('f' * 32)} (4.1 kB)\n")
     left = {path.name for path in kernels.iterdir()}  # kernels of this version may be among them
     assert "mine" in left and "f" * 32 not in left
     assert doctor("--clean-cache", **changes).stdout.startswith("nothing to remove")

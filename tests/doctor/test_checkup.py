@@ -70,7 +70,7 @@ def test_versions(place: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory(place: Machine, write: Write) -> None:
     fine = checkup.check_memory(place)
     assert fine.mark is Mark.OK
-    assert "8.0 GiB of 16.0 GiB" in fine.text
+    assert "8.6 GB of 17.2 GB" in fine.text
     write("proc/self/cgroup", "0::/job")
     write("sys/fs/cgroup/job/memory.max", GIB)
     write("sys/fs/cgroup/job/memory.current", GIB // 4)
@@ -166,7 +166,7 @@ def test_cache(place: Machine) -> None:
     (stale / "a.o").write_bytes(bytes(2048))
     found = checkup.check_cache(place)
     assert found.mark is Mark.NOTE
-    assert "2.0 KiB" in found.text
+    assert "2.0 kB" in found.text
     assert "--clean-cache" in found.fix
     assert found.facts["stale"] == [str(stale)]
 

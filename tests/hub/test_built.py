@@ -112,7 +112,7 @@ def test_info_about_a_name_downloads_nothing(hub: LocalHub, chatting: dict[str, 
     hub.add("Qwen/Qwen3-0.6B", chatting, facts={"cardData": {"license": "mit"}})
     assert run(["info", "qwen3-0.6b"]) == 0
     shown = capsys.readouterr().out
-    for text in ("checkpoint to download", "Qwen/Qwen3-0.6B", "mit", "596,049,920", "model.safetensors 8.3 MiB"):
+    for text in ("checkpoint to download", "Qwen/Qwen3-0.6B", "mit", "596,049,920", "model.safetensors 8.7 MB"):
         assert text in shown
     assert not any("/resolve/" in path for path in hub.paths())
     assert run(["info", "qwen3-0.6b", "--json"]) == 0
@@ -129,7 +129,7 @@ def test_info_about_a_name_downloads_nothing(hub: LocalHub, chatting: dict[str, 
 def test_info_about_sources(cache: Path, capsys: Capture) -> None:
     assert run(["info", str(CHECKPOINT)]) == 0
     shown = capsys.readouterr().out
-    assert "checkpoint" in shown and "llama" in shown and "int4" in shown and "3.8 MiB" in shown
+    assert "checkpoint" in shown and "llama" in shown and "int4" in shown and "4.0 MB" in shown
     write_gguf(CHECKPOINT, Path("import.gguf"), "Q8_0")
     assert run(["info", "import.gguf", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -190,7 +190,7 @@ def test_unfinished_pulls_are_listed_and_removed(tiny: LocalHub, cache: Path, ca
     assert run(["pull", "org/tiny-llama"]) == 1
     capsys.readouterr()
     assert run(["list"]) == 0
-    assert "org--tiny-llama  unfinished, 0.0 MB" in capsys.readouterr().out
+    assert "org--tiny-llama  unfinished, " in capsys.readouterr().out
     assert run(["rm", "org/tiny-llama", "--yes"]) == 0
     assert left(cache) == []
 

@@ -151,11 +151,11 @@ def test_it_fits_with_a_smaller_context(folder: Path) -> None:
     assert memory["missing_bytes"] == 100_000 * BYTES_PER_TOKEN
     assert available - memory["margin_bytes"] == whole["needed_bytes"] - 100_000 * BYTES_PER_TOKEN
     assert memory["largest_context"] == 31072 // 32 * 32
-    assert memory["verdict"] == "fits with --ctx-size 31072; the full 131072 tokens need 12.2 MiB more"
+    assert memory["verdict"] == "fits with --ctx-size 31072; the full 131072 tokens need 12.8 MB more"
     assert memory["default_context"] == 31072 // 2 // 32 * 32
     assert describe(folder, context_size=31072, available_bytes=available)["memory"]["fits"]
     asked = describe(folder, context_size=31073, available_bytes=available)["memory"]
-    assert asked["verdict"] == "fits with --ctx-size 31072; the requested 31073 tokens need 4.0 KiB more"
+    assert asked["verdict"] == "fits with --ctx-size 31072; the requested 31073 tokens need 4.1 kB more"
 
 
 def test_the_verdict_agrees_with_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_the_default_takes_half_of_what_is_left(free: int, context: int) -> None
 def test_no_default_where_not_even_a_block_fits(free: int) -> None:
     with pytest.raises(CacheCapacityError) as caught:
         default_context(PLAN, free)
-    assert "1000 B" in caught.value.why
+    assert "1.0 kB" in caught.value.why
     assert caught.value.fix
 
 
@@ -112,7 +112,7 @@ def test_an_asked_context_may_take_all() -> None:
     with pytest.raises(CacheCapacityError) as caught:
         check_context(PLAN, 1000, free_for(PLAN.needed(1000)) - 1)
     assert "a context of 1000 tokens" in caught.value.what
-    assert "cache 10.0 KiB" in caught.value.why
+    assert "cache 10.2 kB" in caught.value.why
     assert "at most 992" in caught.value.fix
     with pytest.raises(CacheCapacityError, match="smaller or more strongly quantised"):
         check_context(PLAN, 1, 1000)

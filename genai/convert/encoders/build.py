@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from genai.common.log import logger
+from genai.common.memory_limits import format_bytes
 from genai.common.progress import task
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
@@ -188,7 +189,7 @@ def built_encoder(
     size = weight_bytes(checkpoint)
     with locked(target.parent):
         if not (target / "onnx" / "model.onnx").is_file():
-            with task("Building", size, amount=lambda count: f"{count / 1e9:.2f} GB") as building:
+            with task("Building", size, amount=lambda count: format_bytes(int(count))) as building:
                 build_encoder(checkpoint, target, options, score=score, task_name=task_name, progress=building.add)
             note_build(target, checkpoint, precision)
             _log.info("built %s in %s", checkpoint, target)
