@@ -68,6 +68,12 @@ def serve(
     log_prompts: Annotated[
         bool, opt.output_option("--log-prompts", help="With --request-log: also write the bodies of requests.")
     ] = False,
+    keep_headers: Annotated[
+        bool, typer.Option("--keep-headers", help="Keep the lines of agents that change with each request.")
+    ] = False,
+    adapter_dir: Annotated[
+        Path | None, typer.Option("--adapter-dir", help="Folder from which requests may load and unload adapters.")
+    ] = None,
     reuse_replies: Annotated[
         bool,
         typer.Option(
@@ -111,6 +117,7 @@ def serve(
         keys=keys, max_queue=max_queue, max_per_key=max_per_key, timeout=timeout, max_body=max_body * 2**20,
         strict=strict, reuse_replies=reuse_replies, allowed_hosts=address.hosts(tuple(allow_host or ())),
         allowed_origins=tuple(allow_origin or ()), drain_seconds=drain_timeout,
+        keep_headers=keep_headers, adapter_dir=adapter_dir,
     )  # fmt: skip
     if log_prompts and request_log is None:
         raise OptionError(

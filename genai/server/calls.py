@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from ..common.log import logger
 from ..errors import RequestError
+from .agents import without_headers
 from .keys import Key
 
 if TYPE_CHECKING:
@@ -66,6 +67,15 @@ class Call:
         if not isinstance(found, dict):
             raise RequestError(400, "the body is not a JSON object", "fields are read by name", "send an object")
         return found
+
+    def without_headers(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return messages without volatile headers, which are named in a response header, unless they are kept."""
+        if self.server.options.keep_headers:
+            return messages
+        messages, removed = without_headers(messages)
+        if removed:
+            self.notes["x-removed-headers"] = ", ".join(dict.fromkeys(removed))
+        return messages
 
     def note_ignored(self, names: list[str]) -> None:
         """Name fields without effect in a response header and in the log."""

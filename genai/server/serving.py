@@ -40,6 +40,8 @@ class ServerOptions:
             its tokens can differ from those of a server that did not generate the reply.
         allowed_hosts: accepted names in the header `host`; empty = every name is accepted.
         allowed_origins: origins of web pages that may use the server.
+        keep_headers: True to keep the lines of agents that change with each request; see genai/server/agents.py.
+        adapter_dir: folder from which requests may load adapters; None = requests cannot load or unload adapters.
         drain_seconds: maximum number of seconds that running requests may take after the server was told to stop.
 
     Raises:
@@ -55,6 +57,8 @@ class ServerOptions:
     reuse_replies: bool = False
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
+    keep_headers: bool = False
+    adapter_dir: Path | None = None
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -64,6 +68,10 @@ class ServerOptions:
                 raise OptionError(
                     f"{name} = {value!r:.40}", f"a whole number of at least {low} is expected", f"leave {name} out"
                 )
+        if self.adapter_dir is not None and not self.adapter_dir.is_dir():
+            raise OptionError(
+                f"adapter_dir = {str(self.adapter_dir)!r:.200}", "there is no such folder", "pass an existing folder"
+            )
         for name in ("timeout", "drain_seconds"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or not 0 < value < 1e9):
@@ -116,8 +124,10 @@ class Server:
     @property
     def hidden(self) -> Mapping[str, str]:
         """Texts that no reply may contain, with their replacements: the paths of this machine."""
-        folder = self.llm.model.folder
-        return {str(Path(folder).absolute()): self.name, str(folder): self.name} if Path(folder).parent.name else {}
+        hidden = {str(folder.absolute()): self.name for folder in [self.llm.model.folder]}
+        if self.options.adapter_dir is not None:
+            hidden[str(self.options.adapter_dir.resolve())] = "adapters"
+        return {path: name for path, name in hidden.items() if len(Path(path).parts) > 1}
 
     @property
     def adapters(self) -> list[str]:

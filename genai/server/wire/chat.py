@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...errors import RequestError
+from ..agents import TASK_PRIORITY, is_side_task
 from ..calls import Call, JsonReply, converted
 from ..events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolArguments, ToolCall
 from ..fields import Fields, check_strict, read_fields
@@ -103,7 +104,9 @@ def _turn(call: Call, request: ChatRequest, fields: Fields) -> Turn:
     if template:
         options["template"] = template
     options["adapter"] = server.adapter_of(request.model)
-    messages = usable_messages(server, request.messages)
+    messages = usable_messages(server, call.without_headers(request.messages))
+    if is_side_task(messages):
+        options["priority"] = TASK_PRIORITY
     return Turn(call.key, options, messages, stream=request.stream, cache_salt=request.cache_salt, record=call.record)
 
 

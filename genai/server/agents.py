@@ -1,0 +1,64 @@
+"""Conventions of agents and chat pages that would make the prefix cache useless, or a chat slow.
+
+The list of headers is documented in docs/reference/server.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Lines that agents put before the system prompt, and that change with each request. Claude Code sends its version, its
+# entry point and a hash of the request, so that no request would share a prefix with another.
+VOLATILE_HEADERS = ("x-anthropic-billing-header",)
+_HEADER = re.compile(rf"\A(?:({'|'.join(map(re.escape, VOLATILE_HEADERS))}):[^\n]*(?:\n+|\Z))")
+# Open WebUI asks for titles, tags and follow-up questions with this beginning, beside the chat.
+_TASK = "### Task:\n"
+TASK_PRIORITY = -1
+"""The priority of requests for titles and tags, below that of chats."""
+
+
+def without_headers(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Return messages without volatile headers at the beginning of system messages, and the names of the headers."""
+    found: list[Mapping[str, Any]] = []
+    removed: list[str] = []
+    for message in messages:
+        content = message.get("content")
+        if message.get("role") not in ("system", "developer"):
+            found.append(message)
+        elif isinstance(content, str):
+            text = without_header(content, removed)
+            if text or not content:
+                found.append({**message, "content": text})
+        elif isinstance(content, list):
+            parts = [_part(part, removed) for part in content]
+            kept = [part for part in parts if part is not None]
+            if kept or not content:
+                found.append({**message, "content": kept})
+        else:
+            found.append(message)
+    return found, removed
+
+
+def _part(part: Any, removed: list[str]) -> Any:
+    """Return a part of a message's content without its header; None if nothing remains."""
+    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        return part
+    text = without_header(part["text"], removed)
+    return {**part, "text": text} if text or not part["text"] else None
+
+
+def without_header(text: str, removed: list[str]) -> str:
+    """Return a text without volatile headers at its beginning, and add their names to `removed`."""
+    while (header := _HEADER.match(text)) is not None:
+        removed.append(header[1])
+        text = text[header.end() :]
+    return text
+
+
+def is_side_task(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a chat page asks for a title, tags or questions beside a chat."""
+    (message,) = messages if len(messages) == 1 else ({},)
+    content = message.get("content")
+    return isinstance(content, str) and content.startswith(_TASK)

@@ -1,0 +1,60 @@
+"""Volatile headers of agents, and requests beside a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from genai.server.agents import is_side_task, without_headers
+
+from .conftest import Running
+
+HEADER = "x-anthropic-billing-header: cc_version=2.1.15.%03d; cc_entrypoint=cli; cch=%05x;"
+RULES = "You are a careful agent. " * 12
+
+
+def _cached(running: Running, system: Any) -> tuple[int, str]:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "What is 12 + 7?"}]
+    answer = running.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    usage = answer.json()["usage"]["prompt_tokens_details"]
+    return usage["cached_tokens"], answer.headers.get("x-removed-headers", "")
+
+
+def test_volatile_headers_do_not_change_the_prefix(running: Running, serving: Callable[..., Running]) -> None:
+    def systems(number: int) -> list[Any]:
+        header = HEADER % (number, number * 77)
+        return [f"{header}\n{RULES}", [{"type": "text", "text": header}, {"type": "text", "text": RULES}]]
+
+    _cached(running, RULES)
+    for number, system in enumerate([*systems(1), *systems(2)]):
+        cached, removed = _cached(running, system)
+        assert cached > 64 and removed == "x-anthropic-billing-header", number
+    keeps = serving(keep_headers=True)
+    _cached(keeps, systems(3)[0])
+    cached, removed = _cached(keeps, systems(4)[0])
+    assert cached < 64 and not removed
+
+
+@pytest.mark.parametrize(
+    "content", ["Say x-anthropic-billing-header: 1", " x-anthropic-billing-header: 1\nHi", "x-other-header: 1\nHi", ""]
+)
+def test_other_texts_stay(content: str) -> None:
+    messages = [{"role": "system", "content": content}, {"role": "user", "content": f"{HEADER}\nHi"}]
+    assert without_headers(messages) == (messages, [])
+
+
+def test_messages_that_are_only_a_header() -> None:
+    user = {"role": "user", "content": "Hi"}
+    for content in (HEADER, f"{HEADER}\n\n", [{"type": "text", "text": HEADER}]):
+        assert without_headers([{"role": "system", "content": content}, user])[0] == [user]
+    odd = [{"role": "system", "content": None}, {"role": "system", "content": [5, {"type": "image"}]}, {}]
+    assert without_headers(odd) == (odd, [])
+
+
+def test_tasks_beside_a_chat() -> None:
+    task = {"role": "user", "content": "### Task:\nGenerate a concise, 3-5 word title with an emoji."}
+    assert is_side_task([task])
+    assert not is_side_task([task, task]) and not is_side_task([]) and not is_side_task([{"role": "user"}])
+    assert not is_side_task([{"role": "user", "content": "What is ### Task:\n?"}])
