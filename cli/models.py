@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.memory_limits import format_bytes as size
 from genai.common.progress import task
 from genai.errors import GenaiError, ModelFolderError, did_you_mean
 
 from . import options as opt
 from .build import ask as ask_to_build, interruptible, say_remarks, waiting
 from .info import figures_of
-from .pulling import PullDialog, size
+from .pulling import PullDialog
 from .terminal import agreed, emit, emit_figures, say
 from .wrapping import printable
 

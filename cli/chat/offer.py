@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from genai.common.memory_limits import format_bytes as size
 from genai.common.progress import task
 
 from ..model_names import model_path
-from ..pulling import size
 from ..terminal import say, typed_line
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..common.atomic_files import write_whole
 from ..common.html_parts import passage, table as html_table
+from ..common.memory_limits import format_bytes
 from ..common.renamed import renamed_fields
 from ..errors import ModelFolderError, OptionError, whole_number
 from .choices import FORMATS, UNIFORM
@@ -224,9 +225,9 @@ def rows(result: Comparison) -> list[list[str]]:
         mark = " (recommended)" if name == result.taken else "" if name in result.front else " (dominated)"
         table.append(
             [
-                name + mark, f"{report['bits_per_weight']:.3f}"(report["nbytes"]), f"{quality['kld']:.6f}",
-                f"{quality['p99']:.5f}", f"{100 * quality['top1_agreement']:.2f} %", f"{quality['perplexity']:.4f}",
-                f"{report['seconds'].get('quantising', 0.0):.1f} s",
+                name + mark, f"{report['bits_per_weight']:.3f}", format_bytes(report["nbytes"]),
+                f"{quality['kld']:.6f}", f"{quality['p99']:.5f}", f"{100 * quality['top1_agreement']:.2f} %",
+                f"{quality['perplexity']:.4f}", f"{report['seconds'].get('quantising', 0.0):.1f} s",
                 "kernels" if "onnxruntime" in report["readers"] else "functions",
             ]
         )  # fmt: skip

@@ -5,6 +5,7 @@ The figures are data, so that the default does not depend on a clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ def estimated_seconds(method: str, weights: int, tokens: int, *, generated: bool
     cost, needs_data = COSTS[method], METHODS[method].needs != "nothing"
     per_token = (cost.per_token + GENERATING * generated) * needs_data
     millions = weights / 1e6
-    return millions * (cost.fixed + per_token * tokens / 1e3) / threads + cost.per_column * millions**0.5
+    return millions * (cost.fixed + per_token * tokens / 1e3) / threads + cost.per_column * math.sqrt(millions)
 
 
 def costs_text(methods: Sequence[str], weights: int, tokens: int, *, generated: bool, threads: int) -> str:
