@@ -422,7 +422,10 @@ def load_parts(
         )
     else:
         graph = find_graph(folder, file)
-    text = TextEncoder(folder, limit, lower_case=description.lower_case, keeps_end=description.keeps_end)
+    text = TextEncoder(
+        folder, limit, lower_case=description.lower_case, keeps_end=description.keeps_end,
+        has_types=description.has_types,
+    )  # fmt: skip
     encoder = Encoder(graph, open_executor(device, threads), outputs, limit, accuracy=accuracy, files=files)
     return text, encoder
 

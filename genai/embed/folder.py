@@ -75,6 +75,7 @@ class EncoderFolder:
         longest: maximum number of tokens that the graph supports.
         lower_case: True if texts are converted to lower case.
         keeps_end: True if the first tokens of a text that is too long are removed, instead of the last ones.
+        has_types: False if the model receives no token types, so that all of them are 0.
         dimensions: number of dimensions that are kept by default; None = all.
         poolings: names of POOLINGS, in the order in which their results are concatenated; empty if the folder has none.
         include_prompt: False if the tokens of a prompt are left out of the pooling.
@@ -93,6 +94,7 @@ class EncoderFolder:
     longest: int
     lower_case: bool = False
     keeps_end: bool = False
+    has_types: bool = True
     dimensions: int | None = None
     poolings: tuple[str, ...] = ()
     include_prompt: bool = True
@@ -166,9 +168,9 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
         )
     return EncoderFolder(
         folder, config, max_length, longest, bool(sizes.get("do_lower_case", False)), _keeps_end(folder, tokenizer),
+        _has_types(folder, tokenizer),
         _whole(folder / "config_sentence_transformers.json", settings, "truncate_dim"), poolings, include_prompt,
-        modules,
-        prompts, default, similarity, score, _template_variables(folder, sizes),
+        modules, prompts, default, similarity, score, _template_variables(folder, sizes),
         str(settings.get("activation_fn") or "").rpartition(".")[2],
     )  # fmt: skip
 
@@ -205,6 +207,16 @@ def _keeps_end(folder: Path, settings: Mapping[str, Any]) -> bool:
     if side not in ("left", "right"):
         raise _malformed(folder / "tokenizer_config.json", "truncation_side", side, '"left" or "right"')
     return bool(side == "left")
+
+
+def _has_types(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Return False if tokenizer_config.json lists the inputs that the tokenizer computes, without token types.
+
+    A tokenizer of transformers' class TokenizersBackend computes no token types unless the file lists them.
+    """
+    if settings.get("model_input_names") is None:
+        return bool(settings.get("tokenizer_class") != "TokenizersBackend")
+    return "token_type_ids" in _value(folder / "tokenizer_config.json", settings, "model_input_names", list, [])
 
 
 def _template_variables(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,6 +316,7 @@ def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, .
             case "LayerNorm":
                 modules.append(_layer_norm(folder / place))
             case "Normalize":
+                _check_names(folder / place / "config.json")
                 modules.append(NormalizeModule())
             case "LogitScore":
                 score = read_score(folder / place / "config.json")
@@ -337,13 +350,7 @@ def _pooling(path: Path) -> tuple[tuple[str, ...], bool]:
 
 def _dense(folder: Path) -> DenseModule:
     path = folder / "config.json"
-    config = read_json(path)
-    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-        raise UnsupportedModelError(
-            f"{path}: module_input_name is {config['module_input_name']!r:.80}",
-            "only a layer after the pooling can run here",
-            "use a model whose Dense modules read sentence_embedding",
-        )
+    config = _check_names(path)
     tensors = _weights(folder)
     weight = _tensor(folder, tensors, "linear.weight", 2)
     bias = _tensor(folder, tensors, "linear.bias", 1) if config.get("bias", True) else None
@@ -360,7 +367,29 @@ def _dense(folder: Path) -> DenseModule:
             f"this toolkit knows {', '.join(ACTIVATIONS)}",
             "use a model with one of these functions",
         )
-    return DenseModule(weight, bias, name)
+    has_residual = bool(config.get("use_residual", False))
+    residual = _tensor(folder, tensors, "residual.weight", 2) if "residual.weight" in tensors else None
+    shapes = {weight.shape, weight.shape[::-1] if residual is None else residual.shape}
+    if has_residual and len(shapes) > 1:
+        raise ConfigError(
+            f"{folder}: residual.weight is {'missing' if residual is None else list(residual.shape)}",
+            f"use_residual is true, and linear.weight is {list(weight.shape)}",
+            "copy the model again",
+        )
+    return DenseModule(weight, bias, name, has_residual, residual if has_residual else None)
+
+
+def _check_names(path: Path) -> dict[str, Any]:
+    """Return the settings of a module after the pooling. Raises UnsupportedModelError for a module of other rows."""
+    config = read_json(path)
+    for name in ("module_input_name", "module_output_name"):
+        if (config.get(name) or "sentence_embedding") != "sentence_embedding":
+            raise UnsupportedModelError(
+                f"{path}: {name} is {config[name]!r:.80}",
+                "only a module after the pooling can run here",
+                "use a model whose Dense and Normalize modules read and write sentence_embedding",
+            )
+    return config
 
 
 def _layer_norm(folder: Path) -> LayerNormModule:
@@ -407,7 +436,7 @@ def _value(path: Path, values: Mapping[str, Any], name: str, kind: type[Value], 
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise _malformed(path, name, value, f"a JSON {'object' if kind is dict else 'value'}")
+        raise _malformed(path, name, value, f"a JSON {'object' if kind is dict else 'list'}")
     return value
 
 

@@ -84,17 +84,29 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class DenseModule:
-    """activation(x @ weight.T + bias): weight [outputs, inputs], bias [outputs] or None."""
+    """activation(x @ weight.T + bias) plus a residual.
+
+    Attributes:
+        weight: float32 [outputs, inputs].
+        bias: float32 [outputs] or None.
+        activation: a key of ACTIVATIONS.
+        has_residual: True if a residual is added.
+        residual: float32 [outputs, inputs], by which x is multiplied for the residual; None if the residual is x.
+    """
 
     weight: Floats
     bias: Floats | None
     activation: str
+    has_residual: bool = False
+    residual: Floats | None = None
 
     def __call__(self, vectors: Floats) -> Floats:
         result = vectors @ self.weight.T
         if self.bias is not None:
             result = result + self.bias
         found: Floats = ACTIVATIONS[self.activation](result)
+        if self.has_residual:
+            found = found + (vectors if self.residual is None else vectors @ self.residual.T)
         return found
 
     def check(self, width: int) -> int:

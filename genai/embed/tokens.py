@@ -26,13 +26,17 @@ class TextEncoder:
         max_length: maximum number of tokens, special tokens included.
         lower_case: True to convert texts to lower case, except for special tokens.
         keeps_end: True to remove the first tokens of a text that is too long, instead of the last ones.
+        has_types: False if all token types are 0.
 
     Raises:
         TokenizerError: the tokenizer is missing or cannot be used.
     """
 
-    def __init__(self, folder: Path, max_length: int, *, lower_case: bool = False, keeps_end: bool = False) -> None:
-        self.max_length, self.keeps_end = max_length, keeps_end
+    def __init__(
+        self, folder: Path, max_length: int, *, lower_case: bool = False, keeps_end: bool = False,
+        has_types: bool = True,
+    ) -> None:  # fmt: skip
+        self.max_length, self.keeps_end, self._has_types = max_length, keeps_end, has_types
         with folder_errors(folder):
             loaded = load_tokenizer(folder)
             self._backend = loaded.backend
@@ -110,7 +114,7 @@ class TextEncoder:
                 ids, types = self._truncated(encoding, pairs)
             if not ids:
                 raise InputError(f"text {name} has no tokens", "the tokenizer adds none", "leave the text out")
-            has_types = any(types)
+            has_types = self._has_types and any(types)
             found.append(TokenSequence(np.array(ids, np.int64), np.array(types, np.int64) if has_types else None))
         return found
 

@@ -332,6 +332,86 @@ def test_modules_that_do_not_fit(copied: Copied) -> None:
         Embedder(folder)
 
 
+@pytest.mark.parametrize("width", [24, 10])
+def test_a_dense_module_with_a_residual(copied: Copied, width: int) -> None:
+    folder = copied("mpnet")
+    (dense,) = folder.glob("*_Dense")
+    random = np.random.default_rng(0)
+    arrays = {name: random.normal(size=(width, 24)).astype(np.float32) for name in ("linear", "residual")}
+    arrays = {f"{name}.weight": array for name, array in arrays.items() if name == "linear" or width != 24}
+    save_file(arrays, dense / "model.safetensors")
+    _edited(dense, "config.json", bias=False, in_features=24, out_features=width,
+            activation_function="torch.nn.modules.linear.Identity", use_residual=True)  # fmt: skip
+    entries = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([one for one in entries if "Normalize" not in one["type"]]))
+    with Embedder(folder, threads=1) as made:
+        found = made.embed("red dog")
+    (folder / "modules.json").write_text(json.dumps(entries[:2]))
+    with Embedder(folder, threads=1) as made:
+        pooled = made.embed("red dog")
+    residual = arrays["residual.weight"] @ pooled if width != 24 else pooled
+    np.testing.assert_allclose(found, arrays["linear.weight"] @ pooled + residual, atol=1e-5)
+
+
+def test_a_residual_that_does_not_fit(copied: Copied) -> None:
+    folder = copied("mpnet")
+    (dense,) = folder.glob("*_Dense")
+    weights = {"linear.weight": np.zeros((10, 24), np.float32), "linear.bias": np.zeros(10, np.float32)}
+    save_file(weights, dense / "model.safetensors")
+    _edited(dense, "config.json", use_residual=True)
+    with pytest.raises(genai.ConfigError, match=r"residual\.weight is missing"):
+        Embedder(folder)
+    save_file({**weights, "residual.weight": np.zeros((10, 23), np.float32)}, dense / "model.safetensors")
+    with pytest.raises(genai.ConfigError, match=r"residual\.weight is \[10, 23\]"):
+        Embedder(folder)
+
+
+@pytest.mark.parametrize("kind", ["Dense", "Normalize"])
+@pytest.mark.parametrize("name", ["module_input_name", "module_output_name"])
+def test_modules_of_other_rows(copied: Copied, kind: str, name: str) -> None:
+    folder = copied("mpnet")
+    entries = json.loads((folder / "modules.json").read_text())
+    entries.append({"path": "3_Normalize", "type": "a.Normalize"})
+    (folder / "modules.json").write_text(json.dumps(entries))
+    place = folder / next(one["path"] for one in entries if kind in one["type"])
+    place.mkdir(exist_ok=True)
+    _edited(place, "config.json", **{name: "token_embeddings"})
+    with pytest.raises(genai.UnsupportedModelError, match=f"{name} is 'token_embeddings'"):
+        Embedder(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_input_names": ["input_ids", "attention_mask"]},
+        {"model_input_names": None, "tokenizer_class": "TokenizersBackend"},
+    ],
+)
+def test_token_types_that_the_tokenizer_does_not_compute(copied: Copied, changes: Any) -> None:
+    folder = copied("bert_reranker")
+    with Reranker(folder, threads=1) as made:
+        expected = made.score("red dog", ["the cat sits"])
+    _edited(folder, "tokenizer_config.json", **changes)
+    with Reranker(folder, threads=1) as made:
+        assert made.score("red dog", ["the cat sits"]) != expected
+    template = json.loads((folder / "tokenizer.json").read_text())
+    for piece in template["post_processor"]["pair"]:
+        next(iter(piece.values()))["type_id"] = 0
+    (folder / "tokenizer.json").write_text(json.dumps(template))
+    with Reranker(folder, threads=1) as made:
+        without = made.score("red dog", ["the cat sits"])
+    _edited(folder, "tokenizer_config.json", model_input_names=["token_type_ids"])
+    with Reranker(folder, threads=1) as made:
+        np.testing.assert_array_equal(made.score("red dog", ["the cat sits"]), without)
+
+
+def test_malformed_input_names(copied: Copied) -> None:
+    folder = copied("bert_reranker")
+    _edited(folder, "tokenizer_config.json", model_input_names="input_ids")
+    with pytest.raises(genai.ConfigError, match="model_input_names is 'input_ids'"):
+        Reranker(folder)
+
+
 def test_graphs(copied: Copied) -> None:
     folder = copied("bert")
     (folder / "model.safetensors").unlink()
