@@ -186,7 +186,7 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _graph(derived: dict[str, Any]) -> str:
     others = f"; others: {', '.join(derived['other_graphs'])}" if derived["other_graphs"] else ""
-    return f"{derived['graph']} ({derived['precision']}){others}"
+    return f"{derived['graph']}{others}"
 
 
 def _derived(values: dict[str, list[str]]) -> str:

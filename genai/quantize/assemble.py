@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..convert.folder import CONFIG, copy_tokenizer
+from ..convert.folder import CONFIG, MODEL, copy_tokenizer
+from ..models.exported_config import ExportedModel
 from ..onnx.deserialize import Deserializer
 from ..onnx.external_data import ExternalData
 from ..onnx.ir import DataType, OnnxModel, OnnxTensor
@@ -50,11 +51,14 @@ def write_folder(quantizer: MatrixQuantizer, folder: Path, *, accuracy_level: in
     model.graph.invalidate()
     model.opset_imports.setdefault(MS, 1)
     _declare_own(model)
-    name = source.config.model.decoder.filename
-    target = folder / name
+    exported = source.config.exported
+    target = folder / (source.config.model.decoder.filename if exported is None else MODEL)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_model(model, target, external_data=f"{target.name}.data")
-    _copy_config(source.folder / CONFIG, folder / CONFIG)
+    if exported is None:
+        _copy_config(source.folder / CONFIG, folder / CONFIG)
+    else:
+        write_config(exported, folder / CONFIG)
     copy_tokenizer(source.folder, folder)
     return sum(tensor.nbytes for tensor in model.graph.initializers.values())
 
@@ -66,6 +70,14 @@ def _copy_config(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
     else:
         target.write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
+
+
+def write_config(model: ExportedModel, target: Path) -> None:
+    """Write the configuration of a model that had no genai_config.json. Its embeddings are now part of its graph."""
+    block = {name: value for name, value in model.raw["model"].items() if name != "embedding"}
+    inputs = {name: value for name, value in block["decoder"]["inputs"].items() if name != "inputs_embeds"}
+    block["decoder"] = {**block["decoder"], "filename": MODEL, "inputs": {"input_ids": "input_ids", **inputs}}
+    target.write_text(json.dumps({**model.raw, "model": block}, indent=4) + "\n", encoding="utf-8")
 
 
 def _replace_matrices(quantizer: MatrixQuantizer, model: OnnxModel, accuracy_level: int) -> None:

@@ -84,6 +84,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
     def _open(self, requantize: bool) -> None:
         self.folder = self._hollow_folder(requantize) if is_checkpoint(self.source) else self.source
         self.config = Config(self.folder)
+        self.folder = self.config.folder  # the path of one of several graphs stands for its folder
         with folder_errors(self.folder):
             self.model = read_decoder_file(self.config)
             infer_shapes(self.model)

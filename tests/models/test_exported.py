@@ -16,6 +16,7 @@ from genai.cli.app import run
 from genai.convert.resolve import BuildHooks, resolve_model
 from genai.doctor.model_info import describe
 from genai.errors import ConfigError, ExternalDataError, ModelFolderError, OptionError, UnsupportedModelError
+from genai.quantize.assemble import write_config
 from tests.exported_layouts import (
     CONFIG,
     describe_as,
@@ -383,7 +384,7 @@ def test_info_shows_what_was_derived(tmp_path: Path, capsys: pytest.CaptureFixtu
     folder = exported(tmp_path / "model", "onnx/model.onnx", "onnx/model_q4.onnx", external=True)
     assert run(["info", str(folder)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "onnx/model_q4.onnx (q4); others: onnx/model.onnx" in text
+    assert "onnx/model_q4.onnx; others: onnx/model.onnx" in text
     assert "context_length" in text and "from config.json" in text and "head_size" in text
     assert "onnx/model_q4.onnx_data" in text and "onnx/model.onnx_data" not in text
     assert run(["info", str(folder), "--json"]) == 0
@@ -392,3 +393,18 @@ def test_info_shows_what_was_derived(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_info_of_a_folder_with_genai_config(tmp_path: Path) -> None:
     assert describe(whole(tmp_path / "whole"))["derived"] is None
+
+
+def test_the_configuration_of_a_quantised_folder(tmp_path: Path) -> None:
+    """`genai quantize` joins the graphs into model.onnx, and writes the derived configuration."""
+    folder = describe_as(tmp_path / "model")
+    model = graph_of("fp32", tmp_path / "scratch")
+    save(model, tmp_path / "model.onnx")
+    save(split_embedding(model), folder / "onnx/embed_tokens.onnx")
+    save(model, folder / "onnx/decoder_model_merged.onnx")
+    found = og.Config(folder).exported
+    assert found is not None
+    write_config(found, tmp_path / "genai_config.json")
+    with og.Model(tmp_path, quiet=True) as loaded:
+        assert loaded.info.flattened
+    np.testing.assert_array_equal(logits(tmp_path, PROMPT), logits(folder, PROMPT))
