@@ -198,6 +198,11 @@ class Generation:
         return self._stream.copy()
 
     @property
+    def cached_tokens(self) -> int:
+        """The number of prompt tokens that the prefix cache supplied; 0 before the request starts."""
+        return self._cached_tokens
+
+    @property
     def samples(self) -> list[Generation]:
         """This sample and the samples that it leads."""
         return [self, *self._followers]

@@ -69,6 +69,11 @@ class PreparedRequest:
         return self.leader.prompt
 
     @property
+    def cached_tokens(self) -> int:
+        """The number of prompt tokens that the prefix cache supplied; 0 before the request starts."""
+        return self.leader.cached_tokens
+
+    @property
     def seed(self) -> int:
         """The seed of the random numbers."""
         return self.leader.seed

@@ -21,6 +21,7 @@ from .events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolA
 from .keys import Key
 
 if TYPE_CHECKING:
+    from ..llm.llm import LLM
     from .serving import Server
 
 
@@ -132,6 +133,11 @@ class RunningTurn:
         return sum(len(request.prompt) for request in self.requests)
 
     @property
+    def cached_tokens(self) -> int:
+        """The number of prompt tokens that the prefix cache supplied; final from the first event on."""
+        return sum(request.cached_tokens for request in self.requests)
+
+    @property
     def seed(self) -> int:
         """The seed of the first prompt's samples."""
         return self.requests[0].seed
@@ -200,6 +206,22 @@ async def start_turn(server: Server, turn: Turn, seat: Seat) -> RunningTurn:
         raise
     call_id = _call_ids(requests[0], short=server.llm.parser.name == "mistral")
     return RunningTurn(server, turn, requests, stream, call_id, server.llm.model.config.model.eos_token_ids)
+
+
+async def count_prompt_tokens(server: Server, turn: Turn) -> int:
+    """Return the number of tokens of a conversation's prompt, which may be longer than the context.
+
+    Raises:
+        GenaiError: the chat template rejects the conversation.
+    """
+    return await server.in_thread(_num_tokens, server.llm, turn)
+
+
+def _num_tokens(llm: LLM, turn: Turn) -> int:
+    options = turn.options
+    tools = None if options.get("tool_choice") == "none" else options.get("tools")
+    rendering = {name: options[name] for name in ("template", "literal") if name in options}
+    return len(llm.encode(llm.render(turn.messages or (), tools=tools, **rendering)))
 
 
 def _prepared(server: Server, turn: Turn, options: Mapping[str, Any]) -> list[PreparedRequest]:

@@ -13,6 +13,7 @@ from genai.server import sampling
 from genai.server.fields import field_table, read_fields
 from genai.server.wire.chat import ChatRequest
 from genai.server.wire.completions import CompletionRequest
+from genai.server.wire.messages_input import MessagesRequest
 from tools import server_fields
 
 SHARED = {*sampling.BY_NAME, "max_tokens", "stop", "n"}
@@ -42,6 +43,10 @@ def test_a_new_field_of_an_sdk_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
 )
 def test_obeyed_fields_are_those_that_are_read(endpoint: str, kind: Any, more: set[str]) -> None:
     assert field_table(endpoint).obeyed == {*kind.__struct_fields__} | SHARED | more
+
+
+def test_obeyed_fields_of_anthropics_api_are_those_that_are_read() -> None:
+    assert field_table("messages").obeyed == {*MessagesRequest.__struct_fields__, *sampling.BY_NAME}
 
 
 @pytest.mark.parametrize(
