@@ -391,7 +391,9 @@ def session(
         list[str] | None, typer.Option("--dim", help="NAME=EXTENT or INPUT:AXIS=EXTENT: size of a dimension.")
     ] = None,
     repeat: Repeat = 10,
-    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option("-t", "--threads", min=1, help="CPU threads [default: physical cores].")
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also measure onnxruntime, in alternating runs.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -399,7 +401,7 @@ def session(
     from genai.bench.session import bench_session
 
     with task("Measuring"):
-        result = bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare)
+        result = bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads or 0, compare=compare)
     _report(result, as_json)
 
 

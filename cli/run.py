@@ -42,7 +42,9 @@ def run(
     ] = False,
     compare: Annotated[str | None, typer.Option("--compare", help='Compare the results with "onnxruntime".')] = None,
     level: Annotated[str, typer.Option("--level", help="Graph optimisation: none, basic, extended or all.")] = "all",
-    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option("-t", "--threads", min=1, help="CPU threads [default: physical cores].")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed for --random.")] = 0,
 ) -> None:
     """Run any ONNX model that is not a chat model: an encoder, a classifier, a vision or audio model, or a pipeline."""
@@ -55,8 +57,14 @@ def run(
         peer_module()  # before anything that takes long
     for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
         check_apart([("an input file", Path(given)), ("--output", output)])
+    if output is not None and output.suffix.lower() != ".npz":
+        raise OptionError(
+            f"--output {output}: unknown ending {output.suffix!r}",
+            "the results are written as arrays in an .npz file of NumPy",
+            f"choose a name that ends in .npz, such as {output.with_suffix('.npz')}",
+        )
     with task(f"Loading {file.name}"):
-        session = Session(file, _config(level, threads, profile))
+        session = Session(file, _config(level, threads or 0, profile))
 
     feed = _Feed(session, _given(inputs or []), random, extents(dims or []), seed, file)
     began, compiled = time.perf_counter(), compile_seconds()
@@ -73,7 +81,7 @@ def run(
         save_arrays(output, results)
     if compare is not None:
         with task("Running onnxruntime"):
-            expected = Peer(str(file), threads).run(feed.arrays)
+            expected = Peer(str(file), threads or 0).run(feed.arrays)
         emit("largest differences from onnxruntime:", "\n")
         for name, absolute, relative in differences(results, expected):
             emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} relative to the largest value)")

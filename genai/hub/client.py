@@ -25,6 +25,8 @@ _REDIRECTIONS, _MOST_REDIRECTIONS = {301, 302, 303, 307, 308}, 20
 # Names of httpx errors: the errors that recur at every retry, and the error for an invalid address.
 _HOPELESS, _NO_ADDRESS = {"UnsupportedProtocol"}, "InvalidURL"
 _MOST_ANSWERS, _LONGEST_ANSWER = 64 << 20, 300.0  # maximum bytes and seconds of a response that is read as a whole
+AGAIN = "run the command again"
+"""The end of a fix for errors that a later attempt may not meet."""
 _TOKENS = "https://huggingface.co/settings/tokens"
 
 T = TypeVar("T")
@@ -176,14 +178,14 @@ class Client:
             return DownloadError(
                 "the server accepts no more requests at the moment",
                 f"{error}; the server requests a wait of {error.wait:.0f} s",
-                "run the command again after that time to resume the download; a token in HF_TOKEN raises the limit",
+                "run the command again after that time; a token in HF_TOKEN raises the limit",
             )
         # An error without a cause is a response of the server.
         kind = DownloadError if error.__cause__ is None else UnreachableError
         return kind(
             f"the download failed {len(_WAITS) + 1} times",
             str(error),
-            "check the connection, HF_ENDPOINT and proxies, and run the command again to resume the download",
+            f"check the connection, HF_ENDPOINT and proxies, and {AGAIN}",
         )
 
     def _refused(self, url: str, response: Any, *, with_token: bool) -> Exception:

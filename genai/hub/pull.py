@@ -20,7 +20,7 @@ from ..common.reading import file_text, json_object
 from ..errors import DownloadError, GenaiError, ModelFolderError, UnreachableError, did_you_mean
 from . import store
 from .choosing import INDEX, FileChoice, choose
-from .client import Client, Notice
+from .client import AGAIN, Client, Notice
 from .download import Progress, fetch_file, missing_bytes, remove_strangers
 from .known import known_models
 from .listing import Listing, RemoteFile, read_listing
@@ -149,9 +149,12 @@ def pull_model(reference: Reference, hooks: PullHooks, *, precision: str | None 
         try:
             with _pulling(plan) as receiving:
                 return _fetch(plan, partial, hooks, receiving.add)
-        except GenaiError:
+        except GenaiError as error:
             if not store.bytes_below(partial):  # a refused download leaves nothing to resume
                 shutil.rmtree(partial, ignore_errors=True)
+            elif error.fix.endswith(AGAIN):
+                error.fix += " to resume the download"
+                error.args = (error.what, error.why, error.fix)
             raise
 
 

@@ -38,6 +38,22 @@ def test_inputs_from_a_file(model, capsys):
     assert run(["run", model, "-i", "all.npz"]) == 0
 
 
+@pytest.mark.parametrize("name", ["out.txt", "out", "out.npy"])
+def test_other_endings_are_refused(name: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", model, "--random", "--dim", "N=3", "-o", name]) == 2
+    message = capsys.readouterr().err
+    assert f"--output {name}: unknown ending" in message and "out.npz" in message
+    assert not Path(name).exists()
+
+
+@pytest.mark.parametrize("command", [["run"], ["bench", "session"]])
+def test_zero_threads_are_refused_as_by_other_commands(
+    command: list[str], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, model, "-t", "0"]) == 2
+    assert "--threads" in capsys.readouterr().err
+
+
 def test_an_input_that_the_model_does_not_have(model, capsys):
     np.save("x.npy", np.ones((3, 2), np.float32))
     assert run(["run", model, "--input", "foo=x.npy"]) == 2

@@ -66,6 +66,13 @@ def test_broken_connections_go_on_where_they_broke(gguf: LocalHub) -> None:
     assert begins == [0, 1 << 20, 2 << 20, 2 << 20, (2 << 20) + 100]
 
 
+def test_nothing_begun_is_nothing_to_resume(gguf: LocalHub, cache: Path) -> None:
+    gguf.faults["/cdn/"] = [Fault(cut=0)] * 6
+    with pytest.raises(DownloadError, match="the download failed") as caught:
+        pull()
+    assert caught.value.fix.endswith("run the command again") and left(cache) == []
+
+
 def test_an_interrupted_pull_goes_on_later(gguf: LocalHub, cache: Path) -> None:
     gguf.faults["/cdn/"] = [Fault(cut=1 << 20), *[Fault(cut=0)] * 5]
     with pytest.raises(DownloadError, match="the download failed") as caught:
