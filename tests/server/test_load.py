@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -167,6 +169,13 @@ def test_an_error_after_the_first_byte_is_an_event(running: Running, monkeypatch
     assert json.loads(last.partition("data: ")[2])["error"]["code"] == "internal_error"
     monkeypatch.setattr("genai.server.wire.chat.ChatEncoder.begin", fails)
     assert running.chat(stream=True).status_code == 500
+
+
+@pytest.mark.slow
+def test_unfriendly_clients() -> None:
+    command = [sys.executable, "-m", "tools.server_soak", "--seconds", "30", "--connections", "60"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # --- admission -------------------------------------------------------------------------------------------------------
