@@ -11,6 +11,7 @@ from genai.common.progress import quietly
 from genai.errors import OptionError
 
 from . import options as opt
+from .serve_models import EmbedderOption, RerankerOption, served_models
 from .terminal import say
 
 
@@ -81,6 +82,8 @@ def serve(
             help="Reuse the cache of replies in later turns: faster, but replies depend on earlier requests.",
         ),
     ] = False,
+    embedder: EmbedderOption = None,
+    reranker: RerankerOption = None,
     flags: opt.EngineFlags,
 ) -> None:
     """Serve a model over HTTP for clients of OpenAI's API.
@@ -124,8 +127,9 @@ def serve(
             "--log-prompts cannot be used without --request-log", "there is no log", "add --request-log FILE"
         )
     log = RequestLog(request_log, with_prompts=log_prompts) if request_log is not None else None
-    with address.bind() as bound, flags.load_llm(model, max_sequences=max_sequences) as llm, quietly(flags.quiet):
-        server = Server(llm, options, name=name, log=log)
+    models = served_models(model, embedder, reranker, flags, max_sequences=max_sequences)
+    with address.bind() as bound, models as (llm, encoders), quietly(flags.quiet):
+        server = Server(llm, options, name=name, log=log, encoders=encoders)
         url = address.url(bound)
         try:
             run(server, bound, address, lambda: say(f"genai serve: {server.name} at {url}/v1"))

@@ -176,10 +176,22 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         """
         single = isinstance(texts, str) or _is_ids(texts)
         items = [cast(Text, texts)] if single else list(cast("Sequence[Text]", texts))
-        vectors = self._embedded(
+        vectors, _ = self._embedded(
             items, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate
         )
         return vectors[0] if single else vectors
+
+    def embed_counted(self, texts: Sequence[Text], **options: Any) -> tuple[Floats, list[int]]:
+        """Return the vectors of texts, and the number of tokens of each text, with its prompt and special tokens.
+
+        Args:
+            texts: texts, or token ids of texts.
+            options: options of `embed`.
+
+        Returns:
+            float32 [texts, dimensions], and a number per text.
+        """
+        return self._embedded(texts, **options)
 
     def embed_sparse(
         self, texts: str | Sequence[str], *, prompt: str = "", truncate: bool = True
@@ -269,7 +281,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         """
         iterator = iter(texts)
         while part := list(islice(iterator, _MAPPED)):
-            yield from self._embedded(part, **options)
+            yield from self._embedded(part, **options)[0]
 
     def identity(self) -> str:
         """Return a hash of all that determines a vector: the graph, the tokenizer, the modules and the arguments."""
@@ -292,7 +304,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
     def _embedded(
         self, items: Sequence[Text], *, prompt_name: str | None = None, prompt: str | None = None,
         dimensions: int | None = None, normalize: bool | None = None, truncate: bool = True,
-    ) -> Floats:  # fmt: skip
+    ) -> tuple[Floats, list[int]]:  # fmt: skip
         if self._is_closed:
             raise StateError("the embedder is closed", "close() freed its memory", "create a new Embedder")
         before = chosen_prompt(self._description, prompt_name, prompt)
@@ -313,7 +325,8 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             return cast(Floats, vector[0])
 
         vectors = self._steps.run(sequences, finish)
-        return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
+        counts = [len(sequence) for sequence in sequences]
+        return (np.stack(vectors) if vectors else np.zeros((0, width), np.float32)), counts
 
     def _sequences(self, items: Sequence[Text], prompt: str, truncate: bool) -> list[TokenSequence]:
         places = [index for index, item in enumerate(items) if isinstance(item, str)]

@@ -149,6 +149,18 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             InputError: a text cannot be scored; the message has the document's index. Or there is no such prompt.
             OptionError: `prompt` and `prompt_name` are both given.
         """
+        return self.score_counted(query, documents, prompt_name=prompt_name, prompt=prompt, truncate=truncate)[0]
+
+    def score_counted(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate: bool = True,
+    ) -> tuple[Floats, list[int]]:
+        """Return the score of each document, and the number of tokens of each pair; see `score`."""
         if self._is_closed:
             raise StateError("the reranker is closed", "close() freed its memory", "create a new Reranker")
         if isinstance(documents, str):
@@ -170,7 +182,8 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             return scores
 
         found = self._steps.run(pairs, finish)
-        return np.array([scores[self._label] for scores in found], np.float32)
+        scores = np.array([one[self._label] for one in found], np.float32)
+        return scores, [len(pair) for pair in pairs]
 
     def rank(
         self,

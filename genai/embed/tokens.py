@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, kind_of
+from ..errors import ContextOverflowError, InputError, kind_of
 from ..models.encoder import TokenSequence
 from ..models.folders import folder_errors
 from ..text.backend import Encoder as BackendEncoder, library_errors, load_tokenizer
@@ -142,9 +142,9 @@ class TextEncoder:
             return self._encoder.encode_all(texts, add_special_tokens=False)
 
     def check_length(self, length: int, name: object, truncate: bool) -> None:
-        """Raise InputError if a text is too long and may not be truncated."""
+        """Raise ContextOverflowError if a text is too long and may not be truncated."""
         if length > self.max_length and not truncate:
-            raise InputError(
+            raise ContextOverflowError(
                 f"text {name} has {length} tokens or more",
                 f"the limit is {self.max_length}",
                 "shorten the text, or let it be truncated (truncate=True)",

@@ -69,6 +69,15 @@ class Admission:
     _served: dict[str, int] = field(default_factory=dict)
     _count: int = 0
     _num_pending: int = 0
+    _parent: Admission | None = None
+
+    def lane(self, most_running: int) -> Admission:
+        """Return the limits of requests that run on another model.
+
+        They have their own queue. The limit for each key, and the refusal of new requests while the server stops, apply
+        to the requests of all queues together.
+        """
+        return Admission(most_running, self.most_waiting, self.most_per_key, _seats=self._seats, _parent=self)
 
     @property
     def num_requests(self) -> int:
@@ -92,7 +101,7 @@ class Admission:
         Raises:
             RequestError: the server is full or stops, or the key has too many requests.
         """
-        if self.is_draining:
+        if self.is_draining or (self._parent is not None and self._parent.is_draining):
             raise RequestError(
                 503, "the server is stopping", "it finishes running requests only", "send the request again later",
                 code="stopping", headers={"retry-after": str(RETRY_SECONDS), "connection": "close"},

@@ -88,7 +88,29 @@ class Metrics:
 
     def text(self, server: Server) -> str:
         """Return all metrics."""
-        return "\n".join([*self._own(server), *self._of_vllm(server)]) + "\n"
+        found = [*self._of_requests(server)]
+        if server.has_llm:
+            found += [*self._own(server), *self._of_vllm(server)]
+        return "\n".join(found) + "\n"
+
+    def _of_requests(self, server: Server) -> Iterator[str]:
+        labels = f'model="{_escaped(server.name)}"'
+        encoders = server.encoders.admission
+        gauges = {
+            "connections_serving": ("Requests in the server.", server.admission.num_requests),
+            "encoder_requests_running": ("Requests for embeddings and reranking that run.", encoders.num_running),
+            "encoder_requests_waiting": ("Requests for embeddings and reranking that wait.", encoders.num_waiting),
+        }
+        for name, (said, value) in gauges.items():
+            yield from _metric(f"genai_{name}", "gauge", said, [f"{{{labels}}} {value}"])
+        refused = server.admission.refused + encoders.refused
+        said = "Requests that were refused because of the load."
+        yield from _metric("genai_refused_total", "counter", said, [f"{{{labels}}} {refused}"])
+        served = [
+            f'{{{labels},path="{_escaped(path)}",status="{status}"}} {count}'
+            for (path, status), count in sorted(self.requests.items())
+        ]
+        yield from _metric("genai_http_requests_total", "counter", "HTTP requests.", served)
 
     def _own(self, server: Server) -> Iterator[str]:
         labels = f'model="{_escaped(server.name)}"'
@@ -96,7 +118,6 @@ class Metrics:
         gauges = {
             "requests_running": ("Sequences in the current batch.", stats.running),
             "requests_waiting": ("Requests that wait.", stats.waiting + admission.num_waiting),
-            "connections_serving": ("Requests in the server.", admission.num_requests),
             "kv_cache_usage_ratio": ("Used part of the KV cache.", _usage(stats.cache_blocks, stats.cache_blocks_free)),
         }
         for name, (said, value) in gauges.items():
@@ -109,15 +130,9 @@ class Metrics:
             "preemptions_total": ("Preemptions.", stats.preempted),
             "cancelled_total": ("Cancelled sequences.", stats.cancelled),
             "failed_total": ("Failed sequences.", stats.failed),
-            "refused_total": ("Requests that were refused because of the load.", admission.refused),
         }
         for name, (said, value) in counters.items():
             yield from _metric(f"genai_{name}", "counter", said, [f"{{{labels}}} {value}"])
-        served = [
-            f'{{{labels},path="{_escaped(path)}",status="{status}"}} {count}'
-            for (path, status), count in sorted(self.requests.items())
-        ]
-        yield from _metric("genai_http_requests_total", "counter", "HTTP requests.", served)
         for name, said, histogram in (
             ("time_to_first_token_seconds", "Time from the submission to the first token.", self._first_token),
             ("time_per_token_seconds", "Time between tokens, the mean of each completion.", self._per_token),

@@ -21,7 +21,7 @@ def error_reply(server: Server, request: str, error: BaseException) -> ErrorRepl
         request: identifier of the call.
         error: the error.
     """
-    reply = reply_of(error, context_size=server.llm.context_size, hidden=server.hidden)
+    reply = reply_of(error, context_size=server.context_size, hidden=server.hidden)
     if reply.status >= 500 and not isinstance(error, RequestError):
         _log.error("request %s failed: %s", request, error, exc_info=error if reply.status == 500 else None)
     return reply

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import OptionError, RequestError, did_you_mean
 from ..llm.llm import LLM
 from .admission import Admission
+from .encoders import Encoders
 from .keys import Key
 from .metrics import Metrics
 from .request_log import RequestLog
@@ -88,56 +89,88 @@ class Server:
         admission: the requests that run and wait.
         fingerprint: equal fingerprints give equal replies to equal requests with the same seed.
         metrics: the counters of the server.
-        token_texts: the texts of single tokens.
         chooses_seeds: True if requests without a seed get a random one; False if the model's files set a seed.
         created: the time of the start, in seconds since 1970.
+        encoders: the models for embeddings and reranking.
 
     Args:
-        llm: the model; the caller closes it.
+        llm: the model that generates text; the caller closes it. None = only encoders are served.
         options: the options.
         name: the name of the model in requests; None = the name of the model's folder.
         log: the request log; None = requests are not logged. The caller closes it.
+        encoders: the models for embeddings and reranking; None = there are none.
     """
 
     def __init__(
         self,
-        llm: LLM,
+        llm: LLM | None,
         options: ServerOptions | None = None,
         *,
         name: str | None = None,
         log: RequestLog | None = None,
+        encoders: Encoders | None = None,
     ) -> None:
-        self.llm, self.options = llm, options or ServerOptions()
-        self.name = name or llm.model.folder.name
+        self._llm, self.options, self.encoders = llm, options or ServerOptions(), encoders or Encoders()
+        self.name = name or (llm.model.folder.name if llm is not None else next(iter(self.encoders.names), "none"))
         self.created = int(time.time())
         # A few sequences more than the engine runs, so that the engine never waits for the event loop.
-        most = llm.max_sequences + max(2, llm.max_sequences // 8)
+        most = 1 if llm is None else llm.max_sequences + max(2, llm.max_sequences // 8)
         self.admission = Admission(most, self.options.max_queue, self.options.max_per_key)
         self.metrics, self.log = Metrics(), log
-        self.token_texts = TokenTexts(llm)
+        self.encoders.share_limits(self.admission)
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
-        self.chooses_seeds = llm.params().seed is None
+        self.chooses_seeds = llm is not None and llm.params().seed is None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_stopped = False
-        self.fingerprint = f"fp_{_fingerprint(llm)}"
+        self.fingerprint = f"fp_{_fingerprint(llm)}" if llm is not None else ""
+
+    @property
+    def has_llm(self) -> bool:
+        """True if there is a model that generates text."""
+        return self._llm is not None
+
+    @property
+    def llm(self) -> LLM:
+        """The model that generates text.
+
+        Raises:
+            RequestError: there is none, because only encoders are served.
+        """
+        if self._llm is None:
+            raise RequestError(
+                404, "this server has no model that generates text", f"it has {', '.join(self.encoders.names)}"[:500],
+                "start a server with such a model", code="model_not_found", param="model",
+            )  # fmt: skip
+        return self._llm
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The texts of single tokens."""
+        return TokenTexts(self.llm)
+
+    @property
+    def context_size(self) -> int:
+        """The maximum number of tokens in a sequence; 0 without a model that generates text."""
+        return 0 if self._llm is None else self._llm.context_size
 
     @property
     def hidden(self) -> Mapping[str, str]:
         """Texts that no reply may contain, with their replacements: the paths of this machine."""
-        hidden = {str(folder.absolute()): self.name for folder in [self.llm.model.folder]}
+        hidden = {} if self._llm is None else {str(self._llm.model.folder.absolute()): self.name}
         if self.options.adapter_dir is not None:
             hidden[str(self.options.adapter_dir.resolve())] = "adapters"
+        hidden |= self.encoders.hidden
         return {path: name for path, name in hidden.items() if len(Path(path).parts) > 1}
 
     @property
     def adapters(self) -> list[str]:
         """The names of the loaded adapters."""
-        return self.llm.adapters.names
+        return [] if self._llm is None else self._llm.adapters.names
 
     @property
     def model_names(self) -> list[str]:
-        """The names that requests can use."""
-        return [self.name, *self.adapters]
+        """The names of the model that generates text and of its adapters."""
+        return [self.name, *self.adapters] if self.has_llm else []
 
     def adapter_of(self, model: str | None) -> str | None:
         """Return the adapter that a model name in a request selects; None for the base model.
@@ -187,6 +220,7 @@ class Server:
     def close(self) -> None:
         """Stop the threads. The model stays loaded."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.encoders.close()
 
 
 def _fingerprint(llm: LLM) -> str:

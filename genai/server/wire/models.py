@@ -12,7 +12,7 @@ from ..serving import Server
 async def list_models(call: Call) -> JsonReply:
     """List the model and its adapters."""
     server = call.server
-    data = [_model(server, name) for name in server.model_names]
+    data = [_model(server, name) for name in server.model_names] + _encoders(server)
     # Codex sends its version, and expects another form of entries in `models`; other agents read llama.cpp's form.
     entries = [] if "client_version=" in call.query else [_entry(one) for one in data]
     return JsonReply({"object": "list", "data": data, "models": entries})
@@ -21,8 +21,29 @@ async def list_models(call: Call) -> JsonReply:
 async def show_model(call: Call) -> JsonReply:
     """Return one model."""
     name = call.path["name"]
+    found = next((one for one in _encoders(call.server) if one["id"] == name), None)
+    if found is not None and name not in call.server.model_names:
+        return JsonReply(found)
     call.server.adapter_of(name)
     return JsonReply(_model(call.server, name))
+
+
+def _encoders(server: Server) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": one.name,
+            "object": "model",
+            "created": server.created,
+            "owned_by": "genai",
+            "root": one.name,
+            "parent": None,
+            "max_model_len": one.model.max_length,
+            "context_length": one.model.max_length,
+            "context_window": one.model.max_length,
+            "capabilities": [kind],
+        }
+        for kind, one in server.encoders.served.items()
+    ]
 
 
 def _model(server: Server, name: str) -> dict[str, Any]:
