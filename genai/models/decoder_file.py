@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import UnsupportedModelError
-from ..onnx.ir import Graph, OnnxModel, OnnxTensor
+from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value, make_node
 from ..onnx.reader import read_model
+from ..onnx.types import TensorType
 from .branch_trial import check_prompt
 from .cache_branch import has_branches, keep_branch
 from .config import Config
@@ -14,6 +15,8 @@ from .embedding_graph import join_embedding
 from .identity import LoadedFiles
 from .sliding_window import apply_sliding_window
 
+# Positions of models that read images: time, height and width.
+_AXES = 3
 # Graphs with a past that have computed a prompt like their counterparts in this process.
 _TRIED: set[tuple[tuple[str, object, object], ...]] = set()
 
@@ -27,6 +30,8 @@ def read_decoder_file(config: Config, files: LoadedFiles | None = None) -> OnnxM
     """
     model = _read_prompt_decoder(config, files)
     _settle_inputs(model.graph)
+    if config.exported is not None:
+        _settle_positions(model.graph, config.model.decoder.names.position_ids)
     apply_sliding_window(model.graph, config.model)
     names = config.model.decoder.names
     if any(value.name == names.inputs_embeds for value in model.graph.inputs):
@@ -87,4 +92,21 @@ def _settle_inputs(graph: Graph) -> None:
             zeros = np.zeros([size if isinstance(size, int) else 1 for size in shape], np.int64)
             graph.add_initializer(OnnxTensor.from_array(name, zeros))
             graph.inputs.remove(value)
+    graph.invalidate()
+
+
+def _settle_positions(graph: Graph, name: str) -> None:
+    """Replace positions in time, height and width [3, batch, tokens] with positions of text, which are equal."""
+    value = next((value for value in graph.inputs if value.name == name), None)
+    if value is None or not isinstance(value.type, TensorType) or value.type.shape is None:
+        return
+    shape = list(value.type.shape)
+    if len(shape) != 3 or shape[0] != _AXES:
+        return
+    axis, row, inner = (graph.fresh_name(f"{name}/{part}") for part in ("axis", "row", "axes"))
+    graph.rename(name, inner)
+    graph.inputs[graph.inputs.index(value)] = Value(name, TensorType(value.type.dtype, tuple(shape[1:])))
+    graph.add_initializer(OnnxTensor.from_array(axis, np.array([0], np.int64)))
+    nodes = make_node("Unsqueeze", [name, axis], [row]), make_node("Concat", [row] * _AXES, [inner], axis=0)
+    graph.nodes[:0] = nodes
     graph.invalidate()

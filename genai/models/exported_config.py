@@ -33,7 +33,7 @@ _NO_LIMIT = 10**9  # what tokenizers write for "no limit"
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
 _INNER = ("text_config", "llm_config", "language_config", "decoder")
 
@@ -139,7 +139,7 @@ def read_exported(folder: Path, variant: DecoderVariant, others: Sequence[Decode
     model = {
         "type": facts.model_type(),
         "vocab_size": facts.size("vocab_size", ("vocab_size",), facts.interface.vocab_size),
-        "context_length": facts.size("context_length", _CONTEXT, None),
+        "context_length": facts.context_length(),
         **facts.token_ids(),
         "decoder": facts.decoder(),
         **facts.embedding(),
@@ -202,6 +202,15 @@ class _Facts:
                 f"add {names[0]}; the model's original config.json has the value",
             )
         return value
+
+    def context_length(self) -> int:
+        """Return the context length, or the limit of the tokenizer for a model that has no limit, such as Falcon."""
+        limit = self._json(TOKENIZER_CONFIG).get("model_max_length")
+        is_known = any(self._config.get(name) is not None for name in _CONTEXT)
+        if not is_known and isinstance(limit, int | float) and 1 <= limit < _NO_LIMIT:
+            self.sources["model.context_length"] = TOKENIZER_CONFIG
+            return int(limit)
+        return self.size("context_length", _CONTEXT, None)
 
     def decoder(self) -> dict[str, Any]:
         found = self.interface

@@ -102,6 +102,14 @@ def test_the_end_of_the_tokenizer_ends_replies(tmp_path: Path) -> None:
     assert og.Config(folder).model.eos_token_ids == (2, 3, 8)
 
 
+def test_the_tokenizer_limits_a_model_without_limit(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model", "model.onnx", max_position_embeddings=None)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 48}))
+    assert og.Config(folder).model.context_length == 48
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 1e30}))
+    refused(folder, ConfigError, "max_position_embeddings is missing")
+
+
 def test_other_names_of_inputs_and_keys(tmp_path: Path) -> None:
     """GPT-2 spells its keys differently, and torch.onnx names states as its caller wishes."""
 
@@ -257,6 +265,31 @@ def test_a_separate_table_of_embeddings(tmp_path: Path, names: tuple[str, str]) 
     with og.Model(folder, quiet=True) as loaded:
         assert loaded.info.flattened
     np.testing.assert_array_equal(logits(folder, PROMPT), logits(whole(tmp_path / "whole"), PROMPT))
+
+
+def test_positions_with_three_axes(tmp_path: Path) -> None:
+    """Qwen2-VL reads positions in time, height and width, which are equal for text."""
+
+    def change(model: onnx.ModelProto) -> None:
+        shape = [3, "batch", "tokens"]
+        model.graph.input.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, shape))
+        added = [
+            helper.make_node("ReduceSum", ["position_ids", "first"], ["all"], keepdims=1),
+            helper.make_node("Mul", ["all", "none"], ["zero"]),
+            helper.make_node("Squeeze", ["zero", "first"], ["zeros"]),
+            helper.make_node("Add", ["input_ids", "zeros"], ["tokens"]),
+        ]
+        for node in model.graph.node:
+            node.input[:] = ["tokens" if name == "input_ids" else name for name in node.input]
+        nodes = [*added, *model.graph.node]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "first"))
+        model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "none"))
+
+    folder = exported(tmp_path / "model", "model.onnx", change=change)
+    for found, right in zip(logits(folder, PROMPT), logits(whole(tmp_path / "whole"), PROMPT), strict=True):
+        np.testing.assert_allclose(found, right, atol=1e-5)
 
 
 def test_no_table_of_embeddings(tmp_path: Path) -> None:
