@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ..common.foreign_models import huggingface_cache
 from ..errors import DownloadError
 from .client import Client, Response, TransientError
 from .listing import Listing, RemoteFile
+from .shared_cache import blob_of
 from .store import PulledFile
 
 _PIECE = 1 << 20
@@ -45,9 +45,18 @@ class _Checksum:
         return self._expected in ("", f"sha256:{self.sha256}", f"git:{self._git.hexdigest()}")
 
 
-def missing_bytes(files: tuple[RemoteFile, ...], folder: Path) -> int:
-    """Return the number of bytes that are still to be downloaded, from the sizes of the files that exist."""
-    return sum(file.size - min(_size(folder / file.path) or _size(_part(folder, file)), file.size) for file in files)
+def missing_bytes(files: tuple[RemoteFile, ...], folder: Path, repo: str = "") -> int:
+    """Return the number of bytes that are still to be downloaded, from the sizes of the files that exist.
+
+    Args:
+        repo: the repository, whose files in Hugging Face's cache are not downloaded again.
+    """
+
+    def existing(file: RemoteFile) -> int:
+        size = _size(folder / file.path) or _size(_part(folder, file))
+        return size or (_size(blob_of(repo, file.digest)) if repo and file.digest else 0)
+
+    return sum(file.size - min(existing(file), file.size) for file in files)
 
 
 def fetch_file(client: Client, listing: Listing, file: RemoteFile, folder: Path, progress: Progress) -> PulledFile:
@@ -73,10 +82,8 @@ def fetch_file(client: Client, listing: Listing, file: RemoteFile, folder: Path,
             path.unlink()
             progress(-file.size)
         part = _part(folder, file)
-        if not part.exists() and (checksum := _from_other_cache(listing, file, part)) is not None:
-            progress(file.size)
-        else:
-            checksum = _download(client, file, part, progress)
+        taken = None if part.exists() else _from_other_cache(listing, file, part)
+        checksum = _download(client, file, part, progress) if taken is None else taken
         part.replace(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -169,11 +176,8 @@ def _from_other_cache(listing: Listing, file: RemoteFile, part: Path) -> str | N
     """Link or copy a file from Hugging Face's cache, where checksums are file names, and return its SHA-256."""
     if not (listing.reference.repo and file.digest):
         return None
-    blob = (
-        huggingface_cache() / f"models--{listing.reference.repo.replace('/', '--')}/blobs/{file.digest.split(':')[1]}"
-    )
     with suppress(OSError):
-        blob = blob.resolve(strict=True)
+        blob = blob_of(listing.reference.repo, file.digest).resolve(strict=True)
         if (checksum := _checksum_of(blob, file)) is not None:
             try:
                 os.link(blob, part)

@@ -13,7 +13,7 @@ from ..errors import DownloadError
 from .client import Client, Notice, page_of
 from .references import Reference, endpoint
 
-_MOST_FILES = 200_000
+MOST_FILES = 200_000
 _MOST_BYTES = 1 << 50
 _LONGEST_NAME = 220  # bytes; file systems allow 255, and the suffix of a partial file needs some of these
 _LICENSE_TAG = "license:"
@@ -74,7 +74,7 @@ def read_listing(reference: Reference, notice: Notice) -> Listing:
     revision = f"/revision/{quote(reference.revision, safe='')}" if reference.revision else ""
     url = f"{endpoint()}/api/models/{reference.repo}{revision}?blobs=true"
     text = Client(page, notice).read(url).decode("utf-8", "replace")
-    return listing_of(reference, json_object(text, url, DownloadError, most_values=20 * _MOST_FILES))
+    return listing_of(reference, json_object(text, url, DownloadError, most_values=20 * MOST_FILES))
 
 
 def listing_of(reference: Reference, facts: Mapping[str, Any]) -> Listing:
@@ -82,9 +82,9 @@ def listing_of(reference: Reference, facts: Mapping[str, Any]) -> Listing:
     commit, siblings = facts.get("sha"), facts.get("siblings")
     if not (isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit) and isinstance(siblings, list)):
         raise _unbelievable(reference, "the response has no commit, or no list of files")
-    if len(siblings) > _MOST_FILES:
+    if len(siblings) > MOST_FILES:
         raise _unbelievable(
-            reference, f"the response lists {len(siblings):,} files; at most {_MOST_FILES:,} are accepted"
+            reference, f"the response lists {len(siblings):,} files; at most {MOST_FILES:,} are accepted"
         )
     paths = [_path(reference, entry) for entry in siblings]
     if len(set(paths)) < len(paths):

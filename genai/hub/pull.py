@@ -25,6 +25,7 @@ from .download import Progress, fetch_file, missing_bytes, remove_strangers
 from .known import known_models
 from .listing import Listing, RemoteFile, read_listing
 from .references import Reference, offline
+from .shared_cache import cached_listing, snapshot_of
 from .store import PulledModel
 
 # Number of bytes that must stay free after a download.
@@ -83,7 +84,18 @@ def plan_pull(reference: Reference, *, precision: str | None = None, notice: Not
     Raises:
         AccessError, DownloadError: if the repository cannot be listed, or contains no model that can run here.
     """
+    listing = _listing(reference, notice)
+    choice = _chosen(listing, precision)
+    folder = store.partial_folder(reference.name) / store.inner_name(reference.name)
+    total = sum(file.size for file in choice.files)
+    return PullPlan(listing, choice, folder, total, missing_bytes(choice.files, folder, reference.repo))
+
+
+def _listing(reference: Reference, notice: Notice) -> Listing:
+    """Return the hub's listing, or the listing of a copy in Hugging Face's cache if the hub cannot be reached."""
     if offline():
+        if (copy := cached_listing(reference)) is not None:
+            return copy
         download = downloaded(reference.repo) if reference.repo else None
         raise _with_nearest(
             reference,
@@ -95,17 +107,35 @@ def plan_pull(reference: Reference, *, precision: str | None = None, notice: Not
             ),
         )
     try:
-        listing = read_listing(reference, notice)
+        return read_listing(reference, notice)
     except UnreachableError as error:
+        if (copy := cached_listing(reference)) is not None:
+            notice("the hub cannot be reached, so the copy in Hugging Face's cache is used")
+            return copy
         server = "the hub" if reference.repo else "its server"
         what = f"{reference.name} is not in the cache, and {server} cannot be reached"
         raise _with_nearest(reference, DownloadError(what, error.why, error.fix)) from error
     except DownloadError as error:
         raise _with_nearest(reference, error) from error
-    choice = choose(listing, precision=precision)
-    folder = store.partial_folder(reference.name) / store.inner_name(reference.name)
-    total = sum(file.size for file in choice.files)
-    return PullPlan(listing, choice, folder, total, missing_bytes(choice.files, folder))
+
+
+def _chosen(listing: Listing, precision: str | None) -> FileChoice:
+    """Choose the files of the model. A listing of Hugging Face's cache must have all of them."""
+    snapshot = snapshot_of(listing.reference)
+    is_copy = snapshot is not None and any(file.url.startswith("file:") for file in listing.files)
+    try:
+        choice = choose(listing, precision=precision)
+        if snapshot is not None and is_copy:
+            _check_index(choice, snapshot)
+    except GenaiError as error:
+        if not is_copy:
+            raise
+        raise DownloadError(
+            f"{listing.reference.name}: the copy in Hugging Face's cache is incomplete, and the hub cannot be reached",
+            error.what,
+            f"connect to the network, unset HF_HUB_OFFLINE, and run `genai pull {quote(listing.reference.name)}`",
+        ) from error
+    return choice
 
 
 def _with_nearest(reference: Reference, error: DownloadError) -> DownloadError:
