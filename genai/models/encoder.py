@@ -112,6 +112,7 @@ class Encoder:
         self._plan: Plan | None = None
         model = self._read()
         self._inputs = _inputs_of(model, path)
+        self._vocabulary = _vocabulary(model, self._inputs.input_ids)
         output = _output_of(model, outputs, path)
         parameters, weight_bytes = count_weights(model.graph)
         is_exact = accuracy == "fp32" or not count_activations(model.graph, accuracy)["int8"]
@@ -120,7 +121,7 @@ class Encoder:
             self._flat = flat_encoder(model, self._inputs, [output], max_tokens)
         except NotFlattenable as error:
             reason = str(error)
-            _log.info("running texts of equal length together, without a flat batch: %s", reason)
+            _log.info("running texts one at a time, without a flat batch: %s", reason)
         if self._flat is not None:
             self._compile(self._flat, "float32" if is_exact else "float16", weight_bytes)
         rows = "tokens" if self._flat is None else self._flat.rows
@@ -172,13 +173,10 @@ class Encoder:
             if flat:
                 for index, rows in zip(flat, self._run_flat([sequences[index] for index in flat]), strict=True):
                     results[index] = rows
-            by_length: dict[int, list[int]] = {}
+            # One text at a time: a matmul of the session has other bits if its batch has other sizes.
             for index, sequence in enumerate(sequences):
                 if results[index] is None:
-                    by_length.setdefault(len(sequence), []).append(index)
-            for indices in by_length.values():
-                for index, rows in zip(indices, self._run_padded([sequences[i] for i in indices]), strict=True):
-                    results[index] = rows
+                    results[index] = self._run_exported(sequence)
         return [rows for rows in results if rows is not None]
 
     def _read(self) -> OnnxModel:
@@ -190,6 +188,12 @@ class Encoder:
                 f"a text has {len(sequence)} tokens",
                 f"this model accepts 1 to {self.info.max_tokens} tokens",
                 "shorten the text, or truncate it",
+            )
+        if (most := sequence.ids.max()) >= self._vocabulary:
+            raise InputError(
+                f"a text has the token id {most}",
+                f"the graph has embeddings of the ids 0 to {self._vocabulary - 1}",
+                "copy the tokenizer and the graph from the same model",
             )
 
     def _is_flat(self, sequence: TokenSequence) -> bool:
@@ -235,16 +239,15 @@ class Encoder:
 
     # --- graphs as exported ---
 
-    def _run_padded(self, sequences: Sequence[TokenSequence]) -> list[Floats]:
-        """Run sequences of equal length as a batch, with the graph as exported."""
+    def _run_exported(self, sequence: TokenSequence) -> Floats:
+        """Run a sequence with the graph as exported."""
         plan = self._plan_as_exported()
-        ids = np.stack([sequence.ids for sequence in sequences])
-        types = [np.zeros_like(one.ids) if one.types is None else one.types for one in sequences]
-        positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-        known = dict(zip(_KNOWN_INPUTS, (ids, np.ones_like(ids), np.stack(types), positions), strict=True))
-        feeds = {name: known[name].astype(dtype) for name, dtype in self._dtypes.items()}
+        ids = sequence.ids
+        types = np.zeros_like(ids) if sequence.types is None else sequence.types
+        known = dict(zip(_KNOWN_INPUTS, (ids, np.ones_like(ids), types, np.arange(len(ids))), strict=True))
+        feeds = {name: known[name].astype(dtype)[None] for name, dtype in self._dtypes.items()}
         out = np.asarray(run(plan, feeds)[self.info.output], np.float32)
-        return list(out.reshape(len(sequences), -1, out.shape[-1]))
+        return out.reshape(-1, out.shape[-1])
 
     def _plan_as_exported(self) -> Plan:
         if self._plan is None:
@@ -299,6 +302,19 @@ def _output_of(model: OnnxModel, wanted: Sequence[str], path: Path) -> str:
     if not names:
         raise UnsupportedModelError(f"{path}: the graph has no outputs", "it computes nothing", "export it again")
     return next((name for name in wanted if name in names), names[0])
+
+
+def _vocabulary(model: OnnxModel, input_ids: str) -> int:
+    """Return the number of token ids that have an embedding in every table that the graph reads."""
+    graph = model.graph
+    names, rows = {input_ids}, [np.iinfo(np.int64).max]
+    for node in graph.nodes:
+        if node.op_type == "Cast" and node.inputs[0] in names:
+            names.update(node.outputs)
+        elif node.op_type in ("Gather", "GatherBlockQuantized") and node.inputs[1] in names:
+            table = graph.initializers.get(node.inputs[0])
+            rows += [] if table is None else [int(table.shape[0])]
+    return int(min(rows))
 
 
 def _step_of(

@@ -405,6 +405,31 @@ def test_token_types_that_the_tokenizer_does_not_compute(copied: Copied, changes
         np.testing.assert_array_equal(made.score("red dog", ["the cat sits"]), without)
 
 
+def test_scores_of_texts_of_equal_length_do_not_depend_on_each_other() -> None:
+    documents = [f"the {word} sits" for word in ("cat", "dog", "mat", "red", "park", "a", "on", "in")]
+    with Reranker(MODELS / "deberta_v2_reranker", threads=1) as made:
+        assert not made.info.flattened
+        alone = [made.score("red dog", [document])[0] for document in documents]
+        np.testing.assert_array_equal(made.score("red dog", documents), alone)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_graph(copied: Copied) -> None:
+    folder = copied("bert")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized", "special"], False)
+    content["added_tokens"] += [
+        {"id": id_, "content": "zebra" if id_ == rows else f"filler{id_}", **flags}
+        for id_ in range(len(content["model"]["vocab"]), rows + 1)
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with Embedder(folder, threads=1) as made:
+        with pytest.raises(genai.InputError, match="a text has the token id") as caught:
+            made.embed(["red dog", "zebra"])
+        assert "embeddings of the ids 0 to" in caught.value.why
+        assert made.embed("red dog").shape == (24,)
+
+
 def test_malformed_input_names(copied: Copied) -> None:
     folder = copied("bert_reranker")
     _edited(folder, "tokenizer_config.json", model_input_names="input_ids")
