@@ -43,6 +43,8 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _MOST_HEADER = 2**22
 _PIECE = 2**20
 _KEYS = {"format", "model", "numerics", "adapter", "tokens", "stored", "arrays", "sampler", "notes"}
+# A key that files of earlier versions lack.
+_NAME = "name"
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ class Identity:
         model: hash of the files that the model was loaded from.
         numerics: a description of how the model computes and stores keys and values.
         vocab_size, context_size: limits of the model for the token ids and the number of tokens in a state.
+        name: the model's name in messages.
     """
 
     model: str
     numerics: str
     vocab_size: int
     context_size: int
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ def write_state(path: Path, decoder: Decoder, sequence: DecoderSequence, identit
         "arrays": [list(array) for array, _ in arrays],
         "sampler": None if saved.sampler is None else saved.sampler.as_json(),
         "notes": saved.notes,
+        _NAME: identity.name,
     }
     text = json.dumps(header, ensure_ascii=False).encode()
     if len(text) > _MOST_HEADER:
@@ -285,7 +290,8 @@ def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, An
     texts = all(isinstance(header.get(name), str) for name in ("model", "numerics"))
     adapter = header.get("adapter")
     if (
-        set(header) != _KEYS
+        set(header) - {_NAME} != _KEYS
+        or not isinstance(header.get(_NAME, ""), str)
         or not (whole and texts and isinstance(adapter, dict) and isinstance(header["notes"], dict))
         or not (isinstance(adapter.get("key"), str) and isinstance(adapter.get("weights"), dict))
         or header["stored"] > header["tokens"]
@@ -295,16 +301,22 @@ def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, An
 
 
 def _check_fits(path: Path, header: Mapping[str, Any], identity: Identity) -> None:
-    for name, ours, fix in (
-        ("model", identity.model, "load the model that the state was saved with"),
-        ("numerics", identity.numerics, "load the model with the same kv_dtype, accuracy, device and GENAI_CPU_ISA"),
-    ):
-        if header[name] != ours:
-            raise StateMismatchError(
-                f"{path}: the state was saved with another {'model' if name == 'model' else 'arithmetic'}",
-                f"{name}: the state has {header[name]:.80}, but the loaded model has {ours}",
-                f"{fix}, or process the text again",
-            )
+    if header["model"] != identity.model:
+        saved, ours = header.get(_NAME, "")[:80], identity.name or "the loaded model"
+        raise StateMismatchError(
+            f"{path}: the state was saved with another model",
+            f"the state belongs to {saved}, but {ours} is loaded"
+            if saved and saved != ours
+            else f"the weights or the graph of {ours} are not those that the state was computed with",
+            f"load {saved if saved and saved != ours else 'the model that the state was saved with'}, "
+            "or process the text again",
+        )
+    if header["numerics"] != identity.numerics:
+        raise StateMismatchError(
+            f"{path}: the state was saved with another arithmetic",
+            f"numerics: the state has {header['numerics']:.80}, but the loaded model has {identity.numerics}",
+            "load the model with the same kv_dtype, accuracy, device and GENAI_CPU_ISA, or process the text again",
+        )
     if header["tokens"] > identity.context_size:
         raise StateMismatchError(
             f"{path}: the state has {header['tokens']} tokens",

@@ -203,6 +203,7 @@ class Model(Single, AbstractContextManager["Model"]):
                     f"{computed}, activations {self.accuracy}, keys and values {info.kv_dtype}",
                     self.decoder.vocab_size,
                     self.context_size,
+                    self.folder.name,
                 )
             return self._identity
 

@@ -312,8 +312,13 @@ def test_another_model_and_a_smaller_one(
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(saved)
-    with genai.LLM(form_folder("int4"), threads=1) as other, pytest.raises(StateMismatchError, match="another model"):
+    with (
+        genai.LLM(form_folder("int4"), threads=1) as other,
+        pytest.raises(StateMismatchError, match="another model") as caught,
+    ):
         other.load_state(path)
+    assert caught.value.why == f"the state belongs to pebble, but {other.model.folder.name} is loaded"
+    assert caught.value.fix == "load pebble, or process the text again"
     with genai.LLM(bundled_folder, context_size=32, threads=1) as other:
         with pytest.raises(StateMismatchError, match="loaded model has 32"):
             other.load_state(path)

@@ -119,8 +119,9 @@ def test_a_state_is_not_given_to_the_model_that_took_the_place(folder: Path, tmp
         state = llm.read(TEXT)
         other_weights(folder)
         state.save_state(tmp_path / "a.state")
-    with genai.LLM(folder, threads=1) as other, pytest.raises(StateMismatchError, match="another model"):
+    with genai.LLM(folder, threads=1) as other, pytest.raises(StateMismatchError, match="another model") as caught:
         other.load_state(tmp_path / "a.state")
+    assert caught.value.why.startswith(f"the weights or the graph of {folder.name} are not those")
 
 
 def test_blocks_are_not_given_to_the_model_that_took_the_place(folder: Path, tmp_path: Path) -> None:
