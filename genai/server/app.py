@@ -18,7 +18,7 @@ from .keys import ANYONE, Key, find_key
 from .replies import error_reply
 from .serving import Server
 from .sse import ClientGone, EventStream, Receive, Send, response_start, send_stream
-from .wire import adapters, chat, completions, embeddings, health, messages, models, rerank, tokens
+from .wire import adapters, chat, completions, embeddings, health, messages, models, rerank, responses, tokens
 
 BODY_SECONDS = 60.0
 """The time in which a client must send its body."""
@@ -26,7 +26,9 @@ BODY_SECONDS = 60.0
 Reply: TypeAlias = JsonReply | TextReply | EventStream
 Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
 # Every wire module lists its endpoints: method, path, and handler.
-_WIRES: tuple[Any, ...] = (health, models, chat, completions, messages, tokens, adapters, embeddings, rerank)
+_WIRES: tuple[Any, ...] = (
+    health, models, chat, completions, messages, responses, tokens, adapters, embeddings, rerank
+)  # fmt: skip
 
 
 class Endpoint:

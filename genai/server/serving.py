@@ -19,6 +19,7 @@ from .encoders import Encoders
 from .keys import Key
 from .metrics import Metrics
 from .request_log import RequestLog
+from .response_store import ResponseStore
 from .token_texts import TokenTexts
 
 T = TypeVar("T")
@@ -89,6 +90,7 @@ class Server:
         admission: the requests that run and wait.
         fingerprint: equal fingerprints give equal replies to equal requests with the same seed.
         metrics: the counters of the server.
+        responses: the stored replies of the Responses API.
         chooses_seeds: True if requests without a seed get a random one; False if the model's files set a seed.
         created: the time of the start, in seconds since 1970.
         encoders: the models for embeddings and reranking.
@@ -118,6 +120,7 @@ class Server:
         self.admission = Admission(most, self.options.max_queue, self.options.max_per_key)
         self.metrics, self.log = Metrics(), log
         self.encoders.share_limits(self.admission)
+        self.responses = ResponseStore()
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
         self.chooses_seeds = llm is not None and llm.params().seed is None
         self._tasks: set[asyncio.Task[Any]] = set()

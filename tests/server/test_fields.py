@@ -14,6 +14,7 @@ from genai.server.fields import field_table, read_fields
 from genai.server.wire.chat import ChatRequest
 from genai.server.wire.completions import CompletionRequest
 from genai.server.wire.messages_input import MessagesRequest
+from genai.server.wire.responses_input import ResponsesRequest
 from tools import server_fields
 
 SHARED = {*sampling.BY_NAME, "max_tokens", "stop", "n"}
@@ -45,8 +46,9 @@ def test_obeyed_fields_are_those_that_are_read(endpoint: str, kind: Any, more: s
     assert field_table(endpoint).obeyed == {*kind.__struct_fields__} | SHARED | more
 
 
-def test_obeyed_fields_of_anthropics_api_are_those_that_are_read() -> None:
-    assert field_table("messages").obeyed == {*MessagesRequest.__struct_fields__, *sampling.BY_NAME}
+@pytest.mark.parametrize(("endpoint", "kind"), [("messages", MessagesRequest), ("responses", ResponsesRequest)])
+def test_obeyed_fields_of_other_apis_are_those_that_are_read(endpoint: str, kind: Any) -> None:
+    assert field_table(endpoint).obeyed == {*kind.__struct_fields__, *sampling.BY_NAME}
 
 
 @pytest.mark.parametrize(
