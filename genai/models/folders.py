@@ -156,7 +156,8 @@ def not_a_checkpoint(path: Path) -> ModelFolderError:
 
 def no_config(folder: Path) -> ModelFolderError:
     """Return the error for a folder without genai_config.json."""
-    problem, why = f"{folder}: {_CONFIG} is missing", "a model folder needs that file"
+    problem = f"{folder}: {_CONFIG} is missing"
+    why = "a model folder needs that file, or config.json and the graph of a decoder"
     inside = _models_below(folder)
     if inside:
         models = ", ".join(map(str, inside[:3])) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
@@ -182,7 +183,7 @@ def _onnx_file(path: Path) -> ModelFolderError:
         )
     return ModelFolderError(
         problem,
-        f"a chat needs {_CONFIG} and a tokenizer next to the graph",
+        f"a chat needs config.json or {_CONFIG}, and a tokenizer, next to the graph",
         f"to describe the graph, use `genai info {path}`; to run it, use `genai run {path} --random`",
     )
 

@@ -74,6 +74,9 @@ def load_decoder(
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "lora": lora, "files": files}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
     with quietly(quiet), task(f"Loading {config.folder.name}"):
+        if config.exported is not None and config.exported.others:
+            others = ", ".join(one.decoder for one in config.exported.others)
+            _log.info("using the graph %s; the others are %s", config.exported.variant.decoder, others)
         executor = open_chosen(chosen, threads)
         check_kv_type(kv_dtype, executor.name, chosen)
         if chosen.cpu_serves_too and executor.name != "cpu":

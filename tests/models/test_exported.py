@@ -143,11 +143,13 @@ def test_a_text_decoder_inside_a_larger_model(tmp_path: Path) -> None:
     assert (config.model.type, config.model.context_length) == ("both", 64)
 
 
-def test_a_graph_by_its_path(tmp_path: Path) -> None:
+def test_a_graph_by_its_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = exported(tmp_path / "model", "onnx/model.onnx", "onnx/model_q4.onnx")
-    with og.Model(folder / "onnx/model.onnx", quiet=True) as model:
+    caplog.set_level("INFO", "genai")
+    with og.Model(folder / "onnx/model.onnx") as model:
         assert model.folder == folder
         assert model.config.model.decoder.filename == "onnx/model.onnx"
+    assert "using the graph onnx/model.onnx; the others are onnx/model_q4.onnx" in caplog.text
 
 
 @pytest.mark.parametrize(
