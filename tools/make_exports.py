@@ -36,6 +36,8 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Sizes that GPT-2 names differently.
+OTHER_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 # name -> (model_type, attention implementation, changes). Cases with "dynamo" in the name use torch's newer exporter,
 # cases with "optimum" use Optimum, cases with "builder" use onnxruntime-genai's builder for CPUs, and the others use
 # torch's older exporter.
@@ -53,6 +55,15 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_builder_bf16": ("qwen3", "eager", {}),
     "phi_builder_fp16": ("phi", "eager", {"num_key_value_heads": 6, "head_dim": 4, "partial_rotary_factor": 0.5}),
     "gemma2_optimum": ("gemma2", "sdpa", {"sliding_window": 7, "query_pre_attn_scalar": 6}),
+    "gemma3_optimum": (
+        "gemma3_text",
+        "sdpa",
+        {"sliding_window": 7, "query_pre_attn_scalar": 6, "sliding_window_pattern": 2},
+    ),
+    "qwen3_opset23_dynamo": ("qwen3", "sdpa", {}),
+    "cohere_optimum": ("cohere", "sdpa", {"head_dim": 4}),
+    "gpt2_optimum": ("gpt2", "sdpa", {"n_embd": 24, "n_layer": LAYERS, "n_head": 6, "n_positions": 64, "n_inner": 20}),
+    "stablelm_optimum": ("stablelm", "sdpa", {"partial_rotary_factor": 0.5, "head_dim": 4}),
 }
 
 
@@ -62,7 +73,8 @@ def make_export(name: str) -> None:
 
     model_type, attention, changes = CASES[name]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **{**SMALL, **changes})
+    small = {name: value for name, value in SMALL.items() if model_type != "gpt2" or name not in OTHER_NAMES}
+    config = AutoConfig.for_model(model_type, **{**small, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -168,7 +180,13 @@ def _exporter(name: str, tokens: dict[str, Any], past_names: list[str]) -> dict[
     free = torch.export.Dim.DYNAMIC
     given = [dict.fromkeys((0, 1), free) for _ in tokens]
     shapes = (*given, tuple({0: free, 2: free} for _ in past_names))
-    return {"dynamic_shapes": shapes, "opset_version": 18, "dynamo": True, "external_data": False}
+    # From opset 23 on, attention, rotations and norms are operators.
+    return {
+        "dynamic_shapes": shapes,
+        "opset_version": 23 if "opset23" in name else 18,
+        "dynamo": True,
+        "external_data": False,
+    }
 
 
 def wrapped(model: Any) -> Any:

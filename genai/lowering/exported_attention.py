@@ -72,7 +72,7 @@ _OPERATOR = (MS, "MultiHeadAttention")
 
 def find_plain_attention(graph: Graph, names: GraphNames) -> list[PlainAttention]:
     """Return every attention layer in plain operators, in graph order."""
-    kinds = {("", "MatMul"): _match, _OPERATOR: _match_operator}
+    kinds = {("", "MatMul"): _match, ("", "Attention"): _match_standard, _OPERATOR: _match_operator}
     matches = (kinds[node.key](graph, node, names) for node in graph.nodes if node.key in kinds)
     return [match for match in matches if match is not None]
 
@@ -181,6 +181,25 @@ def _match(graph: Graph, product: Node, names: GraphNames) -> PlainAttention | N
             continue
         return PlainAttention(query, key, value, scale * query_scale * keys[1], softcap, mask, output)
     return None
+
+
+def _match_standard(graph: Graph, node: Node, names: GraphNames) -> PlainAttention | None:
+    """Match the operator Attention (opset 23) with queries, keys and values of four axes and a mask."""
+    if len([name for name in node.inputs if name]) != 4 or not node.input(3) or any(node.outputs[1:]):
+        return None
+    known = ("scale", "softcap", "softmax_precision", "is_causal", "qk_matmul_output_mode")
+    if set(node.attributes) - {*known} or node.attribute("is_causal", 0):
+        return None
+    query, output = _skip(graph, node.inputs[0]), _tokens_first(graph, node.outputs[0])
+    sizes: tuple[int | str | None, ...] = getattr(graph.type_of(query), "shape", None) or (None,)
+    size = sizes[-1]
+    key, value = (_cached(graph, name) for name in node.inputs[1:3])
+    if output is None or len(sizes) != 4 or not isinstance(size, int) or key is None or value is None:
+        return None
+    if not _same_layer(graph, names, key.past, value.past):
+        return None
+    scale, softcap = float(node.attribute("scale", size**-0.5)), float(node.attribute("softcap", 0.0))
+    return PlainAttention(query, key, value, scale, softcap, node.inputs[3], output)
 
 
 def _tokens_first(graph: Graph, name: str) -> Node | None:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..onnx.decoder_names import GraphNames
 from ..onnx.ir import Attribute, DataType, Graph, Node, OnnxModel, Value
 from ..onnx.node import OURS
@@ -71,6 +73,7 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     head = None if analysis.last_row_gathers else _head_product(graph, names.logits, analysis)
 
     model.opset_imports.setdefault(OURS, 1)
+    _settle_reshapes(graph, analysis)
     tables = {name: pair for node in analysis.table_choices for name, pair in _add_tables(graph, node).items()}
     for node, layer in zip(analysis.attention, layers, strict=True):
         _rewrite_attention(node, layer, tables)
@@ -110,6 +113,20 @@ def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
 def _pattern(template: str) -> re.Pattern[str]:
     before, after = template.split("%d")
     return re.compile(re.escape(before) + r"(\d{1,18})" + re.escape(after))
+
+
+def _settle_reshapes(graph: Graph, analysis: RowAnalysis) -> None:
+    """Replace the computed shapes of reshapes by constants, which are known because a flat batch is [1, T]."""
+    for node in graph.nodes:
+        state = analysis.states.get(node.output(0))
+        if node.key != ("", "Reshape") or state is None or state.kind is not Kind.ROWS or state.shape is None:
+            continue
+        if graph.constant(node.inputs[1]) is not None or any(dim.tokens and dim.factor != 1 for dim in state.shape):
+            continue
+        sizes = [-1 if dim.tokens else dim.factor for dim in state.shape]
+        node.inputs[1] = graph.add_constant(f"{node.output(0)}/shape", np.array(sizes, np.int64))
+        node.attributes.pop("allowzero", None)
+        graph.update(node)
 
 
 # --- long RoPE ---------------------------------------------------------------------------------------------------

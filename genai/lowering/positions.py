@@ -54,6 +54,24 @@ def add_position_ids(graph: Graph, name: str, input_ids: str) -> str:
     return name
 
 
+def replace_constants(
+    graph: Graph, names: Sequence[str], evaluate: Evaluate, trials: Sequence[Trial], more_trials: Sequence[Trial]
+) -> None:
+    """Replace each value that is equal for all trials by a constant.
+
+    Args:
+        more_trials: numbers of tokens for which only the values that are equal for `trials` are evaluated, because some
+            masks cannot be computed for them.
+    """
+    constants: dict[str, Array] = {}
+    for number, trial in enumerate((*trials, *more_trials)):
+        kept = list(constants) if number else names
+        found = dict(zip(kept, evaluate(kept, trial), strict=True)) if kept else {}
+        constants = {name: array for name, array in found.items() if not number or _same(array, constants[name])}
+    for name, array in constants.items():
+        graph.replace_uses(name, graph.add_constant(f"{name}/constant", array))
+
+
 def replace_tables(
     graph: Graph, names: Sequence[str], evaluate: Evaluate, trials: Sequence[Trial], max_tokens: int, position_ids: str
 ) -> None:

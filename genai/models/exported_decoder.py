@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GenaiError
-from ..lowering.exported_attention import find_plain_attention, replace_plain_attention, settle_shapes
+from ..lowering.exported_attention import PlainAttention, find_plain_attention, replace_plain_attention, settle_shapes
 from ..lowering.flatten import FlatDecoder, flatten_decoder
-from ..lowering.positions import Trial, add_position_ids, context_inputs, replace_tables
+from ..lowering.positions import Trial, add_position_ids, context_inputs, replace_constants, replace_tables
 from ..lowering.rows import NotFlattenable
 from ..onnx.decoder_names import GraphNames
 from ..onnx.ir import Graph, OnnxModel, Value
@@ -38,6 +38,7 @@ _BEFORE = (
     simplify.remove_dead_code,
 )
 _AFTER = (
+    encoders.move_transpose_after_norm,
     simplify.remove_identities,
     reshapes.fold_known_shapes,
     constant_folding.fold_constants,
@@ -52,6 +53,8 @@ _AFTER = (
 _TRIALS: tuple[Trial, ...] = ((0, 5), (6, 1), (9, 4), (1, 17))
 # Further numbers for masks: prompts, and tokens that follow one at a time.
 _MASK_TRIALS: tuple[Trial, ...] = ((0, 23), (14, 1))
+# Numbers for which every graph can be computed: a prompt, and tokens that follow one at a time.
+_SAFE_TRIALS: tuple[Trial, ...] = ((0, 5), (6, 1), *_MASK_TRIALS)
 # A window that is longer than this counts as no window.
 _LONGEST_TRIAL = 1 << 20
 # Mask values below this are zero after a softmax.
@@ -63,12 +66,14 @@ def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDe
     names, decoder = config.model.decoder.names, config.model.decoder
     model = _read(config, files)
     trials = Trials(config, model.copy())
+    content, context = _sources(model.graph, names)
+    factors = sorted(context_inputs(model.graph, content, context) - {names.position_ids, names.attention_mask})
+    replace_constants(model.graph, factors, trials.evaluate, _SAFE_TRIALS, _TRIALS)
     layers = find_plain_attention(model.graph, names)
     if len(layers) != decoder.num_hidden_layers:
         raise NotFlattenable(
             f"plain attention was found {len(layers)} times, but there are {decoder.num_hidden_layers} layers"
         )
-    content, _ = _sources(model.graph, names)
     if bad := sorted({layer.mask for layer in layers} & content):
         raise NotFlattenable(f"the attention mask {bad[0]!r} depends on the tokens")
     windows = {mask: trials.window(mask) for mask in {layer.mask for layer in layers}}
@@ -76,15 +81,27 @@ def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDe
         if windows[layer.mask] is None and decoder.has_window(index) and _is_short(decoder.sliding_window, config):
             raise no_window(config.model, f"the mask {layer.mask!r} of layer {index} has no window")
     heads = decoder.num_attention_heads, decoder.num_key_value_heads
+    for layer in layers:
+        _check_heads(model.graph, layer, heads)
     replace_plain_attention(model, layers, heads, windows.__getitem__)
     _replace_positions(model.graph, names, trials)
     infer_shapes(model)
-    run_rewrites(model, (encoders.fuse_plain_rotation(names.position_ids), *_AFTER), Level.EXTENDED)
+    rotations = encoders.fuse_plain_rotation(names.position_ids), encoders.fuse_cached_rotation(names.position_ids)
+    run_rewrites(model, (*rotations, *_AFTER), Level.EXTENDED)
     infer_shapes(model)
     flat = flatten_decoder(model, names)
     if any(layer.head_size != decoder.head_size for layer in flat.layers):
         raise NotFlattenable(f"its heads do not have the size {decoder.head_size} in genai_config.json")
     return flat
+
+
+def _check_heads(graph: Graph, layer: PlainAttention, heads: tuple[int, int]) -> None:
+    """Raise NotFlattenable if the numbers of heads in the graph differ from the numbers in genai_config.json."""
+    for name, number, kind in zip((layer.query, layer.key.new), heads, ("attention", "key_value"), strict=True):
+        sizes: tuple[Any, ...] = getattr(graph.type_of(name), "shape", None) or ()
+        found = sizes[1] if len(sizes) == 4 else None
+        if isinstance(found, int) and found != number:
+            raise NotFlattenable(f"{name!r} has {found} heads, but genai_config.json has num_{kind}_heads = {number}")
 
 
 def _is_short(window: int | None, config: Config) -> bool:
@@ -175,13 +192,12 @@ class Trials:
 
     def _feeds(self, graph: Graph, trial: Trial) -> Mapping[str, NDArray[Any]]:
         decoder, (past, new) = self.config.model.decoder, trial
-        names = decoder.names
+        names, sizes = decoder.names, (decoder.num_key_value_heads, decoder.head_size)
         known = {
             names.input_ids: np.zeros((1, new)),
             names.attention_mask: np.ones((1, past + new)),
             names.position_ids: np.arange(past, past + new)[None],
         }
-        cache = (1, decoder.num_key_value_heads, past, decoder.head_size)
         feeds: dict[str, Any] = {}
         for value in graph.inputs:
             if value.name in graph.initializers:
@@ -189,9 +205,14 @@ class Trials:
             if not isinstance(value.type, TensorType):
                 raise NotFlattenable(f"input {value.name!r} is not a tensor")
             dtype = value.type.dtype.numpy_dtype
+            if value.name in known:
+                feeds[value.name] = known[value.name].astype(dtype)
+                continue
+            known_sizes = (value.type.shape or ())[1:4:2]
+            pairs = zip(known_sizes, sizes, strict=False) if len(known_sizes) == 2 else ((None, size) for size in sizes)
+            heads, size = (dim if isinstance(dim, int) else given for dim, given in pairs)
             # A broadcast view needs no memory, and only its shape matters.
-            is_known = value.name in known
-            feeds[value.name] = known[value.name].astype(dtype) if is_known else np.broadcast_to(dtype.type(0), cache)
+            feeds[value.name] = np.broadcast_to(np.zeros((), dtype), (1, heads, past, size))
         return feeds
 
 

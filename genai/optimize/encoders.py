@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,28 @@ def fuse_rms_norm(graph: Graph, end: Node) -> bool:
     return base.replaced(graph, end, "SimplifiedLayerNormalization", inputs, axis=-1, epsilon=epsilon)
 
 
+@base.node_rule(base.Level.EXTENDED, ("", "SimplifiedLayerNormalization"), ("", "RMSNormalization"))
+def move_transpose_after_norm(graph: Graph, norm: Node) -> bool:
+    """norm(Transpose(x)) -> Transpose(norm(x)), if the last axis, which is normalised, stays in place.
+
+    Heads of queries and keys are normalised in the layout of their matmul, in which each row is contiguous.
+    """
+    swap = base.made_by(graph, norm.input(0), "Transpose")
+    order = [] if swap is None else list(swap.attribute("perm", None) or [])
+    if swap is None or not order or order[-1] != len(order) - 1 or norm.attribute("axis", -1) not in (-1, order[-1]):
+        return False
+    if base.only_user(graph, norm.input(0)) is None or len([name for name in norm.outputs if name]) != 1:
+        return False
+    name, source = norm.output(0), swap.inputs[0]
+    inner = graph.fresh_name(f"{name}/before")
+    graph.values[inner] = Value(inner, graph.type_of(source))
+    moved = norm.copy()
+    moved.inputs[0], moved.outputs = source, [inner]
+    graph.replace_node(norm, moved, make_node("Transpose", [inner], [name], name=f"{name}/swap", perm=order))
+    graph.remove_nodes([swap])
+    return True
+
+
 @base.node_rule(base.Level.EXTENDED, ("", "Add"))
 def join_score_addends(graph: Graph, end: Node) -> bool:
     """(scores + a) + b -> scores + (a + b), for scores of a matmul: a relative bias and a mask become one bias."""
@@ -67,8 +90,10 @@ def _is_addend(graph: Graph, name: str) -> bool:
 def fuse_plain_rotation(position_ids: str) -> base.Rewrite:
     """x * cos + rotate_half(x) * sin -> com.microsoft.RotaryEmbedding (Su et al. 2021).
 
+    If x is the first part of larger heads, and the rest is appended unchanged, one node rotates the whole heads.
+
     x is [B, heads, T, size] or [B, T, heads, size]; cos and sin are looked up in tables by `position_ids`, and
-    rotate_half(x) is Concat(-second half of x, first half of x).
+    rotate_half(x) is Concat(-second half of x, first half of x), or neighbouring columns (a, b) become (-b, a).
 
     Args:
         position_ids: graph input with the positions.
@@ -82,8 +107,9 @@ def fuse_plain_rotation(position_ids: str) -> base.Rewrite:
                 continue
             for x, cos in base.both_orders(first):
                 for half, sin in base.both_orders(second):
-                    if _half_turned(graph, half) == x and _rotate(graph, end, x, cos, sin, position_ids):
-                        return True
+                    for pairs, is_turned in ((False, _half_turned), (True, _pairs_turned)):
+                        if is_turned(graph, half) == x and _rotate(graph, end, x, cos, sin, position_ids, pairs=pairs):
+                            return True
         return False
 
     return fuse_plain_rotation
@@ -100,6 +126,42 @@ def _half_turned(graph: Graph, name: str) -> str | None:
     if first is None or second is None or first[0] != second[0] or (first[1], second[1]) != (0, 1):
         return None
     return first[0]
+
+
+def _pairs_turned(graph: Graph, name: str) -> str | None:
+    """Match neighbouring columns (a, b) of x replaced by (-b, a): two slices with step 2, stacked; return x or None."""
+    flat = base.made_by(graph, name, "Reshape")
+    joined = None if flat is None else base.made_by(graph, flat.inputs[0], "Concat")
+    if joined is None or len(joined.inputs) != 2 or joined.attribute("axis", 0) not in (-1, 4):
+        return None
+    columns = []
+    for part in joined.inputs:
+        apart = base.made_by(graph, part, "Unsqueeze")
+        axes = None if apart is None else graph.constant(apart.input(1))
+        if apart is None or axes is None or axes.tolist() not in ([-1], [4]):
+            return None
+        columns.append(apart.inputs[0])
+    negated = base.made_by(graph, columns[0], "Neg")
+    odd = None if negated is None else _every_second(graph, negated.inputs[0])
+    even = _every_second(graph, columns[1])
+    if odd is None or even is None or odd[0] != even[0] or (odd[1], even[1]) != (1, 0):
+        return None
+    before, after = _sizes(graph, odd[0]), _sizes(graph, name)
+    return odd[0] if len(before) == 4 == len(after) and before[-1] == after[-1] and before[-1] is not None else None
+
+
+def _every_second(graph: Graph, name: str) -> tuple[str, int] | None:
+    """Return x and 0 or 1 if a value is the even or the odd columns of x, else None."""
+    node = base.made_by(graph, name, "Slice")
+    bounds = [] if node is None else [graph.constant(bound) for bound in node.inputs[1:]]
+    if node is None or len(bounds) != 4 or any(bound is None or bound.size != 1 for bound in bounds):
+        return None
+    begin, end, axis, step = (int(bound.reshape(-1)[0]) for bound in bounds if bound is not None)
+    source = node.input(0)
+    size = (*_sizes(graph, source), None)[-2] if _sizes(graph, source) else None
+    if not isinstance(size, int) or size % 2 or step != 2 or begin not in (0, 1) or not _is_last(graph, source, axis):
+        return None
+    return (source, begin) if len(range(size)[begin:end:step]) == size // 2 else None
 
 
 def _half(graph: Graph, name: str) -> tuple[str, int] | None:
@@ -138,7 +200,9 @@ def _is_last(graph: Graph, name: str, axis: int) -> bool:
     return rank > 0 and axis in (-1, rank - 1)
 
 
-def _rotate(graph: Graph, end: Node, x: str, cos: str, sin: str, position_ids: str) -> bool:
+def _rotate(graph: Graph, end: Node, x: str, cos: str, sin: str, position_ids: str, *, pairs: bool) -> bool:
+    size = (_sizes(graph, x) or (None,))[-1]  # of the rotated part
+    end, x = _whole_heads(graph, end, x)
     sizes = _sizes(graph, x)
     tables = [_looked_up(graph, name, position_ids) for name in (cos, sin)]
     if len(sizes) != 4 or any(table is None for table in tables):
@@ -146,43 +210,134 @@ def _rotate(graph: Graph, end: Node, x: str, cos: str, sin: str, position_ids: s
     heads_first = all(table is not None and table[1] == 1 for table in tables)
     if not heads_first and not all(table is not None and table[1] == 2 for table in tables):
         return False
-    heads, size = sizes[1 if heads_first else 2], sizes[3]
-    if not isinstance(heads, int) or not isinstance(size, int):
+    heads, head_size = sizes[1 if heads_first else 2], sizes[3]
+    if not isinstance(heads, int) or not isinstance(size, int) or not isinstance(head_size, int):
         return False
     names = []
     for table in tables:
         assert table is not None
         source, data = table[0], table[2]
-        if data.shape[1] != size or not np.array_equal(data[:, : size // 2], data[:, size // 2 :]):
+        if data.shape[1] != size:
+            return False
+        first, second = (data[:, ::2], data[:, 1::2]) if pairs else (data[:, : size // 2], data[:, size // 2 :])
+        if not np.array_equal(first, second):
             return False
         half = f"{source}/half"  # one constant for all layers
         if half not in graph.initializers:
-            graph.add_initializer(OnnxTensor.from_array(half, np.ascontiguousarray(data[:, : size // 2])))
+            graph.add_initializer(OnnxTensor.from_array(half, np.ascontiguousarray(first)))
         names.append(half)
+    return _replace_by_rotation(graph, end, x, size, [position_ids, *names], heads_first=heads_first, pairs=pairs)
+
+
+def _replace_by_rotation(
+    graph: Graph, end: Node, x: str, size: int, inputs: Sequence[str], *, heads_first: bool, pairs: bool
+) -> bool:
+    """Replace a node by com.microsoft.RotaryEmbedding of the first `size` columns of heads x.
+
+    Args:
+        x: name of the heads, [B, heads, T, head size] if `heads_first`, else [B, T, heads, head size].
+        inputs: names of the positions, and of the tables of cosines and sines, [positions, size / 2].
+        pairs: True if neighbouring columns are rotated together; otherwise, those of the two halves.
+    """
+    batch, *middle, head_size = _sizes(graph, x)
+    heads, tokens = middle if heads_first else middle[::-1]
     name = end.output(0)
     rows, turned, apart = (graph.fresh_name(f"{name}/{part}") for part in ("rows", "rotated", "heads"))
-    width = heads * size
-    tokens = sizes[2 if heads_first else 1]
-    for value, shape in ((rows, (sizes[0], tokens, width)), (turned, (sizes[0], tokens, width)),
-                         (apart, (sizes[0], tokens, heads, size))):  # fmt: skip
+    width = heads * head_size
+    for value, shape in ((rows, (batch, tokens, width)), (turned, (batch, tokens, width)),
+                         (apart, (batch, tokens, heads, head_size))):  # fmt: skip
         graph.values[value] = Value(value, TensorType(DataType.FLOAT, shape))
     join = graph.add_constant(f"{name}/join", np.array([0, 0, width], np.int64))
-    split = graph.add_constant(f"{name}/split", np.array([0, 0, heads, size], np.int64))
+    split = graph.add_constant(f"{name}/split", np.array([0, 0, heads, head_size], np.int64))
+    attributes = {"num_heads": heads, "interleaved": int(pairs)}
+    if size != head_size:
+        attributes["rotary_embedding_dim"] = size
     source, nodes = x, []
     if heads_first:
         moved = graph.fresh_name(f"{name}/tokens")
-        graph.values[moved] = Value(moved, TensorType(DataType.FLOAT, (sizes[0], tokens, heads, size)))
+        graph.values[moved] = Value(moved, TensorType(DataType.FLOAT, (batch, tokens, heads, head_size)))
         nodes.append(make_node("Transpose", [x], [moved], name=moved, perm=[0, 2, 1, 3]))
         source = moved
     nodes += [
         make_node("Reshape", [source, join], [rows], name=rows),
-        make_node("RotaryEmbedding", [rows, position_ids, *names], [turned], domain=MS, name=turned, num_heads=heads),
+        make_node("RotaryEmbedding", [rows, *inputs], [turned], domain=MS, name=turned, **attributes),
         make_node("Reshape", [turned, split], [apart if heads_first else name], name=apart),
     ]
     if heads_first:
         nodes.append(make_node("Transpose", [apart], [name], name=name, perm=[0, 2, 1, 3]))
     graph.replace_node(end, *nodes)
     return True
+
+
+def fuse_cached_rotation(position_ids: str) -> base.Rewrite:
+    """RotaryEmbedding(x, cos, sin) of opset 23, with look-ups by `position_ids` -> com.microsoft.RotaryEmbedding.
+
+    x is [B, heads, T, size].
+    """
+
+    @base.node_rule(base.Level.EXTENDED, ("", "RotaryEmbedding"), domain=MS)
+    def fuse_cached_rotation(graph: Graph, node: Node) -> bool:
+        size = int(node.attribute("rotary_embedding_dim", 0)) or (_sizes(graph, node.input(0)) or (0,))[-1]
+        end, x = _whole_heads(graph, node, node.input(0))
+        sizes = _sizes(graph, x)
+        if len(node.inputs) != 3 or len(sizes) != 4 or not all(isinstance(number, int) for number in sizes[1::2]):
+            return False
+        tables = []
+        for name in node.inputs[1:]:
+            found = base.made_by(graph, name, "Gather")
+            table = None if found is None or found.attribute("axis", 0) else graph.constant(found.inputs[0])
+            if found is None or table is None or table.ndim != 2 or found.inputs[1] != position_ids:
+                return False
+            if 2 * table.shape[1] != size:
+                return False
+            tables.append(found.inputs[0])
+        pairs = bool(node.attribute("interleaved", 0))
+        return _replace_by_rotation(graph, end, x, size, [position_ids, *tables], heads_first=True, pairs=pairs)
+
+    return fuse_cached_rotation
+
+
+def _whole_heads(graph: Graph, end: Node, x: str) -> tuple[Node, str]:
+    """Return the node that appends the rest of the heads to their rotated part, and the heads; else the arguments."""
+    join = base.only_user(graph, end.output(0))
+    part = graph.producer(x)
+    if join is None or part is None or join.key != ("", "Concat") or len(join.inputs) != 2:
+        return end, x
+    whole, name = part.input(0), join.output(0)
+    sizes, axis = _sizes(graph, whole), int(join.attribute("axis", 0))
+    if (
+        not sizes
+        or not isinstance(sizes[-1], int)
+        or join.inputs[0] != end.output(0)
+        or not _is_last(graph, name, axis)
+    ):
+        return end, x
+    first, rest = (_columns(graph, value, whole) for value in (x, join.inputs[1]))
+    if first is None or rest is None or first.start != 0 or first.stop != len(first):
+        return end, x
+    is_rest = rest == range(len(first), sizes[-1]) or (not rest and len(first) == sizes[-1])
+    return (join, whole) if is_rest else (end, x)
+
+
+def _columns(graph: Graph, name: str, source: str) -> range | None:
+    """Return the columns that a Slice or a Split selects from the last axis of `source`, or None."""
+    node, size = graph.producer(name), _sizes(graph, source)[-1]
+    if node is None or node.domain or node.op_type not in ("Slice", "Split") or node.input(0) != source:
+        return None
+    if node.op_type == "Split":
+        sizes = graph.constant(node.input(1)) if node.input(1) else None
+        if sizes is None or not _is_last(graph, source, node.attribute("axis", 0)):
+            return None
+        index = node.outputs.index(name)
+        start = int(sizes[:index].sum())
+        return range(start, start + int(sizes[index]))
+    bounds = [graph.constant(bound) for bound in node.inputs[1:]]
+    if len(bounds) < 3 or any(bound is None or bound.size != 1 for bound in bounds):
+        return None
+    begin, end, axis, *step = (int(bound.reshape(-1)[0]) for bound in bounds if bound is not None)
+    if not _is_last(graph, source, axis) or (step and step[0] != 1):
+        return None
+    return range(size)[begin:end]
 
 
 def _looked_up(graph: Graph, name: str, position_ids: str) -> tuple[str, int, Any] | None:

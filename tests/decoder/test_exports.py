@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 
 import genai
 from genai.engine.decoder import compute as compute_pending
+from genai.kernels.ir import HostNode
 from genai.lowering.exported_attention import find_plain_attention
 from genai.lowering.rows import NotFlattenable
 from genai.models.config import Config
@@ -34,7 +36,14 @@ WINDOWS: dict[str, list[int | None]] = {
     "llama_builder_fp16": [None],
     "qwen3_builder_bf16": [None],
     "phi_builder_fp16": [None],
+    "gemma3_optimum": [7, None],
+    "qwen3_opset23_dynamo": [None],
+    "cohere_optimum": [None],
+    "gpt2_optimum": [None],
+    "stablelm_optimum": [None],
 }
+# The queries of a head are not adjacent to those of the next head, or a norm has no bias.
+ON_THE_HOST = {"gpt_neox_sdpa", "cohere_optimum"}
 
 
 def rows_of(model: genai.Model, tokens: list[int], pieces: list[int]) -> np.ndarray:
@@ -72,6 +81,13 @@ def test_batched_equals_alone(name: str) -> None:
         results = compute_pending(model.decoder, sequences, all_rows=True)
         for rows, count in zip(results, (24, 5, 11), strict=True):
             close(rows, golden["logits"][:count])
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_every_node_becomes_an_op(name: str) -> None:
+    with genai.Model(EXPORTS / name) as model:
+        on_the_host = {part.op_type for part in model.decoder.program.parts if isinstance(part, HostNode)}
+        assert (not on_the_host) == (name not in ON_THE_HOST), on_the_host
 
 
 @pytest.mark.parametrize(("name", "windows"), WINDOWS.items())
@@ -213,11 +229,21 @@ def test_missing_layer(changed: Callable[..., Path]) -> None:
         flatten_exported(Config(changed(edit)))
 
 
-def test_heads_of_another_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("num_attention_heads", 12, "has 6 heads, but genai_config.json has num_attention_heads = 12"),
+        ("num_key_value_heads", 3, "has 2 heads, but genai_config.json has num_key_value_heads = 3"),
+        ("head_size", 3, "heads do not have the size 3"),
+    ],
+)
+def test_heads_that_contradict_the_configuration(tmp_path: Path, key: str, value: int, reason: str) -> None:
     shutil.copytree(EXPORTS / "llama_eager", tmp_path / "export")
     path = tmp_path / "export" / "genai_config.json"
-    path.write_text(path.read_text().replace('"num_attention_heads": 6', '"num_attention_heads": 12'))
-    with pytest.raises(NotFlattenable, match="heads do not have the size 6"):
+    config = json.loads(path.read_text())
+    config["model"]["decoder"][key] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(NotFlattenable, match=reason):
         flatten_exported(Config(tmp_path / "export"))
 
 
