@@ -48,10 +48,12 @@ class Fields:
     Attributes:
         values: the fields that have an effect and are not null.
         ignored: names of the fields and values without effect. A wire module may add names.
+        copies: number of identical samples that a greedy request asks for.
     """
 
     values: dict[str, Any]
     ignored: list[str] = field(default_factory=list)
+    copies: int = 1
 
 
 def read_fields(endpoint: str, body: Mapping[str, Any], *, strict: bool) -> Fields:

@@ -48,12 +48,40 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
         options["top_p"] = _SMALLEST_TOP_P
     if options.get("top_k") == -1:  # vLLM's value for all tokens
         options["top_k"] = 0
+    options |= _structure(values)
     if options.get("temperature") == 0:
+        # All samples of a greedy request are equal, so one is generated.
+        fields.copies, options["n"] = samples, 1
         # Greedy decoding takes the most likely token, whatever these options are, and many clients send both.
         for name in DRAWING:
             if options.pop(name, None) not in (None, 0, 1, 0.0, 1.0):
                 fields.ignored.append(name)
     return with_token_ids(options)
+
+
+# vLLM's names of the options for structured output, new and old.
+_STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+
+
+def _structure(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that vLLM's fields for structured output set.
+
+    Raises:
+        RequestError: a field has an unknown part.
+    """
+    found = {option: values[f"guided_{name}"] for name, option in _STRUCTURES.items() if f"guided_{name}" in values}
+    outputs = values.get("structured_outputs", {})
+    for name, value in outputs.items() if isinstance(outputs, Mapping) else [(str(outputs), True)]:
+        if name == "json_object":
+            found |= {"json_schema": {"type": "object"}} if value else {}
+        elif name in _STRUCTURES:
+            found |= {_STRUCTURES[name]: value} if value is not None else {}
+        elif value is not None:
+            raise RequestError(
+                400, f"structured_outputs has {name!r:.80}", f"allowed: {', '.join(_STRUCTURES)}, json_object",
+                "use one of these names", param="structured_outputs",
+            )  # fmt: skip
+    return found
 
 
 def response_format(value: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import secrets
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlineError
@@ -41,6 +41,7 @@ class Turn:
         stream: True to yield events while the samples are generated; False to yield them at the end.
         cache_salt: further salt of the prefix cache.
         record: facts for the request log, which the turn completes at its end.
+        copies: number of times that each sample is returned.
     """
 
     key: Key
@@ -50,6 +51,7 @@ class Turn:
     stream: bool = False
     cache_salt: str | None = None
     record: dict[str, Any] = field(default_factory=dict)
+    copies: int = 1
 
     def request_options(self, *, reuse_replies: bool) -> dict[str, Any]:
         """Return the options with those that concern the prefix cache."""
@@ -93,11 +95,16 @@ class RunningTurn:
             metrics.note_adapter(adapter, 1)
             while items := await self.stream.take():
                 if events := [event for item in items for event in self._readers[item.sample].read(item)]:
-                    yield events
+                    yield events if self.turn.copies == 1 else self._copied(events)
         finally:
             self.stream.cancel()
             metrics.note_adapter(adapter, -1)
             self._note_end()
+
+    def _copied(self, events: Sequence[Event]) -> list[Event]:
+        """Return the events of each sample once for each of its copies."""
+        copies = self.turn.copies
+        return [replace(event, sample=event.sample * copies + copy) for event in events for copy in range(copies)]
 
     def _note_end(self) -> None:
         usage, ended = self.usage, [*self.completions.values()]
@@ -116,11 +123,11 @@ class RunningTurn:
     @property
     def num_samples(self) -> int:
         """The number of samples of all prompts."""
-        return len(self._readers)
+        return len(self._readers) * self.turn.copies
 
     def prompt_of(self, sample: int) -> int:
         """Return the index of the prompt of a sample."""
-        return sample // self.requests[0].num_samples
+        return sample // (self.requests[0].num_samples * self.turn.copies)
 
     @property
     def usage(self) -> TokenCounts:

@@ -261,3 +261,50 @@ def test_seeds(running: Running) -> None:
     assert again["choices"] == first["choices"] and first["seed"] < 2**53
     assert running.chat(seed=-5).json()["seed"] == 2**64 - 5
     assert running.chat(seed=-1).json()["seed"] < 2**53
+
+
+def test_greedy_samples_are_equal(running: Running) -> None:
+    for stream in (False, True):
+        answer = running.chat(n=3, temperature=0, stream=stream)
+        if not stream:
+            choices = answer.json()["choices"]
+            assert [choice["message"]["content"] for choice in choices] == ["19"] * 3
+            assert [choice["index"] for choice in choices] == [0, 1, 2]
+        else:
+            texts = ["", "", ""]
+            for line in answer.text.split("\n\n"):
+                if line.startswith("data: {"):
+                    choice = json.loads(line[6:])["choices"][0]
+                    texts[choice["index"]] += choice["delta"].get("content") or ""
+            assert texts == ["19"] * 3
+    body = {"prompt": ["Once", "The cat"], "n": 2, "temperature": 0, "max_tokens": 4, "echo": True}
+    choices = running.post("/v1/completions", body).json()["choices"]
+    assert [choice["text"][:3] for choice in choices] == ["Onc", "Onc", "The", "The"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"choice": ["yes"]}},
+        {"structured_outputs": {"regex": "yes", "json": None}},
+        {"guided_choice": ["yes"]},
+        {"guided_regex": "yes"},
+        {"guided_grammar": 'root ::= "yes"'},
+        {"choice": ["yes"]},
+    ],
+)
+def test_structured_output_as_in_vllm(running: Running, fields: dict[str, Any]) -> None:
+    assert _completed(running, **fields) == "yes"
+
+
+def test_json_as_in_vllm(running: Running) -> None:
+    for fields in ({"structured_outputs": {"json": {"enum": [7]}}}, {"guided_json": '{"enum": [7]}'}):
+        assert _completed(running, **fields) == "7"
+    wrong = running.chat(structured_outputs={"xml": "x"})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "structured_outputs"
+    assert running.chat(structured_outputs=5).status_code == 400
+
+
+def _completed(running: Running, **fields: Any) -> Any:
+    """Return a completion; in chats, this model would not end its reasoning before the output."""
+    return running.post("/v1/completions", {"prompt": "Once", **fields}).json()["choices"][0]["text"]

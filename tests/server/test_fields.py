@@ -17,7 +17,8 @@ from genai.server.wire.messages_input import MessagesRequest
 from genai.server.wire.responses_input import ResponsesRequest
 from tools import server_fields
 
-SHARED = {*sampling.BY_NAME, "max_tokens", "stop", "n"}
+GUIDED = {"structured_outputs", *(f"guided_{name}" for name in ("json", "regex", "choice", "grammar"))}
+SHARED = {*sampling.BY_NAME, "max_tokens", "stop", "n", *GUIDED}
 
 
 def test_the_tables_have_every_field_of_the_sdks() -> None:

@@ -107,7 +107,15 @@ def _turn(call: Call, request: ChatRequest, fields: Fields) -> Turn:
     messages = usable_messages(server, call.without_headers(request.messages))
     if is_side_task(messages):
         options["priority"] = TASK_PRIORITY
-    return Turn(call.key, options, messages, stream=request.stream, cache_salt=request.cache_salt, record=call.record)
+    return Turn(
+        call.key,
+        options,
+        messages,
+        stream=request.stream,
+        cache_salt=request.cache_salt,
+        record=call.record,
+        copies=fields.copies,
+    )
 
 
 def _number_of_alternatives(request: ChatRequest) -> int:
@@ -184,7 +192,7 @@ class ChatEncoder:
 
     def begin(self, running: RunningTurn) -> bytes:
         """Return the first chunks, which have the role of each sample."""
-        count = sum(request.num_samples for request in running.requests)
+        count = running.num_samples
         delta = {"role": "assistant", "content": ""}
         return b"".join(self._chunk(sample, delta) for sample in range(count))
 

@@ -102,7 +102,7 @@ def _turn(call: Call, request: CompletionRequest, fields: Fields) -> Turn:
     options["adapter"] = server.adapter_of(request.model)
     return Turn(
         call.key, options, prompts=prompts, stream=request.stream and not request.scores_prompt,
-        cache_salt=request.cache_salt, record=call.record,
+        cache_salt=request.cache_salt, record=call.record, copies=fields.copies,
     )  # fmt: skip
 
 
