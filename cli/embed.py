@@ -108,6 +108,12 @@ def embed(
             "the kinds are dense, sparse and multi, and only dense can be used with -o, --prompt-name and --dimensions",
             "choose a kind; results of sparse and multi go to stdout",
         )
+    if output is None and (resume or force):
+        raise OptionError(
+            f"{'--resume' if resume else '--force'} cannot be used without --output",
+            "vectors on stdout are neither continued nor overwritten",
+            "remove it, or add --output",
+        )
     if resume and force:
         raise OptionError(
             "--force cannot be used with --resume", "one overwrites OUTPUT, the other continues it", "remove one"

@@ -28,7 +28,7 @@ from .batches import SharedSteps
 from .folder import EncoderFolder, checked_poolings, chosen_prompt, find_graph, has_graph, read_encoder_folder
 from .heads import MULTI, SPARSE, TokenHead, read_head, token_vectors, token_weights
 from .pooling import Floats, normalized, pooled
-from .tokens import TextEncoder
+from .tokens import TextEncoder, each_of
 
 Text = str | Sequence[int] | NDArray[np.integer[Any]]
 """A text, or the token ids of a text."""
@@ -175,7 +175,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             OptionError: `dimensions` is out of range.
         """
         single = isinstance(texts, str) or _is_ids(texts)
-        items = [cast(Text, texts)] if single else list(cast("Sequence[Text]", texts))
+        items = [cast(Text, texts)] if single else list(each_of(cast("Sequence[Text]", texts), "texts"))
         vectors, _ = self._embedded(
             items, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions, normalize=normalize, truncate=truncate
         )
@@ -255,7 +255,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         """Return the tokens and the encoder's rows of each text."""
         if self._is_closed:
             raise StateError("the embedder is closed", "close() freed its memory", "create a new Embedder")
-        items = [texts] if isinstance(texts, str) else list(texts)
+        items = [texts] if isinstance(texts, str) else list(each_of(texts, "texts"))
         sequences = self._sequences(items, prompt, truncate)
 
         def finish(rows: Floats, index: int) -> Floats:
@@ -279,7 +279,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         Yields:
             float32 [dimensions].
         """
-        iterator = iter(texts)
+        iterator = each_of(texts, "texts")
         while part := list(islice(iterator, _MAPPED)):
             yield from self._embedded(part, **options)[0]
 
@@ -309,6 +309,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             raise StateError("the embedder is closed", "close() freed its memory", "create a new Embedder")
         before = chosen_prompt(self._description, prompt_name, prompt)
         width = self._checked_dimensions(dimensions)
+        _check_switches(normalize=normalize, truncate=truncate)
         normalize = self._normalize if normalize is None else normalize
         sequences = self._sequences(items, before, truncate)
         excluded = 0 if self._description.include_prompt or not before else self._prompt_tokens(before)
@@ -449,6 +450,15 @@ def _not_finite(index: int) -> UnsupportedModelError:
         "the model's weights contain such numbers, or its results overflow",
         "check the checkpoint, or copy it again",
     )
+
+
+def _check_switches(**values: object) -> None:
+    """Raise OptionError for a value other than True, False and None."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, bool | np.bool_):
+            raise OptionError(
+                f"{name} = {value!r:.80}", "True or False is expected", f"leave {name} out for the default"
+            )
 
 
 def _is_ids(value: object) -> bool:

@@ -22,7 +22,7 @@ from .embedder import load_parts, named_folder
 from .folder import EncoderFolder, chosen_prompt, default_token_score, read_encoder_folder
 from .pairs import PairTemplate
 from .pooling import ACTIVATIONS, Floats
-from .tokens import TextEncoder
+from .tokens import TextEncoder, each_of
 
 _OUTPUTS = ("logits", "scores")
 
@@ -165,11 +165,12 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             raise StateError("the reranker is closed", "close() freed its memory", "create a new Reranker")
         if isinstance(documents, str):
             raise InputError("documents is a text", "a list of texts is expected", "pass [document]")
+        listed = list(each_of(documents, "documents"))
         instruction = chosen_prompt(self._description, prompt_name, prompt)
         if self._template is not None:
-            pairs = self._template.encode(query, list(documents), instruction, truncate=truncate)
+            pairs = self._template.encode(query, listed, instruction, truncate=truncate)
         else:
-            pairs = self._text.encode_pairs(instruction + query, list(documents), truncate=truncate)
+            pairs = self._text.encode_pairs(instruction + query, listed, truncate=truncate)
 
         def finish(rows: Floats, index: int) -> Floats:
             scores: Floats = ACTIVATIONS[self.activation](rows[0])
@@ -207,6 +208,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
         """
         if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
             raise OptionError(f"top_n = {top_n!r:.80}", "a whole number of at least 1 is expected", "leave top_n out")
+        documents = documents if isinstance(documents, str) else list(each_of(documents, "documents"))
         scores = self.score(query, documents, prompt_name=prompt_name, prompt=prompt, truncate=truncate)
         order = np.argsort(-scores, kind="stable")[:top_n]
         return [RankedDocument(int(index), float(scores[index]), documents[index]) for index in order]

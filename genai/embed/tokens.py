@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..text.backend import Encoder as BackendEncoder, library_errors, load_token
 # A longer text is cut before it is encoded, so that encoding takes a bounded time. The first prefix has this number of
 # characters per token of the limit; it grows until it has this number of times as many tokens as the limit.
 _CHARACTERS, _GROWTH, _MARGIN = 32, 4, 2
+Value = TypeVar("Value")
 
 
 class TextEncoder:
@@ -171,6 +172,13 @@ class TextEncoder:
                 return part
             size *= _GROWTH
         return str(text)
+
+
+def each_of(values: Iterable[Value], name: str) -> Iterator[Value]:
+    """Return an iterator over texts. Raises InputError if `values` is no iterable, or has no order or no texts."""
+    if not isinstance(values, Iterable) or isinstance(values, bytes | bytearray | Mapping | Set):
+        raise InputError(f"{name} is {kind_of(values)}", "a list of texts is expected", "pass a list")
+    return iter(values)
 
 
 def _lowered(normalizer: Any) -> Any:

@@ -48,6 +48,8 @@ def test_a_file(tmp_path: Path) -> None:
         ([MODEL, "-p", "x", "-o", "x.npy"], "--output cannot be used with -p"),
         ([MODEL, "in.txt", "-o", "x.csv"], "the ending '.csv' is unknown"),
         ([MODEL, "in.txt", "-o", "x.npy", "--resume", "--force"], "--force cannot be used with --resume"),
+        ([MODEL, "in.csv", "--resume"], "--resume cannot be used without --output"),
+        ([MODEL, "-p", "x", "--force"], "--force cannot be used without --output"),
         ([MODEL, "in.txt", "-o", "x.npy"], "in.txt"),
         ([RERANKER, "-p", "x"], "genai rerank"),
         ([MODEL, "in.csv"], "the texts come from the column 'text' unless --column names another"),

@@ -175,6 +175,30 @@ def test_texts_that_cannot_be_embedded(embedder: Embedder, text: Any, message: s
         embedder.embed(text)
 
 
+@pytest.mark.parametrize("texts", [None, 3, {"text": "red"}, {"red", "dog"}])
+def test_what_is_no_list_of_texts(embedder: Embedder, texts: Any) -> None:
+    with pytest.raises(genai.InputError, match="texts is "):
+        embedder.embed(texts)
+    with pytest.raises(genai.InputError, match="texts is "):
+        next(embedder.map(texts))
+
+
+@pytest.mark.parametrize("name", ["normalize", "truncate"])
+def test_switches_that_are_no_booleans(embedder: Embedder, name: str) -> None:
+    options: Any = {name: "no"}
+    with pytest.raises(genai.OptionError, match=f"{name} = 'no'"):
+        embedder.embed("red", **options)
+
+
+def test_documents_of_any_iterable() -> None:
+    with Reranker(MODELS / "bert_reranker", threads=1) as made:
+        found = made.rank("red", (text for text in ["a dog", "red dog"]))  # type: ignore[arg-type]
+        assert {one.document for one in found} == {"a dog", "red dog"}
+        wrong: Any = {"a": 1}
+        with pytest.raises(genai.InputError, match="documents is an object"):
+            made.rank("red", wrong)
+
+
 def test_long_texts(embedder: Embedder) -> None:
     """A text of ten megabytes is cut before it is encoded; its first tokens are those of the whole text."""
     words = "the cat and the dog " * 500_000
