@@ -211,11 +211,13 @@ def _check_kind(
             "text-generation-with-past`",
         )
     if reads_text_only or (states and logits is None):
-        command = "rerank" if any(name.endswith("ForSequenceClassification") for name in architectures) else "embed"
+        scores = any(name.endswith("ForSequenceClassification") for name in architectures)
         raise UnsupportedModelError(
             f"{path}: the graph is an encoder, which generates no text",
             "it has no cache of keys and values" if logits is not None else "it has no output 'logits'",
-            f"to compute {'scores' if command == 'rerank' else 'vectors'}, run `genai {command} {folder}`",
+            f"to compute scores, run `genai rerank {folder}`"
+            if scores
+            else f"to compute vectors, run `genai embed {folder}`",
         )
     raise UnsupportedModelError(
         f"{path}: the graph generates no text",
