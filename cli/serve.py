@@ -75,6 +75,9 @@ def serve(
     adapter_dir: Annotated[
         Path | None, typer.Option("--adapter-dir", help="Folder from which requests may load and unload adapters.")
     ] = None,
+    batch_dir: Annotated[
+        Path | None, typer.Option("--batch-dir", help="Private folder for /v1/files and /v1/batches.")
+    ] = None,
     reuse_replies: Annotated[
         bool,
         typer.Option(
@@ -120,7 +123,7 @@ def serve(
         keys=keys, max_queue=max_queue, max_per_key=max_per_key, timeout=timeout, max_body=max_body * 2**20,
         strict=strict, reuse_replies=reuse_replies, allowed_hosts=address.hosts(tuple(allow_host or ())),
         allowed_origins=tuple(allow_origin or ()), drain_seconds=drain_timeout,
-        keep_headers=keep_headers, adapter_dir=adapter_dir,
+        keep_headers=keep_headers, adapter_dir=adapter_dir, batch_dir=batch_dir,
     )  # fmt: skip
     if log_prompts and request_log is None:
         raise OptionError(

@@ -11,23 +11,36 @@ from typing import Any, TypeAlias
 from starlette.routing import Match, Route
 
 from ..errors import RequestError
-from .calls import Call, JsonReply, TextReply
+from .calls import Call, FileReply, JsonReply, TextReply
 from .errors import ErrorReply
 from .guards import check_host, check_origin, cors_headers
 from .keys import ANYONE, Key, find_key
 from .replies import error_reply
 from .serving import Server
-from .sse import ClientGone, EventStream, Receive, Send, response_start, send_stream
-from .wire import adapters, chat, completions, embeddings, health, messages, models, rerank, responses, tokens
+from .sse import ClientGone, EventStream, Receive, Send, response_start, send_file, send_stream
+from .wire import (
+    adapters,
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    health,
+    messages,
+    models,
+    rerank,
+    responses,
+    tokens,
+)  # fmt: skip
 
 BODY_SECONDS = 60.0
 """The time in which a client must send its body."""
 
-Reply: TypeAlias = JsonReply | TextReply | EventStream
+Reply: TypeAlias = JsonReply | TextReply | FileReply | EventStream
 Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
 # Every wire module lists its endpoints: method, path, and handler.
 _WIRES: tuple[Any, ...] = (
-    health, models, chat, completions, messages, responses, tokens, adapters, embeddings, rerank
+    health, models, chat, completions, messages, responses, tokens, adapters, embeddings, rerank, files, batches,
 )  # fmt: skip
 
 
@@ -72,11 +85,14 @@ class App:
             for wire in _WIRES
             for method, path, handle, is_open in wire.ROUTES
         ]
+        if server.batches is not None:
+            server.batches.handlers = batches.HANDLERS
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":
+            self.server.start()
             await _Exchange(self, scope, receive, send).run()
         else:
             await receive()
@@ -232,6 +248,8 @@ class _Exchange:
         if isinstance(reply, EventStream):
             reply.headers |= self._notes
             await send_stream(reply, self._send, self._server.stop_error)
+        elif isinstance(reply, FileReply):
+            await send_file(reply, self._notes, self._send)
         else:
             await self._respond(reply)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from ..errors import RequestError
 from .agents import without_headers
 from .keys import Key
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a circular import: the server runs batches, whose requests and errors refer to the server
     from .serving import Server
 
 _log = logger(__name__)
@@ -136,3 +137,13 @@ class TextReply:
     def body(self) -> bytes:
         """Return the bytes of the body."""
         return self.content.encode()
+
+
+@dataclass
+class FileReply:
+    """A response with the content of a file, which is read while it is sent."""
+
+    path: Path
+    content_type: str = "application/octet-stream"
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)

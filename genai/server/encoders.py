@@ -17,6 +17,7 @@ from ..embed.embedder import Embedder
 from ..embed.reranker import Reranker
 from ..errors import DeadlineError, RequestError, StateError, did_you_mean
 from .admission import Admission
+from .keys import Key
 
 T = TypeVar("T")
 # Requests that are computed concurrently. Each occupies a thread, which waits for a shared step most of the time.
@@ -99,11 +100,11 @@ class Encoders:
             did_you_mean(name, [known], f"use the name {known:.200}"), code="model_not_found", param="model",
         )  # fmt: skip
 
-    async def run(self, key: str, timeout: float | None, work: Callable[[Callable[[], None]], T]) -> T:
+    async def run(self, key: Key, timeout: float | None, work: Callable[[Callable[[], None]], T]) -> T:
         """Call a function on another thread when the limits allow it.
 
         Args:
-            key: name of the API key.
+            key: the API key.
             timeout: maximum number of seconds; None = no limit.
             work: the function. It calls its argument between parts, which raises an error if the result is not needed
                 any more.
@@ -118,10 +119,10 @@ class Encoders:
             if unneeded.is_set():
                 raise StateError("the request was cancelled", "its client closed the connection", "send it again")
 
-        with self.admission.seat(key) as seat:
+        with self.admission.seat(key.name) as seat:
             try:
                 async with asyncio.timeout(timeout):
-                    ticket = await self.admission.enter(seat)
+                    ticket = await self.admission.enter(seat, priority=key.priority)
                     try:
                         return await asyncio.get_running_loop().run_in_executor(self._threads, work, check)
                     finally:

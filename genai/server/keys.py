@@ -21,11 +21,13 @@ class Key:
     Attributes:
         name: name of the key in logs.
         salt: salt of the prefix cache, so that requests share cached blocks only with requests of the same key.
+        priority: added to the priority of each request; batches have a lower one.
     """
 
     name: str
     salt: str | None = None
     digest: bytes = field(default=b"", repr=False)
+    priority: int = 0
 
 
 ANYONE = Key("")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..common.log import logger
 from ..errors import RequestError
 from .errors import ErrorReply, reply_of
-from .serving import Server
 from .sse import frame
+
+if TYPE_CHECKING:  # a circular import: the server runs batches, whose requests and errors refer to the server
+    from .serving import Server
 
 _log = logger(__name__)
 

@@ -144,6 +144,7 @@ def serve(server: Server, bound: socket.socket, address: Address, on_ready: Call
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            server.start()
             on_ready()
 
     asyncio.run(_live(server, Quiet(config), bound))

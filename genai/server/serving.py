@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 from ..errors import OptionError, RequestError, did_you_mean
 from ..llm.llm import LLM
 from .admission import Admission
+from .batches import Batches
 from .encoders import Encoders
+from .file_store import open_folder
 from .keys import Key
 from .metrics import Metrics
 from .request_log import RequestLog
@@ -44,6 +46,7 @@ class ServerOptions:
         allowed_origins: origins of web pages that may use the server.
         keep_headers: True to keep the lines of agents that change with each request; see genai/server/agents.py.
         adapter_dir: folder from which requests may load adapters; None = requests cannot load or unload adapters.
+        batch_dir: private folder for files and batches; None = there are none.
         drain_seconds: maximum number of seconds that running requests may take after the server was told to stop.
 
     Raises:
@@ -61,6 +64,7 @@ class ServerOptions:
     allowed_origins: Sequence[str] = ()
     keep_headers: bool = False
     adapter_dir: Path | None = None
+    batch_dir: Path | None = None
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -70,6 +74,8 @@ class ServerOptions:
                 raise OptionError(
                     f"{name} = {value!r:.40}", f"a whole number of at least {low} is expected", f"leave {name} out"
                 )
+        if self.batch_dir is not None:
+            open_folder(self.batch_dir)
         if self.adapter_dir is not None and not self.adapter_dir.is_dir():
             raise OptionError(
                 f"adapter_dir = {str(self.adapter_dir)!r:.200}", "there is no such folder", "pass an existing folder"
@@ -94,6 +100,7 @@ class Server:
         chooses_seeds: True if requests without a seed get a random one; False if the model's files set a seed.
         created: the time of the start, in seconds since 1970.
         encoders: the models for embeddings and reranking.
+        batches: the files and batches; None = there are none.
 
     Args:
         llm: the model that generates text; the caller closes it. None = only encoders are served.
@@ -121,6 +128,7 @@ class Server:
         self.metrics, self.log = Metrics(), log
         self.encoders.share_limits(self.admission)
         self.responses = ResponseStore()
+        self.batches = None if self.options.batch_dir is None else Batches(self, self.options.batch_dir)
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
         self.chooses_seeds = llm is not None and llm.params().seed is None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -162,6 +170,8 @@ class Server:
         hidden = {} if self._llm is None else {str(self._llm.model.folder.absolute()): self.name}
         if self.options.adapter_dir is not None:
             hidden[str(self.options.adapter_dir.resolve())] = "adapters"
+        if self.options.batch_dir is not None:
+            hidden[str(self.options.batch_dir.absolute())] = "batches"
         hidden |= self.encoders.hidden
         return {path: name for path, name in hidden.items() if len(Path(path).parts) > 1}
 
@@ -190,6 +200,11 @@ class Server:
             404, f"the model {model!r:.200} does not exist", f"this server has {', '.join(self.model_names)}"[:500],
             did_you_mean(model, self.model_names, "use one of these names"), code="model_not_found", param="model",
         )  # fmt: skip
+
+    def start(self) -> None:
+        """Start the work that does not belong to a request, inside the running event loop."""
+        if self.batches is not None:
+            self.batches.start()
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function on another thread, without blocking the event loop."""
@@ -224,6 +239,8 @@ class Server:
         """Stop the threads. The model stays loaded."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.encoders.close()
+        if self.batches is not None:
+            self.batches.close()
 
 
 def _fingerprint(llm: LLM) -> str:

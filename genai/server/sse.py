@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
+
+from .calls import FileReply
 
 Send: TypeAlias = Callable[[Any], Any]
 Receive: TypeAlias = Callable[[], Any]
@@ -125,3 +128,25 @@ async def send_stream(stream: EventStream, send: Send, stop_error: Callable[[], 
         if hasattr(stream.frames, "aclose"):
             await stream.frames.aclose()
     await writer.write(b"", more=False)
+
+
+_FILE_PART = 2**18
+
+
+async def send_file(reply: FileReply, headers: Mapping[str, str], send: Send) -> None:
+    """Send the content of a file. Raise ClientGone if the client does not read."""
+    with reply.path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        facts = {"content-type": reply.content_type, "content-length": str(size)}
+        await send(response_start(reply.status, {**facts, **headers, **reply.headers}))
+        left = size
+        while left > 0:
+            part = await asyncio.to_thread(file.read, min(_FILE_PART, left))
+            left = left - len(part) if part else 0
+            try:
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await send({"type": "http.response.body", "body": part, "more_body": left > 0})
+            except TimeoutError:
+                raise ClientGone from None
+        if not size:
+            await send({"type": "http.response.body", "body": b""})

@@ -57,7 +57,12 @@ class Turn:
         """Return the options with those that concern the prefix cache."""
         salts = [salt for salt in (self.key.salt, self.cache_salt) if salt is not None]
         salt = {"cache_salt": "\0".join(salts)} if salts else {}
-        return {**self.options, **salt, "reuse_replies": reuse_replies}
+        return {**self.options, **salt, "reuse_replies": reuse_replies, "priority": self.priority}
+
+    @property
+    def priority(self) -> int:
+        """The priority of the request, with that of its key."""
+        return int(self.options.get("priority", 0)) + self.key.priority
 
 
 @dataclass
@@ -238,7 +243,7 @@ def _prepared(server: Server, turn: Turn, options: Mapping[str, Any]) -> list[Pr
 
 
 async def _admitted(server: Server, turn: Turn, seat: Seat, cost: int, deadline: float | None) -> Ticket:
-    entering = server.admission.enter(seat, cost, turn.options.get("priority", 0))
+    entering = server.admission.enter(seat, cost, turn.priority)
     if deadline is None:
         return await entering
     try:

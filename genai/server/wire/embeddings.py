@@ -56,7 +56,7 @@ async def create(call: Call) -> JsonReply:
     if options.strict:
         check_strict(fields.ignored)
     work = partial(_body, embedder, name, request, texts, prompts)
-    return JsonReply(await call.server.encoders.run(call.key.name, options.timeout, work))
+    return JsonReply(await call.server.encoders.run(call.key, options.timeout, work))
 
 
 def _texts(given: Any) -> Sequence[Any]:

@@ -49,7 +49,7 @@ async def create(call: Call) -> JsonReply:
         )  # fmt: skip
     call.note_ignored(fields.ignored)
     work = partial(_body, reranker, name, request, documents)
-    return JsonReply(await call.server.encoders.run(call.key.name, options.timeout, work))
+    return JsonReply(await call.server.encoders.run(call.key, options.timeout, work))
 
 
 def _documents(request: RerankRequest) -> Sequence[str]:
