@@ -1,4 +1,4 @@
-"""`genai serve`: an HTTP server for OpenAI's API."""
+"""`genai serve`: an HTTP server for the APIs of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def serve(
     reranker: RerankerOption = None,
     flags: opt.EngineFlags,
 ) -> None:
-    """Serve a model over HTTP for clients of OpenAI's API.
+    """Serve a model over HTTP for clients of the APIs of OpenAI and Anthropic.
 
     The server accepts requests of this machine only, unless --host is another address. SIGTERM or Ctrl-C stops it when
     the running requests have ended. Every adapter that --lora names is a model of its own in requests.

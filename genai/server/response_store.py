@@ -16,7 +16,7 @@ MOST_RESPONSES = 256
 """The maximum number of stored replies."""
 
 MOST_BYTES = 64 * 2**20
-"""The maximum number of bytes of all stored conversations and replies, as JSON."""
+"""The maximum number of bytes of all stored conversations and replies, which are stored as JSON."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,10 @@ class StoredResponse:
     Attributes:
         response: the reply, as the endpoint returned it.
         items: the items of the conversation, with those of the reply.
-        size: number of bytes as JSON.
     """
 
     response: dict[str, Any]
-    items: Sequence[dict[str, Any]]
-    size: int
+    items: list[dict[str, Any]]
 
 
 class ResponseStore:
@@ -39,7 +37,7 @@ class ResponseStore:
 
     def __init__(self, most_responses: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         self._most_responses, self._most_bytes = most_responses, most_bytes
-        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._stored: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._size = 0
 
     def __len__(self) -> int:
@@ -47,12 +45,11 @@ class ResponseStore:
 
     def put(self, key: Key, response: dict[str, Any], items: Sequence[dict[str, Any]]) -> None:
         """Store a reply. The replies that were used least recently are removed if the store is full."""
-        size = len(msgspec.json.encode((response, items)))
-        self._stored[key.name, response["id"]] = StoredResponse(response, items, size)
-        self._size += size
+        name = (key.name, response["id"])
+        self._stored[name] = msgspec.json.encode((response, items))
+        self._size += len(self._stored[name])
         while len(self._stored) > self._most_responses or self._size > self._most_bytes:
-            _, removed = self._stored.popitem(last=False)
-            self._size -= removed.size
+            self._size -= len(self._stored.popitem(last=False)[1])
 
     def find(self, key: Key, identifier: str, *, status: int = 404, param: str | None = None) -> StoredResponse:
         """Return a stored reply.
@@ -74,9 +71,9 @@ class ResponseStore:
                 "send the whole conversation in input", code="previous_response_not_found", param=param,
             )  # fmt: skip
         self._stored.move_to_end((key.name, identifier))
-        return found
+        return StoredResponse(*msgspec.json.decode(found))
 
     def remove(self, key: Key, identifier: str) -> None:
         """Remove a stored reply. See find for errors."""
-        self._size -= self.find(key, identifier).size
-        del self._stored[key.name, identifier]
+        self.find(key, identifier)
+        self._size -= len(self._stored.pop((key.name, identifier)))

@@ -244,3 +244,16 @@ def test_errors_have_the_types_of_the_client(client: anthropic.Anthropic, servin
     strict = serving(strict=True)
     answer = strict.post("/v1/messages", {"messages": QUESTION, "metadata": {"user_id": "x"}})
     assert answer.status_code == 400 and "metadata" in answer.json()["error"]["message"]
+
+
+def test_a_stream_that_fails_ends_with_an_error(client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("genai.server.wire.messages.MessageEncoder.end", fail)
+    with (
+        pytest.raises(anthropic.APIStatusError) as raised,
+        client.messages.stream(model="pebble", messages=QUESTION, max_tokens=9) as stream,
+    ):
+        stream.until_done()
+    assert raised.value.body["error"]["type"] == "api_error" and "boom" not in str(raised.value)  # type: ignore[index]
