@@ -261,7 +261,7 @@ def find_graph(folder: Path, file: str | None = None) -> Path:
     raise ModelFolderError(
         f"{folder}: there is no ONNX graph",
         f"an encoder needs {' or '.join(names)}",
-        f"build one from the checkpoint: `genai build {folder} -o FOLDER`",
+        "export one with Optimum, or use a checkpoint of a type that docs/how-to/embeddings.md lists",
     )
 
 

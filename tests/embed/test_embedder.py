@@ -461,6 +461,15 @@ def test_malformed_input_names(copied: Copied) -> None:
         Reranker(folder)
 
 
+def test_a_checkpoint_that_cannot_be_built(copied: Copied) -> None:
+    folder = copied("bert")
+    shutil.rmtree(folder / "onnx")
+    _edited(folder, "config.json", model_type="bart", architectures=["BartModel"])
+    with pytest.raises(genai.ModelFolderError, match="there is no ONNX graph") as caught:
+        Embedder(folder)
+    assert "a checkpoint of a type" in caught.value.fix
+
+
 def test_graphs(copied: Copied) -> None:
     folder = copied("bert")
     (folder / "model.safetensors").unlink()
