@@ -67,6 +67,8 @@ class SequenceCache:
         self._keys: list[bytes] = []
         self._origin: Origin = 0
         self._published = [0] * len(self.tables)
+        # The number of leading tokens whose blocks and states may be published; None = all.
+        self.publish_limit: int | None = None
 
     @property
     def length(self) -> int:
@@ -212,6 +214,7 @@ class SequenceCache:
         except BaseException:
             other.release()
             raise
+        other.publish_limit = self.publish_limit
         other._keys, other._origin, other.boundaries = [*self._keys], self._origin, {*self.boundaries}
         return other
 
@@ -250,9 +253,13 @@ class SequenceCache:
         self._find_keys(position // self.block_size, tokens, origin, numerics)
         for table, num_blocks in self._leaving(position):
             number = self.tables.index(table)
-            for index in range(table.num_gone, num_blocks):
+            for index in range(table.num_gone, self._within_limit(num_blocks)):
                 if any(self._sees(number, length, index) for length in self.boundaries):
                     self._publish_block(number, index, numerics)
+
+    def _within_limit(self, num_blocks: int) -> int:
+        """Return the number of blocks, of `num_blocks`, that may be published."""
+        return num_blocks if self.publish_limit is None else min(num_blocks, self.publish_limit // self.block_size)
 
     def _sees(self, group: int, length: int, index: int) -> bool:
         """Return True if a token at this length attends to the block at `index`."""
@@ -450,15 +457,15 @@ class SequenceCache:
         """
         if len(tokens) < self.length:
             raise ValueError(f"{len(tokens)} tokens were given for tables of {self.length} tokens")
-        size, full = self.block_size, self.length // self.block_size
+        size, full = self.block_size, self._within_limit(self.length // self.block_size)
         self._find_keys(full, tokens, origin, numerics)
         for number, table in enumerate(self.tables):
             for index in range(max(self._published[number], table.num_gone), full):
                 self._publish_block(number, index, numerics)
-            self._published[number] = full
+            self._published[number] = max(self._published[number], full)
         if self.states is not None:
             for length, slot in self.states.slots.items():
-                if self._is_snapshot(length):
+                if self._is_snapshot(length) and length <= full * size:
                     index = length // size - 1
                     note = bytes(numerics[index * size : length])
                     self.states.pool.publish(slot, _state_key(self._keys[index]), note)

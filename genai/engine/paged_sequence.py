@@ -158,7 +158,9 @@ class PagedSequence(DecoderSequence):
             return self.cache.reuse(self.tokens, self._origin, self._prefill, self._settled)
 
     def settle(self) -> None:
-        self._settled = len(self.tokens)
+        # A key has one block. If blocks of a reply were published, no block with the numerics of a prompt could be
+        # published under the same key, and later requests would find neither.
+        self._settled = self.cache.publish_limit = len(self.tokens)
 
     def settle_cache(self) -> None:
         """Return blocks that no later token attends to; publish the blocks at boundaries, and snapshots of states."""

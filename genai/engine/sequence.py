@@ -261,7 +261,10 @@ class DecoderSequence(ABC):
         """Mark a length at which other sequences may diverge; the state needed to continue from it is stored."""
 
     def settle(self) -> None:  # noqa: B027 - optional: some decoders share nothing
-        """Fix the numerics of all tokens, so that `reuse` finds only blocks with the same numerics."""
+        """Fix the numerics of all tokens, so that `reuse` finds only blocks with the same numerics.
+
+        Blocks with later tokens are not published.
+        """
 
     def mark_messages(self, ends: Collection[int]) -> None:  # noqa: B027 - optional, as mark_boundary
         """Mark boundaries after the first and the last two occurrences of the tokens in `ends`.

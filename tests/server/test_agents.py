@@ -58,3 +58,21 @@ def test_tasks_beside_a_chat() -> None:
     assert is_side_task([task])
     assert not is_side_task([task, task]) and not is_side_task([]) and not is_side_task([{"role": "user"}])
     assert not is_side_task([{"role": "user", "content": "What is ### Task:\n?"}])
+
+
+def test_a_conversation_computes_only_what_is_new(running: Running) -> None:
+    """Every turn reuses the blocks of the previous prompt, and its reply equals that of a server without a cache."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": RULES + "Count the steps."}]
+    before, block = 0, 32
+    for turn in range(6):
+        messages.append({"role": "user", "content": f"Step {turn}: what is {turn} + 7? " + "Be exact. " * 6})
+        body = {"messages": messages, "max_tokens": 40, "temperature": 0.7, "seed": turn, "logprobs": True}
+        warm = running.post("/v1/chat/completions", body).json()
+        cold = running.post("/v1/chat/completions", {**body, "cache_salt": f"cold-{turn}"}).json()
+        assert warm["choices"] == cold["choices"]
+        usage = warm["usage"]
+        assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        if turn:
+            assert usage["prompt_tokens_details"]["cached_tokens"] == before // block * block
+        before = usage["prompt_tokens"]
+        messages.append(warm["choices"][0]["message"])
