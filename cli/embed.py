@@ -101,7 +101,7 @@ def embed(
     from genai.embed.files import TEXT_COLUMN, embed_file, output_format, text_of
     from genai.llm.batch.lines import open_lines
 
-    _check_sources(input, text, output)
+    _check_sources(model, input, text, output)
     if kind not in ("dense", "sparse", "multi") or (kind != "dense" and (output or prompt_name or dimensions)):
         raise OptionError(
             f"--kind {kind!r:.40}",
@@ -196,7 +196,7 @@ def rerank(
     from genai.embed.reranker import Reranker
     from genai.llm.batch.lines import open_lines
 
-    _check_sources(input, document, None)
+    _check_sources(model, input, document, None)
     documents = document or []
     if input is not None:
         lines = open_lines(input, format)
@@ -224,11 +224,11 @@ def _print_parts(embedder: Embedder, kind: str, texts: Iterable[str] | None) -> 
             typer.echo(json.dumps([[float(f"{number:.9g}") for number in row] for row in rows]))
 
 
-def _check_sources(input: Path | None, texts: list[str] | None, output: Path | None) -> None:
+def _check_sources(model: object, input: Path | None, texts: list[str] | None, output: Path | None) -> None:
     if (input is None) == (not texts):
         raise OptionError(
             "give INPUT or -p, but not both" if input is not None else "there is no text",
-            "texts come from a file or from -p",
+            f"{model} is MODEL, the first argument; texts come from INPUT, the second argument, or from -p",
             "pass INPUT, or -p TEXT",
         )
     if texts and output is not None:

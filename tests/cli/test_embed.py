@@ -105,4 +105,5 @@ def test_rerank(tmp_path: Path) -> None:
     assert json.loads(best) == {"index": first.index, "score": first.score, "document": first.document}
     refused = run("rerank", MODEL, "-q", "x", "-p", "y")
     assert refused.returncode == 1 and "genai embed" in refused.stderr
-    assert "there is no text" in run("rerank", RERANKER, "-q", "x").stderr
+    message = run("rerank", RERANKER, "-q", "x").stderr
+    assert "there is no text" in message and "is MODEL, the first argument" in message
