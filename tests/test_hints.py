@@ -22,7 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 HOLE = "…"  # in place of a value that is only known when the message is made
 # Options of other programs: pip, hf, ray, llama.cpp's converter; and names of options in other programs.
 OTHERS = {"--force-reinstall", "--local-dir", "--head", "--bigendian", "--version"}
-FILES_OF_OTHER_NAMES = {"cli/help_page.py", "genai/engine/sampling/ecma_regex.py", "genai/common/svg.py"}
+FILES_OF_OTHER_NAMES = {
+    "cli/help_page.py",
+    "genai/server/metrics.py",
+    "genai/engine/sampling/ecma_regex.py",
+    "genai/common/svg.py",
+}
 # For files whose messages concern certain commands: these commands. A bare option must exist on one of them.
 COMMANDS_OF = {
     "genai/quantize/": ["quantize", "quantize-onnx"],

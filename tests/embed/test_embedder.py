@@ -474,17 +474,22 @@ def test_graphs(copied: Copied) -> None:
     folder = copied("bert")
     (folder / "model.safetensors").unlink()
     (folder / "onnx" / "model.onnx").rename(folder / "onnx" / "model_fp32.onnx")
-    with pytest.raises(genai.ModelFolderError, match=r"its graphs are onnx/model_fp32\.onnx") as caught:
-        Embedder(folder)
-    assert "--file onnx/model_fp32.onnx" in caught.value.fix
+    with Embedder(folder, threads=1) as made:  # the only graph
+        assert made.dimensions == 24
     with Embedder(folder, file="onnx/model_fp32.onnx", threads=1) as made:
         assert made.dimensions == 24
     with pytest.raises(genai.ModelFolderError, match="outside the folder"):
         Embedder(folder, file="../bert/onnx/model_fp32.onnx")
-    (folder / "onnx" / "model_fp32.onnx").unlink()
+    (folder / "onnx" / "model_fp32.onnx").rename(folder / "onnx" / "model_int8.onnx")
+    (folder / "onnx" / "model_q4.onnx").write_bytes((folder / "onnx" / "model_int8.onnx").read_bytes())
+    with pytest.raises(genai.ModelFolderError, match=r"its graphs are onnx/model_int8\.onnx, onnx/model_q4") as caught:
+        Embedder(folder)
+    assert "--file onnx/model_int8.onnx" in caught.value.fix
+    for name in ("int8", "q4"):
+        (folder / "onnx" / f"model_{name}.onnx").unlink()
     with pytest.raises(genai.ModelFolderError, match="no ONNX graph") as caught:
         Embedder(folder)
-    assert "genai build" in caught.value.fix
+    assert "export one with Optimum" in caught.value.fix
     with pytest.raises(genai.ModelFolderError, match="not a folder"):
         Embedder(folder / "nothing")
     with pytest.raises(genai.OptionError, match="CPU only"):
