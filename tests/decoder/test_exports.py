@@ -268,3 +268,22 @@ def test_a_mask_of_an_attention_operator_is_tried_out(changed: Callable[..., Pat
 
     with pytest.raises(NotFlattenable, match="is neither causal nor a sliding window"):
         flatten_exported(Config(changed(edit, "llama_builder_fp16")))
+
+
+def table_row(name: str) -> str:
+    """The row of the table of exporters for one export."""
+    model, folder = onnx.load(EXPORTS / name / "model.onnx"), EXPORTS / name
+    opset = next(entry.version for entry in model.opset_import if not entry.domain)
+    exporter = "`torch.onnx`, dynamo" if "dynamo" in name else "`torch.onnx`, TorchScript"
+    exporter = "optimum" if "optimum" in name else "onnxruntime-genai's builder" if "builder" in name else exporter
+    precision = name.rpartition("_")[2] if "builder" in name else "fp32"
+    with genai.Model(folder) as loaded:
+        on_the_host = {part.op_type for part in loaded.decoder.program.parts if isinstance(part, HostNode)}
+    slow = ", ".join(f"`{op_type}`" for op_type in sorted(on_the_host)) or "none"
+    return f"| {exporter} | {opset} | {Config(folder).model.type} | {precision} | {slow} |"
+
+
+def test_the_table_of_exporters_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "folder-layouts.md"
+    rows = dict.fromkeys(table_row(name) for name in WINDOWS)
+    assert "\n".join(sorted(rows)) in page.read_text(), "\n".join(sorted(rows))
