@@ -257,3 +257,13 @@ def test_a_stream_that_fails_ends_with_an_error(client: anthropic.Anthropic, mon
     ):
         stream.until_done()
     assert raised.value.body["error"]["type"] == "api_error" and "boom" not in str(raised.value)  # type: ignore[index]
+
+
+def test_models_have_the_fields_of_the_client(client: anthropic.Anthropic, running: Running) -> None:
+    page = client.models.list()
+    assert [model.id for model in page] == ["pebble", "words"] and page.has_more is False
+    model = client.models.retrieve("words")
+    assert model.display_name == "words" and model.type == "model" and model.created_at.year > 2020
+    assert model.max_input_tokens == 1024
+    with running.http as other:
+        assert "display_name" not in other.get("/v1/models/words").json()

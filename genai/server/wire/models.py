@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from ...errors import GenaiError
@@ -15,17 +16,32 @@ async def list_models(call: Call) -> JsonReply:
     data = [_model(server, name) for name in server.model_names] + _encoders(server)
     # Codex sends its version, and expects another form of entries in `models`; other agents read llama.cpp's form.
     entries = [] if "client_version=" in call.query else [_entry(one) for one in data]
-    return JsonReply({"object": "list", "data": data, "models": entries})
+    page: dict[str, Any] = {"object": "list", "data": data, "models": entries}
+    if _VERSION in call.headers:
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+        page |= {"data": [_as_anthropic(one) for one in data], "has_more": False, **ends}
+    return JsonReply(page)
 
 
 async def show_model(call: Call) -> JsonReply:
     """Return one model."""
     name = call.path["name"]
     found = next((one for one in _encoders(call.server) if one["id"] == name), None)
-    if found is not None and name not in call.server.model_names:
-        return JsonReply(found)
-    call.server.adapter_of(name)
-    return JsonReply(_model(call.server, name))
+    if found is None or name in call.server.model_names:
+        call.server.adapter_of(name)
+        found = _model(call.server, name)
+    return JsonReply(_as_anthropic(found) if _VERSION in call.headers else found)
+
+
+# Clients of Anthropic's API send this header with every request.
+_VERSION = "anthropic-version"
+
+
+def _as_anthropic(model: dict[str, Any]) -> dict[str, Any]:
+    """Return a model with the fields of Anthropic's API."""
+    created = datetime.fromtimestamp(model["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    names = {"type": "model", "display_name": model["id"], "created_at": created}
+    return {**model, **names, "max_input_tokens": model["max_model_len"]}
 
 
 def _encoders(server: Server) -> list[dict[str, Any]]:
