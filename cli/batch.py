@@ -113,6 +113,7 @@ def batch(
     asked = {"add_special_tokens": special, "literal": literal}
     options = {**sampling, **{name: value for name, value in asked.items() if value is not None}}
     with _engine(model, ray, workers, flags, max_sequences) as llm:
+        is_for_chat = bool(llm.tokenizer.chat_template)
         if as_chat:
             need_chat_template(llm)
         check_template_args(llm, variables)
@@ -132,6 +133,8 @@ def batch(
         with quietly(flags.quiet), task(f"Writing {html.name}"):
             write_page(report, html)
     _say(report, flags)
+    if is_for_chat and not as_chat and report.figures.done and not report.figures.generated_tokens:
+        flags.voice.say("the replies are empty: the model is for chat; to send each prompt as a message, add --chat")
     if report.figures.failed or report.kept_failed:
         raise typer.Exit(1)
 

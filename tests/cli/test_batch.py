@@ -202,3 +202,12 @@ def test_generate_says_what_it_does_with_many_lines(tmp_path: Path, capsys: Capt
     (tmp_path / "prompt.txt").write_text("a\nb\n")
     assert run_here(["generate", "-f", str(tmp_path / "prompt.txt"), "-n", "1"]) == 0
     assert "one prompt" not in capsys.readouterr().err
+
+
+def test_empty_replies_of_a_chat_model_are_pointed_out(tmp_path: Path, capsys: Capture) -> None:
+    file, output = tmp_path / "questions.txt", tmp_path / "out.jsonl"
+    file.write_text("What is 12 + 7?\nWhat is 3 + 4?\n")
+    assert run_here(["batch", str(file), "-o", str(output)]) == 0
+    assert "the replies are empty" in (said := capsys.readouterr().err) and "add --chat" in said
+    assert run_here(["batch", str(file), "-o", str(output), "--chat", "--force"]) == 0
+    assert "empty" not in capsys.readouterr().err
