@@ -11,7 +11,7 @@ from genai.common.progress import quietly
 from genai.errors import OptionError
 
 from . import options as opt
-from .serve_models import EmbedderOption, RerankerOption, served_models
+from .serve_models import MAX_SEQUENCES, EmbedderOption, RerankerOption, served_models
 from .terminal import say
 
 
@@ -46,7 +46,7 @@ def serve(
     ] = None,
     max_sequences: Annotated[
         int, opt.model_option("--max-sequences", help="Maximum number of replies generated concurrently.", min=1)
-    ] = 32,
+    ] = MAX_SEQUENCES,
     max_queue: Annotated[
         int, typer.Option("--max-queue", help="Maximum number of waiting requests; others get status 429.", min=0)
     ] = 256,
@@ -130,7 +130,7 @@ def serve(
             "--log-prompts cannot be used without --request-log", "there is no log", "add --request-log FILE"
         )
     log = RequestLog(request_log, with_prompts=log_prompts) if request_log is not None else None
-    models = served_models(model, embedder, reranker, flags, max_sequences=max_sequences)
+    models = served_models(model, embedder, reranker, flags, options, max_sequences=max_sequences)
     with address.bind() as bound, models as (llm, encoders), quietly(flags.quiet):
         server = Server(llm, options, name=name, log=log, encoders=encoders)
         url = address.url(bound)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from .build import encoder_of
 if TYPE_CHECKING:
     from genai.llm.llm import LLM
     from genai.server.encoders import Encoders
+    from genai.server.serving import ServerOptions
 
 EmbedderOption = Annotated[
     str | None, typer.Option("--embedder", metavar="MODEL", help="Encoder for /v1/embeddings: org/name or folder.")
@@ -25,14 +26,17 @@ EmbedderOption = Annotated[
 RerankerOption = Annotated[
     str | None, typer.Option("--reranker", metavar="MODEL", help="Encoder for /v1/rerank: org/name or folder.")
 ]
+MAX_SEQUENCES = 32
+"""The default of --max-sequences."""
 # Options of encoders, too; the other options concern models that generate text.
 _OF_ENCODERS = ("threads", "accuracy", "device", "precision", "yes", "quiet", "verbose")
 
 
 @contextmanager
 def served_models(
-    model: Path | None, embedder: str | None, reranker: str | None, flags: opt.EngineFlags, *, max_sequences: int
-) -> Iterator[tuple[LLM | None, Encoders]]:
+    model: Path | None, embedder: str | None, reranker: str | None, flags: opt.EngineFlags, options: ServerOptions,
+    *, max_sequences: int,
+) -> Iterator[tuple[LLM | None, Encoders]]:  # fmt: skip
     """Load the models. MODEL can be an encoder; then no model that generates text is loaded.
 
     Raises:
@@ -54,14 +58,20 @@ def served_models(
             raise OptionError(
                 f"{option} cannot be used with {model}", "both are models for the same endpoint", "remove one of them"
             )
-        _check_flags(flags, alone)
+        text_options = {
+            "max_sequences": max_sequences != MAX_SEQUENCES,
+            "reuse_replies": options.reuse_replies,
+            "keep_headers": options.keep_headers,
+            "adapter_dir": options.adapter_dir is not None,
+        }
+        _check_flags(flags, text_options, alone)
         named[option], precision = alone, flags.precision or precision
     common: dict[str, Any] = {"threads": flags.threads, "accuracy": flags.accuracy, "device": flags.device or "cpu"}
     with ExitStack() as stack:
         made: list[Any] = []
         for option, kind in (("--embedder", Embedder), ("--reranker", Reranker)):
-            folder, options = named[option], {**common, "precision": precision if named[option] is alone else "fp32"}
-            made.append(None if folder is None else stack.enter_context(kind(folder, **options)))
+            folder, chosen = named[option], {**common, "precision": precision if named[option] is alone else "fp32"}
+            made.append(None if folder is None else stack.enter_context(kind(folder, **chosen)))
         llm = None if alone else stack.enter_context(flags.load_llm(model, max_sequences=max_sequences))
         names = [None if text is None else _name(text) for text in (embedder, reranker)]
         yield llm, Encoders(*made, embedder_name=names[0], reranker_name=names[1])
@@ -87,13 +97,18 @@ def _option_for(folder: Path) -> str:
     return "--reranker" if description.is_classifier or description.score else "--embedder"
 
 
-def _check_flags(flags: opt.EngineFlags, folder: Path) -> None:
-    for field in dataclasses.fields(flags):
-        if field.name not in _OF_ENCODERS and getattr(flags, field.name) != field.default:
-            raise OptionError(
-                f"--{field.name.replace('_', '-')} cannot be used with {folder}",
-                "this option applies to models that generate text, and this is an encoder", "remove the option",
-            )  # fmt: skip
+def _check_flags(flags: opt.EngineFlags, text_options: Mapping[str, bool], folder: Path) -> None:
+    named = [
+        field.name
+        for field in dataclasses.fields(flags)
+        if field.name not in _OF_ENCODERS and getattr(flags, field.name) != field.default
+    ]
+    named += [name for name, is_set in text_options.items() if is_set]
+    if named:
+        raise OptionError(
+            f"--{named[0].replace('_', '-')} cannot be used with {folder}",
+            "this option applies to models that generate text, and this is an encoder", "remove the option",
+        )  # fmt: skip
 
 
 def _path(text: str) -> Path:

@@ -292,6 +292,8 @@ def test_the_command_with_an_encoder(start: Callable[..., Process]) -> None:  # 
     [
         ([str(MODELS / "bert"), "--embedder", str(MODELS / "bert")], "both are models for the same endpoint"),
         ([str(MODELS / "bert"), "--ctx-size", "100"], "--ctx-size cannot be used"),
+        ([str(MODELS / "bert"), "--max-sequences", "8"], "--max-sequences cannot be used"),
+        ([str(MODELS / "bert"), "--keep-headers"], "--keep-headers cannot be used"),
         (["--embedder", "missing/model/folder"], "missing/model/folder"),
         (["--embedder", str(MODELS / "bert_reranker")], "use genai.Reranker"),
     ],
