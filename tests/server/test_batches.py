@@ -23,6 +23,7 @@ from genai.server.keys import read_keys
 from genai.server.serving import Server, ServerOptions
 
 from .conftest import Running
+from .test_odd_values import SURROGATE, VALUES
 
 EMBEDDER = Path(__file__).parents[1] / "embed" / "models" / "bert"
 CHAT = "/v1/chat/completions"
@@ -265,6 +266,19 @@ def test_wrong_requests(serve: Callable[..., Running]) -> None:
         answer = client.post("/v1/files", files=named)
         assert answer.json()["filename"].endswith("evil.jsonl")
         assert answer.headers["x-ignored-fields"] == "expires_after[anchor]"
+
+
+def test_odd_values_of_fields(serve: Callable[..., Running]) -> None:
+    running = serve()
+    begin = {"input_file_id": "file-1", "endpoint": CHAT, "completion_window": "24h"}
+    with running.http as client:
+        for name in (*begin, "metadata", "output_expires_after"):
+            for text in (*(json.dumps(value) for value in VALUES), SURROGATE, f"[{SURROGATE}]"):
+                content = json.dumps({**begin, name: 0}).replace(f'"{name}": 0', f'"{name}": {text}')
+                answer = client.post("/v1/batches", content=content, headers={"content-type": "application/json"})
+                assert answer.status_code in (400, 404), (content, answer.text)
+        for query in ("limit=%00", "limit=9" * 30, "after=%ff", "&" * 50, "order=%ed%a0%80", "limit=\u0661"):
+            assert client.get(f"/v1/batches?{query}").status_code in (200, 400)
 
 
 def test_forms() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,13 @@ import pytest
 import genai
 from genai.cli import app
 from genai.server.encoders import Encoders, parts
+from genai.server.fields import field_table
 from genai.server.keys import read_keys
 from genai.server.serving import Server, ServerOptions
 
 from .conftest import Running
 from .test_command import Process, start  # noqa: F401
+from .test_odd_values import SURROGATE, VALUES
 
 MODELS = Path(__file__).parents[1] / "embed" / "models"
 TEXTS = ["The cat sits on a mat.", "A dog runs in the park.", "Numbers: 1 2 3"]
@@ -271,6 +274,32 @@ def test_a_server_without_encoders_or_without_a_chat_model(encoding: Callable[..
         answer = plain.post(path, body)
         assert answer.status_code == 404 and option in answer.json()["error"]["message"]
     plain.close()
+
+
+ENDPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "embeddings": ("/v1/embeddings", {"input": "a"}),
+    "rerank": ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_odd_values_of_fields(running: Running, endpoint: str) -> None:
+    path, begin = ENDPOINTS[endpoint]
+    table = field_table(endpoint)
+    with running.http as client:
+        for name in sorted({*table.obeyed, *table.refused, "user"}):
+            texts = [json.dumps(value) for value in VALUES]
+            for text in (
+                *texts,
+                SURROGATE,
+                f"[{SURROGATE}]",
+                "[1e400]",
+                "[[99999999999999999999]]",
+                "[9223372036854775807]",
+            ):
+                content = json.dumps({**begin, name: 0}).replace(f'"{name}": 0', f'"{name}": {text}')
+                answer = client.post(path, content=content.encode(), headers={"content-type": "application/json"})
+                assert answer.status_code in (200, 400, 404), (content, answer.text)
 
 
 def test_parts() -> None:

@@ -14,7 +14,7 @@ from ..forms import read_form
 if TYPE_CHECKING:
     from ..batches import Batches
 
-_MOST_LISTED = 10_000
+_MOST_LISTED, _MOST_PARAMETERS = 10_000, 20
 
 
 async def upload(call: Call) -> JsonReply:
@@ -99,7 +99,13 @@ def shown(entry: Entry) -> dict[str, Any]:
 
 
 def query_of(call: Call) -> dict[str, str]:
-    return {name: values[-1] for name, values in parse_qs(call.query, max_num_fields=20).items()}
+    """Return the parameters of a query. Raise RequestError if there are too many."""
+    try:
+        return {name: values[-1] for name, values in parse_qs(call.query, max_num_fields=_MOST_PARAMETERS).items()}
+    except ValueError as error:
+        raise RequestError(
+            400, "the query has too many parameters", f"the limit is {_MOST_PARAMETERS}", "send fewer parameters"
+        ) from error
 
 
 def _order(query: dict[str, str]) -> str:
