@@ -353,6 +353,24 @@ def test_a_server_without_a_folder(serve: Callable[..., Running]) -> None:
         assert answer.status_code == 404 and "--batch-dir" in answer.json()["error"]["message"]
 
 
+def test_responses_and_completions(serve: Callable[..., Running]) -> None:
+    running = serve()
+    with _client(running) as client:
+        for url, body in (
+            ("/v1/responses", {"input": "What is 12 + 7?", "max_output_tokens": 16}),
+            ("/v1/completions", {"prompt": "Once", "max_tokens": 3}),
+        ):
+            line = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": {**body, "temperature": 0}})
+            done = _until(client, _created(client, line.encode(), url).id, "completed")
+            found = json.loads(client.files.content(done.output_file_id).text)["response"]["body"]
+            if url == "/v1/responses":
+                assert found["object"] == "response" and found["store"] is False
+                with pytest.raises(openai.NotFoundError):
+                    client.responses.retrieve(found["id"])
+            else:
+                assert found["object"] == "text_completion"
+
+
 def test_embeddings(tmp_path: Path) -> None:
     with genai.Embedder(EMBEDDER, threads=2) as embedder:
         running = Running(Server(None, ServerOptions(batch_dir=tmp_path / "b"), encoders=Encoders(embedder)))

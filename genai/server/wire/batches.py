@@ -8,15 +8,24 @@ from typing import Any
 import msgspec
 
 from ...errors import RequestError
+from ..batches import Handler
 from ..calls import Call, JsonReply, converted
 from ..fields import read_fields
 from ..file_store import owner_of
-from . import chat, completions, embeddings
+from . import chat, completions, embeddings, responses
 from .files import enabled, page, query_of
 
-HANDLERS = {
+
+async def _respond(call: Call) -> Any:
+    """Run a request of the Responses API. The reply is in the output of the batch, so it is not stored by default."""
+    call.body = msgspec.json.encode({"store": False, **call.json()})
+    return await responses.create(call)
+
+
+HANDLERS: dict[str, Handler] = {
     "/v1/chat/completions": chat.create,
     "/v1/completions": completions.create,
+    "/v1/responses": _respond,
     "/v1/embeddings": embeddings.create,
 }
 """The endpoints whose requests a batch can have."""
