@@ -34,6 +34,10 @@ SHORT_HELP = {
         "genai batch questions.txt -o replies.jsonl --chat",
         "output chat template resume in-order max-tokens temperature max-sequences device json-schema",
     ),
+    "genai serve": _short(
+        "genai serve --port 8000",
+        "host port api-key-file lora embedder reranker ctx-size max-sequences precision device",
+    ),
     "genai embed": _short(
         "genai embed model texts.txt -o vectors.npy",
         "output prompt column pooling prompt-name dimensions precision resume force quiet",

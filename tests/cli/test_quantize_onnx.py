@@ -52,7 +52,7 @@ def test_dynamic(model, tmp_path, capsys):
     out = tmp_path / "q.onnx"
     assert run(["quantize-onnx", str(model), "-o", str(out), "--per-channel"]) == 0
     shown = capsys.readouterr()
-    assert shown.out == f"{out}\n" and "MB ->" in shown.err
+    assert shown.out == f"{out}\n" and "kB ->" in shown.err
     assert kinds(out).count("MatMulInteger") == 2
     assert error(out, model) < 0.02
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper, save
 
 from genai.cli.app import run
 from genai.common.locks import locked
@@ -154,7 +155,12 @@ def test_info_about_an_encoder(cache: Path, capsys: Capture) -> None:
     folder.mkdir()
     config = {"model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": 2, "hidden_size": 8}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.onnx").write_bytes(b"graph")
+    ids, states = (
+        helper.make_tensor_value_info(name, kind, ["batch", "tokens"])
+        for name, kind in (("input_ids", TensorProto.INT64), ("last_hidden_state", TensorProto.FLOAT))
+    )
+    cast = helper.make_node("Cast", ["input_ids"], ["last_hidden_state"], to=TensorProto.FLOAT)
+    save(helper.make_model(helper.make_graph([cast], "encoder", [ids], [states])), str(folder / "model.onnx"))
     assert run(["info", "encoder"]) == 0
     shown = capsys.readouterr().out
     for text in ("encoder", "bert", "model.onnx", "genai embed encoder"):

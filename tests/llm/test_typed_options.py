@@ -37,7 +37,16 @@ CALLS = {
     **dict.fromkeys((LLM.chat, LLM.achat, LLM.stream_chat, LLM.astream_chat), ChatOptions),
     GeneratorParams.set_search_options: SearchOptions,
 }
-TERMS = ("priority", "timeout", "keep_state", "ctx_shift", "add_special_tokens", "literal")
+TERMS = (
+    "priority",
+    "timeout",
+    "keep_state",
+    "ctx_shift",
+    "add_special_tokens",
+    "literal",
+    "cache_salt",
+    "reuse_replies",
+)
 # Each line is wrong as its comment says, but for those without one.
 SNIPPET = """
 import genai
