@@ -103,7 +103,7 @@ def check_packages() -> None:
     except ImportError as error:
         raise MissingPackageError(
             "the server cannot be started", f"the package {error.name} is not installed",
-            'run pip install "onnx-genai-toolkit[serve]"',
+            "run `pip install starlette uvicorn msgspec`",
         ) from None  # fmt: skip
 
 
