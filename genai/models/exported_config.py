@@ -17,8 +17,6 @@ from ..engine.sampling import generation_config
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError, did_you_mean
 from ..onnx.layouts import DecoderVariant, decoder_variants, named_variant
-from ..onnx.reader import read_model
-from .graph_interface import is_decoder, read_interface
 
 MODEL_CONFIG, GENERATION, TOKENIZER_CONFIG, TOKENIZER = (
     "config.json",
@@ -91,6 +89,10 @@ def is_exported_decoder(folder: Path) -> bool:
     Raises:
         ModelFolderError, GraphError: the graph cannot be read, or there are two.
     """
+    # A tokenizer reads the configuration, and does not need the package onnx.
+    from ..onnx.reader import read_model
+    from .graph_interface import is_decoder
+
     found = find_exported(folder)
     return found is not None and is_decoder(read_model(folder / found[1].decoder).graph)
 
@@ -151,6 +153,10 @@ class _Facts:
     """The values of a configuration, each noted with its source."""
 
     def __init__(self, folder: Path, variant: DecoderVariant) -> None:
+        # As in is_exported_decoder.
+        from ..onnx.reader import read_model
+        from .graph_interface import read_interface
+
         self.folder, self.variant = folder, variant
         self.sources: dict[str, str] = {}
         outer = self._json(MODEL_CONFIG)

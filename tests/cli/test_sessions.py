@@ -108,7 +108,7 @@ def test_a_later_run_finds_the_beginning_of_its_prompt(tmp_path: Path) -> None:
         refused = run("generate", "-p", "Hi", *wrong)
         assert refused.returncode != 0 and "why:" in refused.stderr
     refused = run("generate", "-p", "Hi", "--prefix-cache", str(tmp_path), "--prefix-cache-size", "-1")
-    assert refused.returncode != 0 and "GB" in refused.stderr
+    assert refused.returncode != 0 and "GiB" in refused.stderr
 
 
 def test_beams() -> None:
