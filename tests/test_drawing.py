@@ -96,7 +96,7 @@ LOG = """
 
 def test_one_in_five_of_those_that_take_long(tmp_path: Path) -> None:
     names = [*NAMES, "the last one"]
-    drawn = [Draw(word).one_of_each(names) for word in "abcdefghijkl"]
+    drawn = [Draw(word).one_of_each(names) for word in "abcdefghijklmnopqrstuvwxyz0123456789"]
     assert all(
         len(some) == 3 and all(len(some & set(names[i : i + 5])) == 1 for i in range(0, 11, 5)) for some in drawn
     )
