@@ -13,6 +13,7 @@ import msgspec
 from ..common.log import logger
 from ..errors import RequestError
 from .agents import without_headers
+from .fields import check_strict
 from .keys import Key
 
 if TYPE_CHECKING:  # a circular import: the server runs batches, whose requests and errors refer to the server
@@ -84,6 +85,12 @@ class Call:
             self.notes["x-ignored-fields"] = ", ".join(dict.fromkeys(names))[:1000]
             self.record["ignored_fields"] = [*dict.fromkeys(names)]
             _log.debug("request %s: fields without effect: %s", self.id, self.notes["x-ignored-fields"])
+
+    def check_ignored(self, names: list[str]) -> None:
+        """Name fields without effect as `note_ignored`. Raise RequestError if the server is strict."""
+        self.note_ignored(names)
+        if self.server.options.strict:
+            check_strict(names)
 
 
 def converted(values: Mapping[str, Any], kind: type[Any]) -> Any:

@@ -236,6 +236,15 @@ def _num_tokens(llm: LLM, turn: Turn) -> int:
     return len(llm.encode(llm.render(turn.messages or (), tools=tools, **rendering)))
 
 
+async def run_turn(server: Server, turn: Turn, collect: Callable[[Sequence[Event]], object]) -> RunningTurn:
+    """Run a turn to its end, and pass its events to `collect`. Raises as `start_turn`."""
+    with server.admission.seat(turn.key.name) as seat:
+        running = await start_turn(server, turn, seat)
+        async for events in running.events():
+            collect(events)
+    return running
+
+
 def _prepared(server: Server, turn: Turn, options: Mapping[str, Any]) -> list[PreparedRequest]:
     if turn.messages is not None:
         return [prepare_chat(server.llm, turn.messages, options)]

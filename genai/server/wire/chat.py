@@ -13,13 +13,13 @@ from ...errors import RequestError
 from ..agents import TASK_PRIORITY, is_side_task
 from ..calls import Call, JsonReply, converted
 from ..events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolArguments, ToolCall
-from ..fields import Fields, check_strict, read_fields
+from ..fields import Fields, read_fields
 from ..replies import error_frame
 from ..sampling import reasoning_variables, response_format, sampling_options, time_limit
 from ..serving import Server
 from ..sse import DONE, EventStream, frame
 from ..token_texts import TokenTexts
-from ..turns import RunningTurn, Turn, start_turn
+from ..turns import RunningTurn, Turn, run_turn, start_turn
 
 
 class StreamOptions(msgspec.Struct):
@@ -53,17 +53,11 @@ async def create(call: Call) -> JsonReply | EventStream:
     fields = read_fields("chat", call.json(), strict=server.options.strict)
     request: ChatRequest = converted(fields.values, ChatRequest)
     turn = _turn(call, request, fields)
-    call.note_ignored(fields.ignored)
-    if server.options.strict:
-        check_strict(fields.ignored)
+    call.check_ignored(fields.ignored)
     encoder = ChatEncoder(server, request)
     if request.stream:
         return EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
-    with server.admission.seat(call.key.name) as seat:
-        running = await start_turn(server, turn, seat)
-        async for events in running.events():
-            encoder.collect(events)
-    return JsonReply(encoder.whole(running))
+    return JsonReply(encoder.whole(await run_turn(server, turn, encoder.collect)))
 
 
 async def _frames(call: Call, turn: Turn, encoder: ChatEncoder) -> AsyncIterator[bytes]:

@@ -15,13 +15,13 @@ from ...llm.completion import Completion
 from ..calls import Call, JsonReply, converted
 from ..errors import ErrorReply
 from ..events import Event, Finish, Logprobs, Text
-from ..fields import Fields, check_strict, read_fields
+from ..fields import Fields, read_fields
 from ..replies import error_frame
 from ..sampling import response_format, sampling_options, time_limit
 from ..serving import Server
 from ..sse import DONE, EventStream, frame
 from ..token_texts import number
-from ..turns import RunningTurn, Turn, start_turn
+from ..turns import RunningTurn, Turn, run_turn, start_turn
 from .chat import StreamOptions, end_fields, usage
 
 _MOST_PROMPTS, _MOST_LOGPROBS, _DEFAULT_TOKENS = 2048, 20, 16
@@ -54,17 +54,11 @@ async def create(call: Call) -> JsonReply | EventStream:
     fields = read_fields("completions", call.json(), strict=server.options.strict)
     request: CompletionRequest = converted(fields.values, CompletionRequest)
     turn = _turn(call, request, fields)
-    call.note_ignored(fields.ignored)
-    if server.options.strict:
-        check_strict(fields.ignored)
+    call.check_ignored(fields.ignored)
     encoder = _Encoder(server, request, turn)
     if request.stream:
         return EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
-    with server.admission.seat(call.key.name) as seat:
-        running = await start_turn(server, turn, seat)
-        async for events in running.events():
-            encoder.collect(events)
-    return JsonReply(encoder.whole(running))
+    return JsonReply(encoder.whole(await run_turn(server, turn, encoder.collect)))
 
 
 async def _frames(call: Call, turn: Turn, encoder: _Encoder) -> AsyncIterator[bytes]:

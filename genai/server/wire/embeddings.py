@@ -14,7 +14,7 @@ from ...embed.embedder import Embedder
 from ...errors import ContextOverflowError, InputError, RequestError
 from ..calls import Call, JsonReply, converted
 from ..encoders import parts
-from ..fields import Fields, check_strict, read_fields
+from ..fields import Fields, read_fields
 
 MOST_INPUTS = 2048
 """The maximum number of texts in a request, as in OpenAI's API."""
@@ -52,9 +52,7 @@ async def create(call: Call) -> JsonReply:
     name, embedder = call.server.encoders.embedder(request.model)
     texts = _texts(request.input)
     prompts = _prompts(embedder, request, fields)
-    call.note_ignored(fields.ignored)
-    if options.strict:
-        check_strict(fields.ignored)
+    call.check_ignored(fields.ignored)
     work = partial(_body, embedder, name, request, texts, prompts)
     return JsonReply(await call.server.encoders.run(call.key, options.timeout, work))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from ..calls import Call, JsonReply, converted
-from ..fields import check_strict, read_fields
+from ..fields import read_fields
 from ..sampling import time_limit
 from ..sse import EventStream
-from ..turns import Turn, count_prompt_tokens, start_turn
+from ..turns import Turn, count_prompt_tokens, run_turn, start_turn
 from .messages_input import MessagesRequest, chat_options, conversation
 from .messages_output import MessageEncoder, error_body, error_frame
 
@@ -21,10 +21,7 @@ async def create(call: Call) -> JsonReply | EventStream:
     encoder = MessageEncoder(call.server, request)
     if request.stream:
         return EventStream(_frames(call, turn, encoder), error_frame(call.server, call.id))
-    with call.server.admission.seat(call.key.name) as seat:
-        running = await start_turn(call.server, turn, seat)
-        async for events in running.events():
-            encoder.frames(events)
+    running = await run_turn(call.server, turn, encoder.frames)
     return JsonReply(encoder.whole(running.usage))
 
 
@@ -55,9 +52,7 @@ def _decoded(call: Call) -> tuple[MessagesRequest, Turn]:
     request: MessagesRequest = converted(fields.values, MessagesRequest)
     options = {**chat_options(server, request, fields), **time_limit(server, request.timeout)}
     messages = call.without_headers(conversation(request, fields.ignored))
-    call.note_ignored(fields.ignored)
-    if server.options.strict:
-        check_strict(fields.ignored)
+    call.check_ignored(fields.ignored)
     turn = Turn(
         call.key, options, messages, stream=request.stream, cache_salt=request.cache_salt, record=call.record
     )  # fmt: skip

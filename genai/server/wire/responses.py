@@ -8,11 +8,11 @@ from typing import Any
 
 from ...errors import RequestError
 from ..calls import Call, JsonReply, converted
-from ..fields import check_strict, read_fields
+from ..fields import read_fields
 from ..replies import error_reply
 from ..sampling import time_limit
 from ..sse import EventStream
-from ..turns import Turn, count_prompt_tokens, start_turn
+from ..turns import Turn, count_prompt_tokens, run_turn, start_turn
 from .responses_input import ResponsesRequest, chat_options, conversation, input_items
 from .responses_output import ResponseEncoder, error_body
 
@@ -43,10 +43,7 @@ async def create(call: Call) -> JsonReply | EventStream:
             _frames(call, decoded, encoder),
             lambda error: encoder.failed(error_reply(call.server, call.id, error)),
         )
-    with call.server.admission.seat(call.key.name) as seat:
-        running = await start_turn(call.server, decoded.turn, seat)
-        async for events in running.events():
-            encoder.frames(events)
+    running = await run_turn(call.server, decoded.turn, encoder.frames)
     whole = encoder.whole(running.usage, running.seed)
     _store(call, decoded, whole)
     return JsonReply(whole)
@@ -104,9 +101,7 @@ def _decoded(call: Call) -> _Decoded:
             code="missing_required_parameter",
         )  # fmt: skip
     messages = call.without_headers(conversation(server, request.instructions, items, fields.ignored))
-    call.note_ignored(fields.ignored)
-    if server.options.strict:
-        check_strict(fields.ignored)
+    call.check_ignored(fields.ignored)
     turn = Turn(
         call.key, options, messages, stream=request.stream, cache_salt=request.cache_salt, record=call.record
     )  # fmt: skip
