@@ -165,7 +165,7 @@ def _texts(lines: list[str], samples: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _serving(server: Server) -> Iterator[str]:
+def serving(server: Server) -> Iterator[str]:
     config = uvicorn.Config(build_app(server), port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
     http = uvicorn.Server(config)
     http.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
@@ -223,7 +223,7 @@ def main() -> int:
         path.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()), encoding="utf-8")
         server = Server(llm, ServerOptions(keys=read_keys(path), max_queue=arguments.connections // 2), name="pebble")
         files = _num_descriptors()
-        with _serving(server) as url:
+        with serving(server) as url:
             soak = Soak(url, requests(arguments.requests))
             asyncio.run(_run(soak, arguments.connections, arguments.seconds, arguments.seed))
             soak.wrong += _left(server)
