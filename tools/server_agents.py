@@ -23,73 +23,11 @@ from typing import Any
 import httpx
 
 import genai
-from genai.convert import DecoderSpec, ExportOptions, write_model_folder
-from genai.models.folders import bundled_model
 from genai.server.serving import Server
 from tools.arguments import positive
-from tools.random_weights import RandomWeights
-from tools.server_soak import serving
+from tools.server_models import BLOCK, make_model, make_tools, serving, text
 
-CONTEXT, _BLOCK = 32768, 32
 HEADER = "x-anthropic-billing-header: cc_version=2.1.37.{0:03d}; cc_entrypoint=cli; cch={0:05x};\n"
-# The form of Qwen's templates: the tools are part of the system prompt, and each call is a JSON object.
-TEMPLATE = """{% if tools %}<|im_start|>system
-{% if messages[0].role == 'system' %}{{ messages[0].content }}
-
-{% endif %}# Tools
-<tools>{% for tool in tools %}
-{{ tool | tojson }}{% endfor %}
-</tools>
-Return each call as <tool_call>
-{"name": <name>, "arguments": <arguments>}
-</tool_call><|im_end|>
-{% elif messages[0].role == 'system' %}<|im_start|>system
-{{ messages[0].content }}<|im_end|>
-{% endif %}{% for message in messages %}{% if message.role != 'system' %}<|im_start|>{{ message.role }}
-{{ message.content or '' }}{% for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-_WORDS = "read write file test line name list value number string first last run change keep order short long".split()
-
-
-def make_model(folder: Path, *, context: int = CONTEXT, seed: int = 0) -> Path:
-    """Write the model's folder, which must not exist."""
-    spec = DecoderSpec(
-        model_type="llama", vocab_size=1536, hidden_size=64, intermediate_size=96, num_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_size=16, context_length=context, rms_norm_eps=1e-5,
-        rope_theta=1e6, tie_word_embeddings=True, bos_token_id=0, eos_token_ids=(2, 0), pad_token_id=0,
-    )  # fmt: skip
-    write_model_folder(folder, spec, ExportOptions(), RandomWeights(spec, seed), tokenizer_dir=bundled_model())
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    return folder
-
-
-def make_tools(count: int, dice: random.Random) -> list[dict[str, Any]]:
-    """Return tools with short arguments, which a model with random weights can finish."""
-    kinds = [
-        {"type": "integer", "minimum": 1, "maximum": 4000},
-        {"type": "boolean"},
-        {"enum": ["src/main.py", "src/lists.py", "tests/test_lists.py"]},
-        {"type": "array", "items": {"enum": ["fast", "quiet", "all"]}, "minItems": 1, "maxItems": 2},
-    ]
-    found = []
-    for index in range(count):
-        schema = {
-            "type": "object",
-            "properties": {f"{dice.choice(_WORDS)}_{place}": dice.choice(kinds) for place in range(dice.randint(1, 3))},
-            "additionalProperties": False,
-        }
-        schema["required"] = [*schema["properties"]]  # type: ignore[misc]
-        about = {"name": f"{dice.choice(_WORDS)}_{index}", "description": _text(dice, 30), "parameters": schema}
-        found.append({"type": "function", "function": about})
-    return found
-
-
-def _text(dice: random.Random, words: int) -> str:
-    return " ".join(dice.choice(_WORDS) for _ in range(words)).capitalize() + "."
 
 
 @dataclass(frozen=True)
@@ -138,10 +76,10 @@ class Agent:
         self._dice = random.Random(seed)
         self._tools = make_tools(max(2, tokens // 1000), self._dice)
         missing = tokens - self._size({"messages": [{"role": "user", "content": ""}], "tools": self._tools})
-        sample = _text(self._dice, 200)
+        sample = text(self._dice, 200)
         size = self._size({"messages": [{"role": "user", "content": sample}]})
-        self._system = _text(self._dice, max(1, missing * 200 // size))
-        self.messages: list[dict[str, Any]] = [{"role": "user", "content": _text(self._dice, 20)}]
+        self._system = text(self._dice, max(1, missing * 200 // size))
+        self.messages: list[dict[str, Any]] = [{"role": "user", "content": text(self._dice, 20)}]
         self._before = 0
 
     def _size(self, body: dict[str, Any]) -> int:
@@ -177,10 +115,10 @@ class Agent:
         self.messages.append(message)
         for call in calls:
             json.loads(call["function"]["arguments"])  # the schema bounds the arguments, so they are complete
-            content = _text(self._dice, 60)
+            content = text(self._dice, 60)
             self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
         if not calls:
-            self.messages.append({"role": "user", "content": _text(self._dice, 15)})
+            self.messages.append({"role": "user", "content": text(self._dice, 15)})
 
 
 def _posted(client: httpx.Client, path: str, body: dict[str, Any]) -> Any:
@@ -200,7 +138,7 @@ def replay(folder: Path, *, turns: int, tokens: int, seed: int = 0) -> Sequence[
             stack.callback(server.close)
             url = stack.enter_context(serving(server))
             clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=600, trust_env=False)))
-        agent = Agent(*clients, tokens=tokens, block=_BLOCK, seed=seed)
+        agent = Agent(*clients, tokens=tokens, block=BLOCK, seed=seed)
         return [agent.turn(number) for number in range(turns)]
 
 

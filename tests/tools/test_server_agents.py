@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.server_agents import Turn, make_model, replay
+from tools.server_agents import Turn, replay
+from tools.server_models import make_model
 
 
 def test_a_small_conversation(tmp_path: Path) -> None:
