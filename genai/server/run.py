@@ -10,11 +10,14 @@ import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingPackageError, OptionError
 from .guards import LOCAL_NAMES, is_loopback
-from .serving import Server
+
+if TYPE_CHECKING:
+    # `serving` imports the packages of the extra `serve`. `check_packages` must run without them.
+    from .serving import Server
 
 
 @dataclass(frozen=True)
