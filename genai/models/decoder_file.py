@@ -6,6 +6,7 @@ import numpy as np
 
 from ..errors import UnsupportedModelError
 from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value, make_node
+from ..onnx.node import MS
 from ..onnx.reader import read_model
 from ..onnx.types import TensorType
 from .branch_trial import check_prompt
@@ -30,8 +31,7 @@ def read_decoder_file(config: Config, files: LoadedFiles | None = None) -> OnnxM
     """
     model = _read_prompt_decoder(config, files)
     _settle_inputs(model.graph)
-    if config.exported is not None:
-        _settle_positions(model.graph, config.model.decoder.names.position_ids)
+    _settle_positions(model.graph, config.model.decoder.names.position_ids)
     apply_sliding_window(model.graph, config.model)
     names = config.model.decoder.names
     if any(value.name == names.inputs_embeds for value in model.graph.inputs):
@@ -104,7 +104,13 @@ def _settle_positions(graph: Graph, name: str) -> None:
     if len(shape) != 3 or shape[0] != _AXES:
         return
     axis, row, inner = (graph.fresh_name(f"{name}/{part}") for part in ("axis", "row", "axes"))
+    rotations = [node for node in graph.consumers(name) if node.key[:2] == (MS, "MRotaryEmbedding")]
     graph.rename(name, inner)
+    for node in rotations:  # with equal positions, the sections of a head make no difference
+        node.op_type = "RotaryEmbedding"
+        node.inputs[1] = name
+        for attribute in ("mrope_section", "mrope_layout"):
+            node.attributes.pop(attribute, None)
     graph.inputs[graph.inputs.index(value)] = Value(name, TensorType(value.type.dtype, tuple(shape[1:])))
     graph.add_initializer(OnnxTensor.from_array(axis, np.array([0], np.int64)))
     nodes = make_node("Unsqueeze", [name, axis], [row]), make_node("Concat", [row] * _AXES, [inner], axis=0)

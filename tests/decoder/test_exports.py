@@ -270,6 +270,25 @@ def test_a_mask_of_an_attention_operator_is_tried_out(changed: Callable[..., Pat
         flatten_exported(Config(changed(edit, "llama_builder_fp16")))
 
 
+def test_rotations_in_sections(changed: Callable[..., Path]) -> None:
+    """As onnxruntime-genai's builder writes the decoders of models for images: the positions have three axes."""
+
+    def edit(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == "RotaryEmbedding":
+                node.op_type = "MRotaryEmbedding"
+                node.attribute.append(helper.make_attribute("mrope_section", [1, 1, 1]))
+                node.attribute.append(helper.make_attribute("mrope_layout", 1))
+        positions = next(value for value in graph.input if value.name == "position_ids")
+        positions.type.tensor_type.shape.dim.insert(0, onnx.TensorShapeProto.Dimension(dim_value=3))
+
+    folder = changed(edit, "llama_builder_fp16")
+    golden = load_file(EXPORTS / "llama_builder_fp16" / "golden.safetensors")
+    with genai.Model(folder) as model:
+        assert model.info.flattened, model.info.reason
+        close(rows_of(model, golden["input_ids"].tolist(), [7, 1, 16]), golden["logits"])
+
+
 def table_row(name: str) -> str:
     """The row of the table of exporters for one export."""
     model, folder = onnx.load(EXPORTS / name / "model.onnx"), EXPORTS / name
