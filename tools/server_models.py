@@ -91,7 +91,9 @@ def text(dice: random.Random, words: int) -> str:
 @contextlib.contextmanager
 def serving(server: Server) -> Iterator[str]:
     """Run a server on a thread, and yield its address."""
-    config = uvicorn.Config(build_app(server), port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        build_app(server), port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1, timeout_keep_alive=75
+    )
     http = uvicorn.Server(config)
     http.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     thread = threading.Thread(target=lambda: asyncio.run(http.serve()))
