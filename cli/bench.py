@@ -322,6 +322,35 @@ def throughput(
 
 @app.command()
 @opt.flag_groups
+def serve(
+    model: opt.ModelArgument = None,
+    clients: Annotated[list[int] | None, _several("-c", "--clients", "Number of concurrent requests")] = None,
+    prompt: Annotated[int, typer.Option("-p", "--prompt", min=1, help="Prompt length in tokens.")] = 128,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Reply length in tokens.")] = 64,
+    repeat: Repeat = 3,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", help="URL of another server, or command with {port} that starts it, to measure too."),
+    ] = None,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Measure the server beside its engine without a server. Default numbers of clients: 1, 8 and 32.
+
+    Reports tokens per second, percentiles of the time to first token (ttft) and of the time between two tokens (itl),
+    and the processor time of the client.
+    """
+    from genai.bench.serving import CLIENTS, bench_serve
+
+    with flags.load(model) as loaded, task("Measuring") as line:
+        options: dict[str, Any] = {"prompt": prompt, "tokens": tokens, "repeat": repeat, "compare": compare}
+        rows = bench_serve(loaded, clients=clients or CLIENTS, **options, progress=line.show)
+        _table(rows, as_json, None)
+
+
+@app.command()
+@opt.flag_groups
 def lora(
     model: opt.ModelArgument = None,
     ranks: Annotated[list[int] | None, _several("-r", "--rank", "Rank of the adapters")] = None,

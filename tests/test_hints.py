@@ -39,7 +39,7 @@ COMMANDS_OF = {
     "genai/lora/": ["chat", "generate", "batch", "lora check", "lora convert", "lora merge", "lora info"],
     "genai/models/": ["chat", "generate", "batch", "info", "run", "eval kld"],
     "genai/doctor/": ["doctor", "chat"],
-    "genai/bench/": ["bench decode", "bench session", "bench embed", "bench lora", "bench startup"],
+    "genai/bench/": ["bench decode", "bench session", "bench embed", "bench lora", "bench startup", "bench serve"],
 }
 # Keyword arguments of other packages, and attributes of ONNX nodes and of files, that messages write as name=value.
 OTHER_ARGUMENTS = {"safe_serialization", "errors", "swiglu_fusion", "group", "offset_group", "mode", "spatial", "shape",

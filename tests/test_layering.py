@@ -28,7 +28,7 @@ ENTRY_POINT = ROOT / "genai" / "__main__.py"
 # models, and models have slots for adapters.
 LAYERS = (
     "errors moved common onnx devices hub ops weight_files optimize session lowering engine lora+models text convert "
-    "doctor evaluate llm embed quantize bench server compat quantization"
+    "doctor evaluate llm embed quantize server bench compat quantization"
 ).split()
 LAYER = {package: level for level, layer in enumerate(LAYERS) for package in layer.split("+")}
 POLICY_CODE = ("genai/engine/scheduler.py", "kvcache/pool.py", "kvcache/table.py")

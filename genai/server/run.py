@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,9 +123,27 @@ def serve(server: Server, bound: socket.socket, address: Address, on_ready: Call
     check_packages()
     import uvicorn
 
+    class Quiet(uvicorn.Server):
+        """A uvicorn server that leaves signals to `_live`, so that streams end whole and the exit code is 0."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            server.start()
+            on_ready()
+
+    asyncio.run(_live(server, Quiet(_config(server, address)), bound))
+
+
+def _config(server: Server, address: Address) -> Any:
+    import uvicorn
+
     from .app import build_app
 
-    config = uvicorn.Config(
+    return uvicorn.Config(
         build_app(server),
         log_config=None,
         access_log=False,
@@ -138,19 +157,29 @@ def serve(server: Server, bound: socket.socket, address: Address, on_ready: Call
         ssl_keyfile=address.tls_key,
     )
 
-    class Quiet(uvicorn.Server):
-        """A uvicorn server that leaves signals to `_live`, so that streams end whole and the exit code is 0."""
 
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
+@contextlib.contextmanager
+def serve_on_thread(server: Server) -> Iterator[str]:
+    """Serve on a separate thread, at a free port of this machine, and yield the address, such as http://127.0.0.1:5123.
 
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            server.start()
-            on_ready()
+    At the end of the context, running requests are ended. The caller closes the server.
+    """
+    check_packages()
+    import uvicorn
 
-    asyncio.run(_live(server, Quiet(config), bound))
+    address = Address(port=0)
+    with address.bind() as bound:
+        http = uvicorn.Server(_config(server, address))
+        http.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+        thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[bound])), name="genai-serve")
+        thread.start()
+        try:
+            bound.listen()  # a client that connects before the event loop runs waits
+            yield address.url(bound)
+        finally:
+            server.admission.is_draining = True
+            http.should_exit = True
+            thread.join()
 
 
 async def _live(server: Server, http: Any, bound: socket.socket) -> None:
