@@ -37,7 +37,7 @@ def test_beside_another_server(model: genai.Model, bundled_folder: Path) -> None
 
 
 def test_a_server_without_a_model_name(model: genai.Model) -> None:
-    with pytest.raises(genai.InputError, match="http://127.0.0.1:1/v1/models does not name a model"):
+    with pytest.raises(genai.InputError, match=r"http://127\.0\.0\.1:1/v1/models does not name a model"):
         list(bench_serve(model, **SMALL, compare="http://127.0.0.1:1/v1/"))
 
 
