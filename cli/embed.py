@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from genai.common.progress import quietly, task
+from genai.common.progress import quietly, task as progress_task
 from genai.errors import OptionError
 
 from . import options as opt
@@ -70,7 +70,7 @@ def embed(
     prompt_name: Annotated[
         str | None, typer.Option("--prompt-name", help="Prompt of the model to put before each text, such as query.")
     ] = None,
-    adapter: Annotated[
+    task: Annotated[
         str | None, typer.Option("--task", help="Task whose adapter is used, for jina-embeddings-v3 [default: none].")
     ] = None,
     kind: Annotated[
@@ -98,7 +98,7 @@ def embed(
     --output is interrupted, continue it with --resume.
     """
     from genai.embed.embedder import Embedder
-    from genai.embed.files import TEXT_COLUMN, embed_file, output_format, text_of
+    from genai.embed.files import TEXT_COLUMN, check_output, embed_file, output_format, text_of
     from genai.llm.batch.lines import open_lines
 
     _check_sources(model, input, text, output)
@@ -118,8 +118,10 @@ def embed(
         raise OptionError(
             "--force cannot be used with --resume", "one overwrites OUTPUT, the other continues it", "remove one"
         )
-    if output is not None:
-        output_format(output)  # before the model is loaded
+    begin = "force" if force else "resume" if resume else "new"
+    if output is not None:  # before the model is loaded
+        output_format(output)
+        check_output(output, begin)
         opt.check_apart([("INPUT", input), ("--output", output)])
     lines = open_lines(input, format) if input is not None else None
     if lines is not None:
@@ -133,7 +135,7 @@ def embed(
         max_length=max_length,
         threads=threads,
         precision=precision,
-        task=adapter,
+        task=task,
     ) as embedder:
         voice = Voice(quiet)
         if kind != "dense":
@@ -146,7 +148,6 @@ def embed(
                 typer.echo(json.dumps([float(str(number)) for number in vector]))
             return
         settings = {"model": embedder.identity(), "file": file, **options}
-        begin = "force" if force else "resume" if resume else "new"
         with quietly(quiet), _Line() as line:
             try:
                 report = embed_file(
@@ -184,6 +185,14 @@ def rerank(
     truncate: Truncate = True,
     max_length: MaxLength = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per document.")] = False,
+    label: Annotated[
+        int | None,
+        typer.Option("--label", help="Logit that is the score, from 0, for a model with several [default: the last]."),
+    ] = None,
+    activation: Annotated[
+        str | None,
+        typer.Option("--activation", help="Function of logits: Sigmoid, Softmax or Identity [default: the model's]."),
+    ] = None,
     precision: Precision = "fp32",
     yes: opt.Yes = False,
     threads: opt.ThreadsOption = None,
@@ -202,9 +211,14 @@ def rerank(
         lines = open_lines(input, format)
         lines.check_column(column, "--column")
         documents = [text_of(lines, line, column)[0] for line in lines]
+    if instruction is not None and prompt_name is not None:
+        raise OptionError(
+            "--instruction cannot be used with --prompt-name", "both name the text before the query", "remove one"
+        )
     with Reranker(
-        encoder_of(model, precision, yes=yes), file=file, max_length=max_length, threads=threads, precision=precision
-    ) as reranker:
+        encoder_of(model, precision, yes=yes), file=file, max_length=max_length, threads=threads, precision=precision,
+        label=label, activation=activation,
+    ) as reranker:  # fmt: skip
         options: dict[str, Any] = {"prompt_name": prompt_name, "prompt": instruction, "truncate": truncate}
         for found in reranker.rank(query, documents, top_n=top_n, **options):
             if as_json:
@@ -241,7 +255,7 @@ class _Line:
     """The live progress bar."""
 
     def __init__(self) -> None:
-        self._line = task("Embedding")
+        self._line = progress_task("Embedding")
 
     def show(self, progress: EmbedProgress) -> None:
         """Update the bar."""

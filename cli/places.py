@@ -127,6 +127,6 @@ def _typed(text: str) -> str:
     """Replace Python's notation: None, tuples with one value, and lists of texts."""
     text = text.replace(", or LLM.load_adapter)", ")")
     text = re.sub(r", or None \(([^()]*)\)", r"; default: \1", text)
-    text = text.replace(", or None,", "")
+    text = text.replace(", or None,", "").replace(" (truncate=True)", " (--truncate)")
     text = re.sub(r"\(('[^']*'|-?[\w.]+),\)", r"\1", text)
     return text.replace('pass a list such as ["yes", "no"]', "give each allowed text, such as --choice yes --choice no")

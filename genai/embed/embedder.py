@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,7 +20,7 @@ from ..convert.encoders.build import built_encoder, is_encoder_checkpoint
 from ..convert.encoders.families import adapter_tasks
 from ..convert.encoders.spec import TokenScore
 from ..devices import open_executor
-from ..errors import ConfigError, ModelFolderError, OptionError, StateError, UnsupportedModelError
+from ..errors import ConfigError, InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError, kind_of
 from ..models.encoder import Encoder, EncoderInfo, TokenSequence
 from ..models.folders import folder_errors
 from ..models.identity import LoadedFiles
@@ -28,7 +29,7 @@ from .batches import SharedSteps
 from .folder import EncoderFolder, checked_poolings, chosen_prompt, find_graph, has_graph, read_encoder_folder
 from .heads import MULTI, SPARSE, TokenHead, read_head, token_vectors, token_weights
 from .pooling import Floats, normalized, pooled
-from .tokens import TextEncoder, each_of
+from .tokens import TextEncoder, each_of, is_whole
 
 Text = str | Sequence[int] | NDArray[np.integer[Any]]
 """A text, or the token ids of a text."""
@@ -357,13 +358,13 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         if dimensions is None:
             return self.dimensions
         most = self._all_dimensions
-        if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= most:
+        if not is_whole(dimensions) or not 1 <= dimensions <= most:
             raise OptionError(
                 f"dimensions = {dimensions!r:.80}",
                 f"a whole number from 1 to {most} is expected",
                 "leave dimensions out for whole vectors",
             )
-        return dimensions
+        return int(dimensions)
 
     def _check_modules(self) -> int:
         """Return the number of dimensions of a vector, from a trial; raise an error if the modules do not fit."""
@@ -396,6 +397,10 @@ def named_folder(model: str | Path, *, pull: bool) -> Path:
     """Return the folder of an encoder: a path, or a model in the cache. Download a missing model only if `pull`."""
     from ..convert.resolve import PULLING, encoder_folder  # imported only here, because it loads all architectures
 
+    if not isinstance(model, str | os.PathLike):
+        raise InputError(
+            f"model is {kind_of(model)}", "a folder or the name of a model is expected", "pass a str or a Path"
+        )
     return encoder_folder(model, PULLING if pull else None)
 
 

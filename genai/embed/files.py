@@ -13,7 +13,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..common.atomic_files import write_whole
+from ..common.locks import locked
 from ..common.parquet import import_parquet
 from ..common.reading import file_text, json_object
 from ..errors import InputError, OptionError
@@ -72,6 +73,22 @@ def output_format(path: Path) -> str:
     if found == "parquet":
         import_parquet(f"{path}: the file cannot be written", ", or write a .npy or .jsonl file")
     return found
+
+
+def check_output(path: Path, begin: str) -> None:
+    """Raise OptionError if a file, or the part that an interrupted run wrote, may not be replaced; see `embed_file`."""
+    if begin != "force" and path.exists():
+        raise OptionError(f"{path} already exists", "a finished file is never continued", "use --force to replace it")
+    if begin == "new" and _journal_of(path).exists():
+        raise OptionError(
+            f"{path}: an interrupted run has written {path.name}.partial",
+            "it can be continued or replaced",
+            "use --resume to continue it, or --force to begin again",
+        )
+
+
+def _journal_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial.json")
 
 
 def embed_file(
@@ -161,27 +178,28 @@ class _VectorFile(ABC):
     def __init__(self, path: Path, dimensions: int, settings: Mapping[str, Any], begin: str) -> None:
         self.path, self._dimensions, self._settings = path, dimensions, json.loads(json.dumps(settings))
         self._partial = path.with_name(f"{path.name}.partial")
-        self._journal = path.with_name(f"{path.name}.partial.json")
+        self._journal = _journal_of(path)
         self.count = 0
         self._digest, self._synced = hashlib.blake2b(digest_size=16), time.monotonic()
         self._expected = ""
-        if begin != "force" and path.exists():
-            raise OptionError(
-                f"{path} already exists", "a finished file is never continued", "use --force to replace it"
-            )
-        if begin == "new" and self._journal.exists():
-            raise OptionError(
-                f"{path}: an interrupted run has written {self._partial.name}",
-                "it can be continued or replaced",
-                "use --resume to continue it, or --force to begin again",
-            )
-        size = 0
-        if begin == "resume" and self._journal.exists():
-            size = self._continue()
-        try:
+        check_output(path, begin)
+        with ExitStack() as stack:
+            try:
+                self._partial.touch()
+            except OSError as error:
+                raise InputError(
+                    f"{self._partial}: the file cannot be written", str(error), "check the folder"
+                ) from error
+            if stack.enter_context(locked(self._partial, wait=False)) is False:
+                raise InputError(
+                    f"{path}: another process is writing this file",
+                    f"it has locked {self._partial.name}",
+                    "wait until it has finished, or choose another output",
+                )
+            check_output(path, begin)  # another process may have finished the file before this process locked it
+            size = self._continue() if begin == "resume" and self._journal.exists() else 0
             self._file: BinaryIO = self._partial.open("r+b" if size else "wb")
-        except OSError as error:
-            raise InputError(f"{self._partial}: the file cannot be written", str(error), "check the folder") from error
+            self._lock = stack.pop_all()
         if size:
             self._file.seek(size)
             self._file.truncate()
@@ -192,10 +210,13 @@ class _VectorFile(ABC):
         return self
 
     def __exit__(self, *error: object) -> None:
-        if not self._file.closed:
-            with suppress(OSError):
-                self._sync()
-            self._file.close()
+        with self._lock:
+            if not self._file.closed:
+                # On a full disk, each attempt to write the rest fails again. The journal has the number of whole rows.
+                with suppress(OSError):
+                    self._sync()
+                with suppress(OSError):
+                    self._file.close()
 
     def _continue(self) -> int:
         """Read the journal; return the size of the durable part of the file."""

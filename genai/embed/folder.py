@@ -50,6 +50,8 @@ GRAPHS = ("onnx/model.onnx", "model.onnx")
 _NO_LIMIT = 10**9
 # The longest sequence of a model whose files name no limit.
 _DEFAULT_LENGTH = 512
+# Model types without positions: attention adds a bias per distance, for any distance.
+_WITHOUT_POSITIONS = ("t5", "mt5", "umt5")
 # Model types whose first position is after the padding id.
 _PADDED_POSITIONS = (
     "roberta",
@@ -274,6 +276,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def _longest(folder: Path, config: Mapping[str, Any]) -> int:
     """Return the maximum number of tokens that the model has positions for."""
     path = folder / "config.json"
+    if config.get("model_type") in _WITHOUT_POSITIONS:
+        return _NO_LIMIT
     found = [_whole(path, config, name) for name in ("max_position_embeddings", "n_positions", "max_trained_positions")]
     longest = next((value for value in found if value), _DEFAULT_LENGTH)
     if config.get("model_type") in _PADDED_POSITIONS:  # positions begin after the padding id
@@ -450,7 +454,7 @@ def known_prompt(folder: EncoderFolder, name: str) -> str:
         raise InputError(
             f"prompt_name = {name!r:.80}",
             f"the model's prompts are {', '.join(folder.prompts) or 'none'}",
-            did_you_mean(name, folder.prompts, "choose one of them, or pass the text itself as prompt"),
+            did_you_mean(name, folder.prompts, "choose one of them, or leave prompt_name out"),
         )
     return folder.prompts[name]
 
@@ -472,10 +476,10 @@ def chosen_prompt(folder: EncoderFolder, name: str | None, prompt: str | None) -
 
 
 def checked_poolings(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return pooling names as a tuple. Raises InputError for unknown names."""
-    names = (value,) if isinstance(value, str) else tuple(value)
+    """Return pooling names as a tuple. Raises OptionError for unknown names."""
+    names = tuple(value) if isinstance(value, list | tuple) else (value,)
     aliases = {"last": "lasttoken", "cls_token": "cls"}
     names = tuple(aliases.get(name, name) for name in names)
     if not names or any(name not in POOLINGS for name in names):
-        raise InputError(f"pooling = {value!r:.80}", f"choose from {', '.join(POOLINGS)}", "correct the name")
+        raise OptionError(f"pooling = {value!r:.80}", f"choose from {', '.join(POOLINGS)}", "correct the name")
     return names

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..common.log import logger
 from ..common.single import Single
-from ..errors import InputError, OptionError, StateError, UnsupportedModelError
+from ..errors import InputError, OptionError, StateError, UnsupportedModelError, kind_of
 from ..models.encoder import EncoderInfo, TokenSequence
 from ..models.folders import folder_errors
 from ..models.model_options import check_model_options
@@ -22,9 +23,19 @@ from .embedder import load_parts, named_folder
 from .folder import EncoderFolder, chosen_prompt, default_token_score, read_encoder_folder
 from .pairs import PairTemplate
 from .pooling import ACTIVATIONS, Floats
-from .tokens import TextEncoder, each_of
+from .tokens import TextEncoder, each_of, is_whole
 
 _OUTPUTS = ("logits", "scores")
+_log = logger(__name__)
+
+
+def _softmax(logits: Floats) -> Floats:
+    powers = np.exp(logits - logits.max())
+    found: Floats = powers / powers.sum()
+    return found
+
+
+_ACTIVATIONS = {**ACTIVATIONS, "Softmax": _softmax}
 
 
 @dataclass(frozen=True)
@@ -53,8 +64,8 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
         model: a folder with an ONNX graph (onnx/model.onnx or model.onnx) or a checkpoint (*.safetensors) that computes
             logits, and a tokenizer; or the name of a model on the hub.
         file: the graph in the folder [default: onnx/model.onnx or model.onnx].
-        activation: function of the logits: "Sigmoid", "Identity" and others [default: as config.json says, else
-            Sigmoid for a model with one logit and Identity for others].
+        activation: function of the logits: "Sigmoid", "Softmax", "Identity" and others [default: as config.json says,
+            else Sigmoid for a model with one logit and Identity for others].
         label: index of the logit that is the score, for models with several logits [default: the last].
         max_length, threads, accuracy, device, precision, pull: see Embedder.
 
@@ -96,15 +107,15 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
                     "for a model that computes embeddings, use genai.Embedder or `genai embed`",
                 )
             self.num_labels = logits.shape[1]
-            self._label = self._checked_label(label)
             self.activation = self._activation(activation)
+            self._label = self._checked_label(label)
         self._steps = SharedSteps(self._encoder)
         self._is_closed = False
 
     num_labels: int
     """The number of logits of a pair."""
     activation: str
-    """The function of the logits, a key of `pooling.ACTIVATIONS`."""
+    """The function of the logits: "Softmax", or a key of `pooling.ACTIVATIONS`."""
 
     @property
     def folder(self) -> Path:
@@ -163,6 +174,8 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
         """Return the score of each document, and the number of tokens of each pair; see `score`."""
         if self._is_closed:
             raise StateError("the reranker is closed", "close() freed its memory", "create a new Reranker")
+        if not isinstance(query, str):
+            raise InputError(f"query is {kind_of(query)}", "a text is expected", "pass a str")
         if isinstance(documents, str):
             raise InputError("documents is a text", "a list of texts is expected", "pass [document]")
         listed = list(each_of(documents, "documents"))
@@ -173,7 +186,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             pairs = self._text.encode_pairs(instruction + query, listed, truncate=truncate)
 
         def finish(rows: Floats, index: int) -> Floats:
-            scores: Floats = ACTIVATIONS[self.activation](rows[0])
+            scores: Floats = _ACTIVATIONS[self.activation](rows[0])
             if not np.isfinite(scores).all():
                 raise UnsupportedModelError(
                     f"the score of document {index} is NaN or infinite",
@@ -206,7 +219,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             InputError: see `score`.
             OptionError: `top_n` is not a positive whole number; see also `score`.
         """
-        if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
+        if top_n is not None and (not is_whole(top_n) or top_n < 1):
             raise OptionError(f"top_n = {top_n!r:.80}", "a whole number of at least 1 is expected", "leave top_n out")
         documents = documents if isinstance(documents, str) else list(each_of(documents, "documents"))
         scores = self.score(query, documents, prompt_name=prompt_name, prompt=prompt, truncate=truncate)
@@ -219,12 +232,17 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
 
     def _checked_label(self, label: int | None) -> int:
         if label is None:
+            if self.num_labels > 1:
+                _log.info(
+                    "%s has %d logits per pair: the score is the last one, with the function %s; label and activation "
+                    "choose others", self.folder, self.num_labels, self.activation,
+                )  # fmt: skip
             return self.num_labels - 1
-        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.num_labels:
+        if not is_whole(label) or not 0 <= label < self.num_labels:
             raise OptionError(
                 f"label = {label!r:.80}", f"the model has the labels 0 to {self.num_labels - 1}", "leave label out"
             )
-        return label
+        return int(label)
 
     def _activation(self, name: str | None) -> str:
         if name is None:
@@ -233,9 +251,9 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             path = ours.get("activation_fn") if isinstance(ours, dict) else None
             path = path or self._description.activation or config.get("sbert_ce_default_activation_function")
             name = str(path).rpartition(".")[2] if path else "Sigmoid" if self.num_labels == 1 else "Identity"
-        if name not in ACTIVATIONS:
+        if name not in _ACTIVATIONS:
             raise OptionError(
-                f"activation = {name!r:.80}", f"choose from {', '.join(ACTIVATIONS)}", "pass one of these names"
+                f"activation = {name!r:.80}", f"choose from {', '.join(_ACTIVATIONS)}", "pass one of these names"
             )
         return name
 

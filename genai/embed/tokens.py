@@ -181,6 +181,11 @@ def each_of(values: Iterable[Value], name: str) -> Iterator[Value]:
     return iter(values)
 
 
+def is_whole(value: object) -> bool:
+    """Return True for a whole number of Python or NumPy, and False for a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def _lowered(normalizer: Any) -> Any:
     """Return a normalizer that converts a text to lower case first. Special tokens are found before it runs."""
     from tokenizers import normalizers

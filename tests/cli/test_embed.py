@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from genai import Embedder, Reranker
+from genai.cli import app
 from tests.cli.processes import run
 from tests.embed.conftest import MODELS
 
@@ -67,6 +68,17 @@ def test_what_is_refused(arguments: list[str], message: str, tmp_path: Path, mon
     result = run("embed", *arguments)
     assert result.returncode in (1, 2) and message in result.stderr and "Traceback" not in result.stderr
     assert "fix:" in result.stderr
+
+
+def test_the_output_is_checked_before_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = tmp_path / "in.txt", tmp_path / "out.npy"
+    source.write_text("a cat\n")
+    output.touch()
+    assert app.run(["embed", "nowhere", str(source), "-o", str(output)]) == 2
+    assert "out.npy already exists" in capsys.readouterr().err
+    arguments = ["rerank", "nowhere", str(source), "-q", "x", "--instruction", "y", "--prompt-name", "z"]
+    assert app.run(arguments) == 2
+    assert "--instruction cannot be used with --prompt-name" in capsys.readouterr().err
 
 
 def test_a_killed_run_continues(tmp_path: Path) -> None:

@@ -29,6 +29,24 @@ def embedder() -> Iterator[Embedder]:
         yield made
 
 
+@pytest.mark.parametrize("kind", [Embedder, Reranker])
+def test_a_model_that_is_no_name(kind: Any) -> None:
+    with pytest.raises(genai.InputError, match="model is null"):
+        kind(None)
+
+
+def test_whole_numbers_of_numpy(embedder: Embedder) -> None:
+    width: Any = np.int64(4)
+    assert embedder.embed("the cat", dimensions=width).shape == (4,)
+
+
+def test_models_without_positions(copied: Copied) -> None:
+    folder = copied("t5")
+    (folder / "tokenizer_config.json").unlink()
+    with Embedder(folder, threads=1) as made:
+        assert made.embed("cat " * 600).shape == (12,) and made.count_tokens("cat " * 600) > 600
+
+
 def test_shapes_and_kinds_of_texts(embedder: Embedder) -> None:
     assert embedder.dimensions == 24 and embedder.max_length == 16 and embedder.pooling == ("mean",)
     one = embedder.embed("the cat")
@@ -282,7 +300,7 @@ def test_a_folder_without_a_pooling(copied: Copied) -> None:
             np.testing.assert_array_equal(made.embed("red dog"), whole.embed("red dog"))
     with Embedder(folder, pooling=["cls", "last"], threads=1) as made:
         assert made.dimensions == 48 and made.pooling == ("cls", "lasttoken")
-    with pytest.raises(genai.InputError, match="choose from cls, max, mean"):
+    with pytest.raises(genai.OptionError, match="choose from cls, max, mean"):
         Embedder(folder, pooling="average")
 
 
@@ -496,7 +514,8 @@ def test_graphs(copied: Copied) -> None:
         Embedder(MODELS / "bert", device="cuda")
 
 
-def test_reranker_options() -> None:
+def test_reranker_options(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with Reranker(MODELS / "deberta_v2_reranker", threads=1, label=0, activation="Sigmoid") as made:
         assert made.num_labels == 3
         assert 0 < made.score("cat", ["dog"])[0] < 1
@@ -506,6 +525,15 @@ def test_reranker_options() -> None:
                 made.rank("cat", ["dog"], top_n=top_n)  # type: ignore[arg-type]
         with pytest.raises(genai.InputError, match="a list of texts is expected"):
             made.score("cat", "dog")
+        nothing: Any = None
+        with pytest.raises(genai.InputError, match="query is null"):
+            made.score(nothing, ["dog"])
+        made.activation, parts = "Softmax", []
+        for made._label in range(3):
+            parts.append(made.score("cat", ["dog"])[0])
+        assert sum(parts) == pytest.approx(1)
+        assert made._checked_label(None) == 2
+        assert "has 3 logits per pair: the score is the last one, with the function Softmax" in caplog.text
         with pytest.raises(genai.InputError, match="text 1 is not valid Unicode"):
             made.score("cat", ["dog", "\udcff"])
     with pytest.raises(genai.OptionError, match="labels 0 to 2"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -130,6 +131,22 @@ def test_what_exists_is_not_overwritten(lines: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(other), EXPECTED)
 
 
+def test_two_writers_of_a_file(lines: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    output, refused = tmp_path / "out.npy", []
+
+    def meanwhile(texts: Sequence[str]) -> Any:
+        for begin in ("new", "force"):
+            with pytest.raises(genai.GenaiError) as caught:
+                write(lines, output, begin=begin)
+            refused.append(caught.value.what)
+        return embed(texts)
+
+    write(lines, output, meanwhile)
+    assert refused[:2] == [f"{output}: another process is writing this file"] * 2
+    np.testing.assert_array_equal(read(output), EXPECTED)
+
+
 @pytest.mark.parametrize("change", ["settings", "input", "shorter", "damaged", "not json"])
 def test_what_cannot_be_continued(lines: Path, tmp_path: Path, change: str) -> None:
     output, calls = tmp_path / "out.npy", []
@@ -200,6 +217,13 @@ def test_endings(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(genai.MissingPackageError, match="pyarrow"):
         write(lines, tmp_path / "out.parquet")
     assert not list(tmp_path.glob("out*"))
+
+
+def test_texts_on_stdin_that_are_not_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog\n")))
+    with pytest.raises(genai.InputError, match="line 1: the text is not JSON") as caught:
+        write(Path("-"), tmp_path / "out.npy")
+    assert "for one text per line, add --format text" in caught.value.fix
 
 
 def test_an_empty_input(tmp_path: Path) -> None:

@@ -160,7 +160,12 @@ class JsonLines(_ByLine):
     """JSON with one object per line."""
 
     def fields(self, line: Line) -> Mapping[str, Any]:
-        return json_object(self.text(line), f"line {line.number}", InputError)
+        try:
+            return json_object(self.text(line), f"line {line.number}", InputError)
+        except InputError as error:
+            if self._stream is not None and not self.text(line).startswith(("{", "[")):
+                error.fix = "pass one JSON object per line; for one text per line, add --format text"
+            raise
 
 
 class _Table(Lines):
