@@ -23,9 +23,10 @@ from typing import Any
 import httpx
 
 import genai
+from genai.server.run import serve_on_thread
 from genai.server.serving import Server
 from tools.arguments import positive
-from tools.server_models import BLOCK, make_model, make_tools, serving, text
+from tools.server_models import BLOCK, make_model, make_tools, text
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1.37.{0:03d}; cc_entrypoint=cli; cch={0:05x};\n"
 
@@ -136,7 +137,7 @@ def replay(folder: Path, *, turns: int, tokens: int, seed: int = 0) -> Sequence[
             llm = stack.enter_context(genai.LLM(folder, max_sequences=2))
             server = Server(llm)
             stack.callback(server.close)
-            url = stack.enter_context(serving(server))
+            url = stack.enter_context(serve_on_thread(server))
             clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=600, trust_env=False)))
         agent = Agent(*clients, tokens=tokens, block=BLOCK, seed=seed)
         return [agent.turn(number) for number in range(turns)]

@@ -1,23 +1,14 @@
-"""The model that tests of the server use, its tools, and a server on a thread."""
+"""The model that tests of the server use, its tools, and an adapter."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import random
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 import genai
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.models.folders import bundled_model
-from genai.server.app import build_app
-from genai.server.serving import Server
 from tools.adapter_soak import write_adapter
 from tools.random_weights import RandomWeights
 
@@ -86,22 +77,3 @@ def make_tools(count: int, dice: random.Random) -> list[dict[str, Any]]:
 def text(dice: random.Random, words: int) -> str:
     """Return a text of random words."""
     return " ".join(dice.choice(_WORDS) for _ in range(words)).capitalize() + "."
-
-
-@contextlib.contextmanager
-def serving(server: Server) -> Iterator[str]:
-    """Run a server on a thread, and yield its address."""
-    config = uvicorn.Config(
-        build_app(server), port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1, timeout_keep_alive=75
-    )
-    http = uvicorn.Server(config)
-    http.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-    thread = threading.Thread(target=lambda: asyncio.run(http.serve()))
-    thread.start()
-    while not http.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        http.should_exit = True
-        thread.join()

@@ -25,10 +25,11 @@ import httpx
 
 import genai
 from genai.server.keys import read_keys
+from genai.server.run import serve_on_thread
 from genai.server.serving import Server, ServerOptions
 from tools.adapter_soak import private_bytes
 from tools.arguments import positive
-from tools.server_models import make_adapter, make_model, make_tools, serving, text
+from tools.server_models import make_adapter, make_model, make_tools, text
 
 KEYS = {name: name * 20 for name in "abc"}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
@@ -117,7 +118,7 @@ class Soak:
                 await getattr(self, f"_{kind}")(client, dice, index)
                 self.counts[kind] += 1
             except (httpx.HTTPError, ValueError, KeyError) as error:
-                self.wrong.append(f"{kind}: {type(error).__name__}: {error}"[:300])
+                self.wrong.append(f"{kind}: {_chain(error)}"[:400])
 
     def _about(self, index: int) -> str:
         return f"case {index} {self.cases[index].path} {self.cases[index].body}"[:250]
@@ -173,6 +174,11 @@ class Soak:
         answer = await client.post(self.cases[index].path, json={}, headers={"authorization": "Bearer nothing"})
         if answer.status_code != 401:
             self.wrong.append(f"a wrong key: {answer.status_code} {answer.text}"[:300])
+
+
+def _chain(error: BaseException | None) -> str:
+    """Return an error and its causes."""
+    return "" if error is None else f"{error!r} {_chain(error.__cause__ or error.__context__)}"
 
 
 def _key(name: str) -> dict[str, str]:
@@ -258,7 +264,7 @@ def main() -> int:
         path.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()), encoding="utf-8")
         server = Server(llm, ServerOptions(keys=read_keys(path), max_queue=arguments.connections // 2))
         files = _num_descriptors()
-        with serving(server) as url:
+        with serve_on_thread(server) as url:
             soak = Soak(url, make_cases(arguments.requests, arguments.long))
             sizes = asyncio.run(_run(soak, arguments.connections, arguments.seconds, arguments.seed))
             soak.wrong += _left(server)
