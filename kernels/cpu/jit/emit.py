@@ -159,6 +159,10 @@ class Emitter:
         """Prefetch a cache line into the first-level cache (level 1) or the second-level cache (level 2)."""
         self.call("llvm.prefetch.p0", VOID, [self.pointer(address), INT32(0), INT32(4 - level), INT32(1)])
 
+    def opaque(self, value: Any) -> Any:
+        """Return an int64 unchanged, but hide from LLVM how it was computed."""
+        return self.builder.asm(ir.FunctionType(INT64, [INT64]), "", "=r,0", [value], side_effect=False)
+
     def transposed(self, vectors: Sequence[Any]) -> list[Any]:
         """Transpose a matrix of sixteen row vectors by swapping squares of decreasing size."""
         vectors, size = list(vectors), LANES // 2

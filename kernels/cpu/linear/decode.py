@@ -17,7 +17,7 @@ from ..jit.amx import configure_tiles, release_tiles
 from ..jit.arguments import Address, Arguments
 from ..jit.dsl import inline
 from ..jit.emit import FLOAT_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
-from ..jit.isa import stream_prefetch
+from ..jit.isa import isa, stream_prefetch
 from ..jit.memory import entry, load_float32, store_first, store_float32
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
@@ -27,7 +27,7 @@ from ..program.calls import Rows, row_at
 from . import decode_amx
 from .epilogue import TermsArguments, addend_of, scaled, with_terms
 from .lora import ASKED_BYTES, NOT_ASKED, RUN_LINES, add_adapters, start_asking
-from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, LoopStep, shares_activations
+from .micro_kernels import DENSE_COLUMNS, Dense, FloatBlocks, IntegerBlocks, LoopStep, shares_activations
 
 # A kind of weights and activations. `step` adds the products of a step along the columns to sums [row][tile].
 Packing = Dense | FloatBlocks | IntegerBlocks
@@ -35,17 +35,40 @@ Packing = Dense | FloatBlocks | IntegerBlocks
 STREAMS = TILES_TOGETHER
 # The only gate that has parameters. All other gates are keys of UNARY, which depend only on x.
 SWIGLU = "swiglu"
-# Number of rows at a time -> number of tiles at a time, unless `shares_activations` applies.
-_SHAPES = {1: 4, 2: 4, 4: 2, 8: 1}
+
+
+class Shape(NamedTuple):
+    """A number of rows and of tiles that are multiplied at a time, with their sums in registers.
+
+    Attributes:
+        rows: number of rows.
+        tiles: number of tiles: 1, 2 or STREAMS.
+        least: smallest number of rows for which the shape is used. The last row is repeated for the missing rows.
+    """
+
+    rows: int
+    tiles: int
+    least: int
+
+
+# Shapes for block-quantised weights, unless `shares_activations` applies. Their micro-kernels unroll the columns of a
+# block, so larger shapes would take minutes to compile.
+_BLOCK_SHAPES = (Shape(1, 4, 1), Shape(2, 4, 2), Shape(4, 2, 3), Shape(8, 1, 8))
+# Shapes for dense weights. With 32 registers of 64 bytes, two tiles by twelve rows read 14 vectors for 24
+# multiply-adds, so that the processor's load ports are not the limit. With 16 registers of 32 bytes, more than six rows
+# by one tile do not fit.
+_WIDE_SHAPES = (Shape(1, 4, 1), Shape(2, 4, 2), Shape(4, 4, 3), Shape(8, 2, 8), Shape(12, 2, 11))
+_NARROW_SHAPES = (Shape(1, 4, 1), Shape(2, 2, 2), Shape(4, 1, 3), Shape(6, 1, 5))
 _LINE = 64
+# The following rows of activations are prefetched by shapes of this number of rows or more.
+_ROWS_THAT_FOLLOW = 6
+_STEPS_PER_LINE = _LINE // (4 * DENSE_COLUMNS)
 _VECTOR_BYTES = 4 * LANES
 # The micro-kernels write [row][stream] vectors.
 _ROW_BYTES = STREAMS * _VECTOR_BYTES
-# Maximum number of rows for which one pass covers all tiles of a group. More rows take several passes.
-_ROWS_OF_ONE_PASS = max(rows for rows, tiles in _SHAPES.items() if tiles == STREAMS)
 # Approximate memory latency, in steps.
 _STEPS_TO_COME = 5
-_SUMS_BYTES = max(_SHAPES) * _ROW_BYTES
+_SUMS_BYTES = max(shape.rows for shape in (*_BLOCK_SHAPES, *_WIDE_SHAPES, *_NARROW_SHAPES)) * _ROW_BYTES
 # Whole cache lines, because the memory that follows is stored by lines.
 SCRATCH_BYTES = -(-(_SUMS_BYTES + ASKED_BYTES) // _LINE) * _LINE
 # Bytes of the sums of a group of STREAMS tiles with sixteen rows.
@@ -132,8 +155,15 @@ class _Noted(NamedTuple):
                 e.prefetch(e.at(run, line * _LINE), 2)
 
 
-def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
-    """Return a micro-kernel that multiplies a group's STREAMS tiles by `rows` rows, over all steps.
+def _shapes(kind: Packing) -> tuple[Shape, ...]:
+    """Return the shapes of a kind of product on this machine, in the order of their rows."""
+    if isinstance(kind, Dense):
+        return _WIDE_SHAPES if isa() in ("amx", "vnni") else _NARROW_SHAPES
+    return tuple(shape._replace(tiles=2) if shares_activations(kind, shape.rows) else shape for shape in _BLOCK_SHAPES)
+
+
+def _micro_kernel(kind: Packing, shape: Shape, beside: int) -> Any:
+    """Return a micro-kernel that multiplies a group's STREAMS tiles by the rows of a shape, over all steps.
 
     The sums are written to scratch as [rows][STREAMS] vectors. Arguments: the addresses of the tiles; the number of
     records; the address and the stride of the rows of activations; the offsets of scales and corrections in a row; the
@@ -143,7 +173,7 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
     Args:
         beside: number of tiles of the matrix between a tile and the tile in the same position of the next group.
     """
-    tiles = 2 if shares_activations(kind, rows) else _SHAPES[rows]
+    rows, tiles = shape.rows, shape.tiles
     ahead = {1: 0, 2: 1, STREAMS: beside}[tiles]  # tiles between the end of a tile and its stream's next tile
 
     def emit(e: Emitter, *values: Any) -> None:
@@ -160,17 +190,18 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
             grids = [grid if stream < STREAMS // 2 else gated_grid for stream in range(first, first + tiles)]
             loaded = [kind.grid(e, address) for address in grids]
             noted = _Noted(asked, e.load(asked, INT64), first // tiles, last_round)
-            _emit_pass(e, kind, some, loaded, records, row_at, scales, corrections, target, to_next, noted)
+            _emit_pass(e, kind, some, loaded, records, row_at, stride, scales, corrections, target, to_next, noted)
 
     return micro_kernel(emit)
 
 
 def _emit_pass(
-    e: Emitter, kind: Packing, streams: Sequence[Any], grids: list[Any], records: Any, row_at: list[Any], scales: Any,
-    corrections: Any, out: Any, to_next: Any, noted: _Noted,
+    e: Emitter, kind: Packing, streams: Sequence[Any], grids: list[Any], records: Any, row_at: list[Any], stride: Any,
+    scales: Any, corrections: Any, out: Any, to_next: Any, noted: _Noted,
 ) -> None:  # fmt: skip
     """Emit the loop over the steps of some tiles."""
     b, per_record, tiles = e.builder, kind.steps_per_record, len(streams)
+    following = isinstance(kind, Dense) and len(row_at) >= _ROWS_THAT_FOLLOW
     level, distance = stream_prefetch()
     records_ahead = -(-distance // kind.record_bytes)
     steps = b.mul(records, INT64(per_record))
@@ -193,10 +224,21 @@ def _emit_pass(
         if not kind.asks:
             ask(part, per_record)
         noted.ask(e, e.at(index, b.mul(steps, INT64(noted.before))))
-        sums[:] = kind.step(e, LoopStep(index, part, at, row_at, scales, corrections, grids, ask), sums)
+        if following and noted.before == 0:
+            _ask_rows(e, index, row_at[0], stride, len(row_at))
+        sums[:] = kind.step(e, LoopStep(index, part, at, row_at, stride, scales, corrections, grids, ask), sums)
     for m in range(len(row_at)):
         for t in range(tiles):
             e.store(sums[m * tiles + t], e.at(out, m * _ROW_BYTES + t * _VECTOR_BYTES))
+
+
+def _ask_rows(e: Emitter, index: Any, x: Any, stride: Any, rows: int) -> None:
+    """Prefetch the columns of step `index` in the rows that follow. The steps of a cache line share the rows."""
+    b, share = e.builder, -(-rows // _STEPS_PER_LINE)
+    first = b.add(b.mul(b.and_(index, INT64(_STEPS_PER_LINE - 1)), INT64(share)), INT64(rows))
+    at = e.at(e.at(x, b.mul(first, stride)), b.mul(index, INT64(4 * DENSE_COLUMNS)))
+    for row in range(share):
+        e.prefetch(e.at(at, b.mul(stride, INT64(row))), 2)
 
 
 @inline
@@ -267,24 +309,21 @@ def _writer(name: str) -> Any:
     return write
 
 
-def _by_vectors(kind: Packing, gate: str, largest: int) -> Any:
-    """Return a function that multiplies a group's tiles by the first rows, at most `largest` (4 or 8) of them.
+def _by_vectors(kind: Packing, gate: str, shapes: tuple[Shape, ...]) -> Any:
+    """Return a function that multiplies a group's tiles by the first rows, at most as many as the largest shape has.
 
     The function takes the arguments of the micro-kernels except the last row, and the number of remaining rows. It uses
     the largest micro-kernel that fits, and returns the number of rows that were multiplied.
     """
     chosen: Any = None
-    for rows in (rows for rows in sorted(_SHAPES) if rows <= largest):
-        kernel = _micro_kernel(kind, rows, (STREAMS // 2 if gate else STREAMS) - 1)
-        chosen = _rows_or_fewer(kernel, rows, chosen)
+    for shape in shapes:
+        kernel = _micro_kernel(kind, shape, (STREAMS // 2 if gate else STREAMS) - 1)
+        chosen = _rows_or_fewer(kernel, shape, chosen)
     return chosen
 
 
-def _rows_or_fewer(kernel: Any, rows: int, fewer: Any) -> Any:
-    """Return a function that uses `kernel`, or `fewer` for fewer rows.
-
-    Three rows are multiplied as four, with the last row repeated. Five to seven rows are never padded to eight.
-    """
+def _rows_or_fewer(kernel: Any, shape: Shape, fewer: Any) -> Any:
+    """Return a function that uses the kernel of a shape, or `fewer` for fewer rows."""
     if fewer is None:
 
         @inline
@@ -293,7 +332,7 @@ def _rows_or_fewer(kernel: Any, rows: int, fewer: Any) -> Any:
             return 1
 
         return take_one
-    least = 3 if rows == 4 else rows
+    rows, least = shape.rows, shape.least
 
     @inline
     def take(values: Any, left: int) -> Any:
@@ -396,13 +435,14 @@ def decode_op(kind: Packing, gate: str) -> NativeOp:
     Args:
         gate: a key of UNARY, SWIGLU, or "" for none.
     """
-    write = _writer(gate)
+    write, shapes, by_tiles = _writer(gate), _shapes(kind), _no_tiles
     if _has_tiles(kind):
         assert isinstance(kind, IntegerBlocks)
-        by_tiles, by_vectors = _by_tiles(kind.layout, gate, write), _by_vectors(kind, gate, 4)
-    else:
-        by_tiles, by_vectors = _no_tiles, _by_vectors(kind, gate, 8)
-
+        # More rows than these are multiplied in tiles.
+        by_tiles, shapes = _by_tiles(kind.layout, gate, write), shapes[:-1]
+    by_vectors = _by_vectors(kind, gate, shapes)
+    # Maximum number of rows for which one pass covers all tiles of a group. More rows take several passes.
+    rows_of_one_pass = max(shape.rows for shape in shapes if shape.tiles == STREAMS)
     per_record = kind.steps_per_record
 
     def decode(arguments: ProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
@@ -428,7 +468,7 @@ def decode_op(kind: Packing, gate: str) -> NativeOp:
                 x = row_at(arguments.x, row)
                 values = (a, b, c, d, records, x, stride, scales, corrections, scratch, tile, grid, gated_grid, asked)
                 count = by_vectors(values, rows - row)
-                start_asking(asked, steps * (1 if count <= _ROWS_OF_ONE_PASS else 2))
+                start_asking(asked, steps * (1 if count <= rows_of_one_pass else 2))
                 write(arguments, context, scratch, asked, group, row, count)
                 row += count
         return 0

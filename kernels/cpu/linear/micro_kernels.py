@@ -23,6 +23,9 @@ from ..jit.emit import FLOAT, FLOAT_VECTOR, INT16, INT32, INT32_VECTOR, INT64, L
 from .dot import Dot
 from .unpacking import factor, load_table, looked_up, looked_up_floats, sub_block_groups, unpacked
 
+# Rows with the addresses r, r + s, r + 2 s and r + 3 s need the registers r, s and 3 s.
+_ROWS_PER_REGISTER = 4
+
 
 @dataclass(frozen=True)
 class LoopStep:
@@ -33,6 +36,7 @@ class LoopStep:
         part: index of the step within its record.
         records: addresses of the record in each tile.
         rows: addresses of the rows of activations.
+        stride: bytes between consecutive rows, except that the last row may repeat an earlier one.
         scales, corrections: offsets of the scales and corrections in a row of activations.
         grids: grid that `Packing.grid` loaded for each tile.
         ask: function (number, count) that prefetches share `number` of `count` shares of later records.
@@ -42,10 +46,24 @@ class LoopStep:
     part: Any
     records: list[Any]
     rows: list[Any]
+    stride: Any
     scales: Any
     corrections: Any
     grids: list[Any]
     ask: Callable[[Any, int], None]
+
+    def rows_at(self, e: Emitter, offset: Any) -> list[Any]:
+        """Return the addresses that are `offset` bytes after the starts of the rows.
+
+        Addressing modes reach four rows from one register. LLVM would instead compute each address from the previous
+        one, and the chain of additions would take longer than the multiply-adds.
+        """
+        b, found = e.builder, []
+        for first in range(0, len(self.rows) - 1, _ROWS_PER_REGISTER):
+            base = e.opaque(e.at(self.rows[first], offset))
+            count = min(_ROWS_PER_REGISTER, len(self.rows) - 1 - first)
+            found += [e.at(base, b.mul(self.stride, INT64(m))) for m in range(count)]
+        return [*found, e.opaque(e.at(self.rows[-1], offset))]
 
 
 @dataclass(frozen=True)
@@ -251,11 +269,14 @@ class Dense:
     def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
         """Add the products of DENSE_COLUMNS columns."""
         result = list(sums)
-        x_at = [e.at(row, e.builder.mul(step.index, INT64(4 * DENSE_COLUMNS))) for row in step.rows]
+        x_at = step.rows_at(e, e.builder.mul(step.index, INT64(4 * DENSE_COLUMNS)))
         for column in range(DENSE_COLUMNS):
-            for t, record in enumerate(step.records):
-                weight = self._weight(e, e.at(record, column * LANES * ITEM_BYTES[self.type]))
-                _meet(e, weight, t, len(step.records), x_at, column, result)
+            offset = column * LANES * ITEM_BYTES[self.type]
+            weights = [self._weight(e, e.at(record, offset)) for record in step.records]
+            for m, x in enumerate(x_at):
+                one = e.splat(e.load(e.at(x, 4 * column), FLOAT))
+                for here, weight in enumerate(weights, start=m * len(weights)):
+                    result[here] = e.multiply_add(weight, one, result[here])
         return result
 
     def _weight(self, e: Emitter, address: Any) -> Any:

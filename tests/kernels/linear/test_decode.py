@@ -113,12 +113,16 @@ def test_any_number_of_rows(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_dense(multiply: Multiply, normal: Callable[..., np.ndarray], dtype: Any) -> None:
-    weight, x = normal(33, 70).astype(dtype), normal(ROWS, 33)
-    bias, addend = normal(70), normal(ROWS, 70)
-    out = multiply(x, pack_dense(weight), quantized=False, bias=bias, addend=Rows.of(addend))
+    rows = 27  # with up to this many rows, every shape of the kernel is used, alone and after another
+    matrix, bias, addend = pack_dense(weight := normal(33, 70).astype(dtype)), normal(70), normal(rows, 70)
+    x = normal(rows, 33)
+    out = multiply(x, matrix, quantized=False, bias=bias, addend=Rows.of(addend))
     close(out, x.astype(np.float64) @ weight.astype(np.float64) + bias + addend)
-    alone = [multiply(row[None], pack_dense(weight), quantized=False, bias=bias) for row in x]
-    np.testing.assert_array_equal(multiply(x, pack_dense(weight), quantized=False, bias=bias), np.concatenate(alone))
+    x[5, 3], x[9], x[20, 30] = np.inf, 1e-42, np.nan
+    alone = np.concatenate([multiply(row[None], matrix, quantized=False, bias=bias) for row in x])
+    for count in range(2, rows + 1):
+        together = multiply(x[:count], matrix, quantized=False, bias=bias)
+        np.testing.assert_array_equal(together.view(np.uint32), alone[:count].view(np.uint32))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
