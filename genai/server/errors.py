@@ -74,7 +74,9 @@ def reply_of(error: BaseException, *, context_size: int, hidden: Mapping[str, st
         kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
         return ErrorReply(error.status, kind, _message(error, hidden), error.code, error.param, error.headers)
     if isinstance(error, ContextOverflowError):
-        said = f"This model's maximum context length is {context_size} tokens. However, {_message(error, hidden)}"
+        # OpenAI's words, and Anthropic's: clients recognise the error by either.
+        begin = f"This model's maximum context length is {context_size} tokens. However, the prompt is too long"
+        said = f"{begin}: {_message(error, hidden)}"
         return ErrorReply(400, "invalid_request_error", said, "context_length_exceeded", "messages")
     if isinstance(error, DeadlineError):
         return ErrorReply(504, "timeout_error", _message(error, hidden), "timeout", headers=_NO_RETRY)

@@ -108,6 +108,24 @@ def response_format(value: Any) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def text_format(options: Mapping[str, Any], form: Mapping[str, Any], name: str, ignored: list[str]) -> dict[str, Any]:
+    """Return the options that set the format of a reply's text.
+
+    As in OpenAI's API, the format has no effect if the reply consists of tool calls only.
+
+    Args:
+        options: the options of the request, with the tools and the choice of tools.
+        form: the options for the format, as `response_format` returns them.
+        name: the field with the format.
+        ignored: receives the name if the format has no effect.
+    """
+    choice = options.get("tool_choice")
+    if not form or not options.get("tools") or (choice != "required" and not isinstance(choice, Mapping)):
+        return dict(form)
+    ignored.append(name)
+    return {}
+
+
 def reasoning_variables(server: Server, effort: str, *, with_tools: bool) -> dict[str, Any] | None:
     """Return the variables of the chat template that set the effort of reasoning; None if it reads none of them."""
     known = server.llm.tokenizer.template_variables(with_tools=with_tools)

@@ -223,6 +223,23 @@ def test_wrong_requests(running: Running, body: dict[str, Any], param: str | Non
         assert error["param"] == param and said in error["message"], error
 
 
+FORM = {"type": "json_schema", "schema": ADD}
+FORMATS: list[tuple[str, dict[str, Any]]] = [
+    ("chat/completions", {"messages": QUESTION, "response_format": FORM, "tools": TOOLS, "tool_choice": "required"}),
+    ("responses", {"input": "Hi", "text": {"format": FORM}, "tools": [{"type": "function", **TOOLS[0]["function"]}],
+                   "tool_choice": {"type": "function", "name": "add"}}),
+    ("messages", {"messages": QUESTION, "output_config": {"format": FORM}, "tool_choice": {"type": "any"},
+                  "tools": [{"name": "add", "input_schema": ADD}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), FORMATS)
+def test_a_format_has_no_effect_on_forced_calls(running: Running, path: str, body: dict[str, Any]) -> None:
+    answer = running.post(f"/v1/{path}", body)
+    assert answer.status_code == 200 and '"name":"add"' in answer.text
+    assert answer.headers["x-ignored-fields"] in ("response_format", "text.format", "output_config.format")
+
+
 def test_bodies_that_are_not_objects(running: Running) -> None:
     with running.http as client:
         for content in (b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"messages": NaN}', b'{"a": ' * 5000):
@@ -237,7 +254,7 @@ def test_a_prompt_that_is_too_long(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(model="pebble", messages=long)
     assert raised.value.code == "context_length_exceeded" and raised.value.param == "messages"
-    assert "maximum context length is 1024 tokens" in raised.value.message
+    assert "maximum context length is 1024 tokens. However, the prompt is too long" in raised.value.message
 
 
 def test_an_unknown_model(client: openai.OpenAI) -> None:

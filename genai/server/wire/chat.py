@@ -15,7 +15,7 @@ from ..calls import Call, JsonReply, converted
 from ..events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolArguments, ToolCall
 from ..fields import Fields, read_fields
 from ..replies import error_frame
-from ..sampling import reasoning_variables, response_format, sampling_options, time_limit
+from ..sampling import reasoning_variables, response_format, sampling_options, text_format, time_limit
 from ..serving import Server
 from ..sse import DONE, EventStream, frame
 from ..token_texts import TokenTexts
@@ -81,7 +81,8 @@ def _turn(call: Call, request: ChatRequest, fields: Fields) -> Turn:
     elif request.tool_choice not in (None, "auto", "none"):
         options["tool_choice"] = request.tool_choice
     if request.response_format is not None:
-        options |= response_format(request.response_format)
+        form = response_format(request.response_format)
+        options |= text_format(options, form, "response_format", fields.ignored)
     if request.logprobs:
         options["logprobs"] = _number_of_alternatives(request)
     elif request.top_logprobs:

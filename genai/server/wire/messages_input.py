@@ -9,7 +9,7 @@ import msgspec
 
 from ...errors import RequestError
 from ..fields import Fields
-from ..sampling import reasoning_variables, sampling_options
+from ..sampling import reasoning_variables, sampling_options, text_format
 from ..serving import Server
 
 
@@ -48,7 +48,7 @@ def chat_options(server: Server, request: MessagesRequest, fields: Fields) -> di
     effort, form = settings.pop("effort", None), settings.pop("format", None) or request.output_format
     fields.ignored += [f"output_config.{name}" for name in settings]
     if form is not None:
-        options["json_schema"] = _schema(form)
+        options |= text_format(options, {"json_schema": _schema(form)}, "output_config.format", fields.ignored)
     template = {**_reasoning(server, request, effort, fields), **(request.chat_template_kwargs or {})}
     if template:
         options["template"] = template

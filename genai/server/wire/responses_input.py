@@ -11,7 +11,7 @@ import msgspec
 
 from ...errors import RequestError
 from ..fields import Fields
-from ..sampling import reasoning_variables, response_format, sampling_options
+from ..sampling import reasoning_variables, response_format, sampling_options, text_format
 from ..serving import Server
 from .chat import usable_messages
 
@@ -55,7 +55,7 @@ def chat_options(server: Server, request: ResponsesRequest, fields: Fields) -> d
     options |= _tool_options(request, fields.ignored)
     text = dict(request.text or {})
     if (form := text.pop("format", None)) is not None:
-        options |= response_format(form)
+        options |= text_format(options, response_format(form), "text.format", fields.ignored)
     fields.ignored += [f"text.{name}" for name, value in text.items() if value is not None]
     include = request.include or []
     fields.ignored += [f"include ({name:.60})" for name in include if name not in (LOGPROBS, ENCRYPTED)]
