@@ -18,6 +18,21 @@ _KINDS = {"int": "N", "float": "NUMBER", "str": "TEXT", "path": "PATH"}
 _KIND = r"<(?:list\[)?(\w+)(?: range)?\]?>"
 # Replaces hyphens while lines are wrapped, because textwrap would break "--no-stats" after "--no-".
 _WHOLE = "\ue000"
+# Names that other programs use for our commands.
+_OTHER_NAMES = {
+    "ask": "generate",
+    "convert": "build",
+    "create": "build",
+    "delete": "rm",
+    "describe": "info",
+    "download": "pull",
+    "inspect": "info",
+    "list": "ls",
+    "ls": "list",
+    "ps": "list",
+    "remove": "rm",
+    "show": "info",
+}
 # Names that other programs use for our options.
 _ELSEWHERE = {
     "--context-length": "--ctx-size",
@@ -112,6 +127,8 @@ def usage_error(error: Any) -> OptionError:
         near = list(_resembling(wrong, known))
         fix = f"did you mean {' or '.join(near)}? {hint}" if near else hint
         return OptionError(f"{path} has no option {wrong}", "the command accepts only the options in its help", fix)
+    if (unknown := re.match(r"No such command '(.*?)'", message)) and ctx is not None:
+        return _unknown_command(ctx, unknown[1])
     extra = re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)$", message)
     if extra and ctx is not None and any("--prompt" in one.opts for one in ctx.command.params):
         first = next((str(value) for name, value in ctx.params.items() if name == "model" and value), "")
@@ -125,6 +142,16 @@ def usage_error(error: Any) -> OptionError:
     if parameter is not None and ctx is not None and is_from_variable(ctx, parameter):
         message += f" (set by {parameter.envvar})"
     return OptionError(f"{path}: {message}", "the command line cannot be parsed", f"`{path} -h` shows the usage")
+
+
+def _unknown_command(ctx: Any, name: str) -> OptionError:
+    """Return the error for a command that does not exist, with the command that is meant, or with all commands."""
+    path, known = ctx.command_path, ctx.command.list_commands(ctx)
+    other = _OTHER_NAMES.get(name.lower())
+    alike = [other] if other in known else difflib.get_close_matches(name.lower(), known, 1)
+    hint = f"`{path} -h` describes the commands"
+    fix = f"did you mean `{path} {alike[0]}`? {hint}" if alike else hint
+    return OptionError(f"{path} has no command {name!r:.80}", f"the commands are {', '.join(known)}", fix)
 
 
 def _resembling(wrong: str, known: list[str]) -> Iterator[str]:

@@ -51,13 +51,13 @@ def info(
         rows = list(figures_of(facts))
     else:
         _refuse(flags, str(model), facts.get("kind", ""))
-        rows = [(name.replace("_", " "), _shown(name, value)) for name, value in facts.items()]
+        rows = [(name.replace("_", " "), shown(name, value)) for name, value in facts.items()]
     if adapter is not None:
         from genai.doctor.source_info import describe_adapter
 
         about = describe_adapter(adapter)
         facts = {**facts, "adapter": {name.removeprefix("adapter_"): value for name, value in about.items()}}
-        rows += [(name.replace("_", " "), _shown(name, value)) for name, value in about.items() if name != "kind"]
+        rows += [(name.replace("_", " "), shown(name, value)) for name, value in about.items() if name != "kind"]
     emit_figures(json.dumps(facts, indent=2) if as_json else ((name, printable(text)) for name, text in rows))
 
 
@@ -110,7 +110,8 @@ def _refuse(flags: dict[str, Any], name: str, kind: str) -> None:
             )
 
 
-def _shown(name: str, value: object) -> str:
+def shown(name: str, value: object) -> str:
+    """Return a fact as text: bytes with their unit, lists with commas."""
     from genai.common.memory_limits import format_bytes
 
     if name.endswith("bytes") and isinstance(value, int):

@@ -15,6 +15,7 @@ from genai.errors import OptionError
 from . import options as opt
 from .build import checkpoint_of, interruptible, say_remarks
 from .commands import App
+from .info import shown
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
@@ -76,12 +77,8 @@ def info(adapter: AdapterArgument, as_json: opt.AsJson = False) -> None:
 
     with task(f"Reading {adapter.name}"):
         facts = describe(read_adapter(adapter))
-    rows = ((name.replace("_", " "), _shown(value)) for name, value in facts.items())
+    rows = ((name.replace("_", " "), shown(name, value)) for name, value in facts.items())
     emit_figures(json.dumps(facts, indent=2) if as_json else rows)
-
-
-def _shown(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @app.command()

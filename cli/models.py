@@ -263,6 +263,7 @@ def _model_named(name: str) -> PulledModel:
     from genai.hub.local import exists
     from genai.hub.references import parse
     from genai.hub.store import find, models
+    from genai.models.folders import bundled_model
 
     reference = parse(name)
     pulled = find(name if reference is None else reference.name)
@@ -271,9 +272,11 @@ def _model_named(name: str) -> PulledModel:
         why = f"cached models: {', '.join(known[:8])}" if known else "the cache is empty"
         if exists(Path(name)):
             why = f"it is a path outside the cache; {why}"
+        is_bundled = name == bundled_model().name
+        otherwise = f"`genai info {name}` describes the model" if is_bundled else "`genai list` shows the cached models"
         raise ModelFolderError(
             f"{name:.200} is not in the cache",
-            why,
-            did_you_mean(name, known, "`genai list` shows the cached models"),
+            f"it is the bundled model, a part of the toolkit; {why}" if is_bundled else why,
+            otherwise if is_bundled else did_you_mean(name, known, otherwise),
         )
     return pulled

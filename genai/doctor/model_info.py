@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from ..devices import tell_of_the_cpu
 from ..errors import CacheCapacityError, DeviceError, ModelFolderError
 from ..lowering.rules import find_lowering_rule
 from ..models.config import Config
-from ..models.decoder_graph import DecoderGraph, count_activations, read_decoder
+from ..models.decoder_graph import DecoderGraph, count_activations, count_weights, read_decoder
 from ..models.exported_config import ExportedModel
 from ..models.folders import folder_errors
 from ..models.kv_types import check_kv_type, kv_types_on
@@ -274,22 +276,30 @@ def describe_onnx(path: Path) -> dict[str, Any]:
     graph = model.graph
     constants = set(graph.initializers)
     nodes = [node for inner in model.graphs(functions=True) for node in inner.nodes]
+    parameters, weight_bytes = count_weights(graph)
     operators = Counter(f"{node.domain}::{node.op_type}" if node.key[0] else node.op_type for node in nodes)
     return {
         "file": str(path),
         "producer": model.producer_name or None,
         "ir_version": model.ir_version,
         "operator_sets": ", ".join(f"{name or 'ai.onnx'} {version}" for name, version in model.opset_imports.items()),
-        "inputs": "; ".join(_argument(v) for v in graph.inputs if v.name not in constants),
-        "outputs": "; ".join(_argument(value) for value in graph.outputs),
+        "inputs": _arguments(value for value in graph.inputs if value.name not in constants),
+        "outputs": _arguments(graph.outputs),
         "nodes": len(nodes),
         "functions": len(model.functions),
-        "parameters": sum(tensor.num_elements for tensor in graph.initializers.values()),
-        "weight_bytes": sum(tensor.nbytes for tensor in graph.initializers.values()),
+        "parameters": parameters,
+        "weight_bytes": weight_bytes,
         "operators": ", ".join(f"{name} {count}" for name, count in operators.most_common()),
     }
 
 
-def _argument(value: Value) -> str:
-    shape = ", ".join(str(dim if dim is not None else "?") for dim in shape_of(value))
-    return f"{value.name} {value.type or ''}[{shape}]"
+def _arguments(values: Iterable[Value]) -> str:
+    """Return the names, types and shapes of values. Values that differ only in a number, such as caches, are joined."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for value in values:
+        shape = ", ".join(str(dim if dim is not None else "?") for dim in shape_of(value))
+        groups.setdefault((re.sub(r"\d+", "*", value.name), f"{value.type or ''}[{shape}]"), []).append(value.name)
+    return "; ".join(
+        f"{names[0] if len(names) == 1 else f'{names[0]} to {names[-1]} ({len(names)} values)'} {kind}"
+        for (_, kind), names in groups.items()
+    )

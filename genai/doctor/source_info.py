@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..convert.build import default_precision, plan_build
 from ..convert.options import ExportOptions
+from ..convert.tensors import tensor_shapes
 from ..hub.known import known_models
 from ..hub.pull import PullPlan
 from ..lora.describe import describe
@@ -29,6 +31,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "architecture": plan.checkpoint.config.model_type,
         "layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
+        "parameters": sum(math.prod(shape) for shape in tensor_shapes(spec).values()),
         "vocab_size": spec.vocab_size,
         "context_length": spec.context_length,
         "read_bytes": plan.read_bytes,

@@ -29,6 +29,11 @@ def describe_encoder(folder: Path) -> dict[str, Any]:
     graphs = [name for name in GRAPHS if (folder / name).is_file()] or [one.decoder for one in variants_in(folder)]
     weights = sum(file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("**/*.onnx*")))
     modules = [type(module).__name__.removesuffix("Module") for module in found.modules]
+    about_vectors = {
+        "pooling": "+".join(found.poolings) or "none",
+        "modules": ", ".join(modules) or "none",
+        "similarity": found.similarity,
+    }
     return {
         "kind": "reranker or classifier" if found.is_classifier else "encoder",
         "path": str(folder),
@@ -38,9 +43,7 @@ def describe_encoder(folder: Path) -> dict[str, Any]:
         "graph": ", ".join(graphs) or "none: built from the checkpoint on first use",
         "weight_bytes": weights,
         "max_length": found.max_length,
-        "pooling": "+".join(found.poolings) or "none",
-        "modules": ", ".join(modules) or "none",
+        **({} if found.is_classifier else about_vectors),
         "prompts": ", ".join(found.prompts) or "none",
-        "similarity": found.similarity,
         "command": f"genai {'rerank' if found.is_classifier else 'embed'} {folder}",
     }

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from genai.cli.app import run
+from genai.models.folders import bundled_adapter, bundled_model
+
 
 def info(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -49,8 +52,6 @@ def test_json_and_a_context() -> None:
 
 def test_a_poor_locale(tmp_path: Path) -> None:
     """A name with characters that the terminal cannot show is escaped."""
-    from genai.models.folders import bundled_model
-
     folder = tmp_path / "caf\u00e9\x1b[31m"
     folder.symlink_to(bundled_model())
     result = info(str(folder), LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
@@ -86,3 +87,22 @@ def test_usage(arguments: list[str]) -> None:
     result = info(*arguments)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
+
+
+def test_one_number_of_parameters_for_a_checkpoint_and_its_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = str(bundled_model() / "model.onnx")
+    sources = ("tools/bundled_model/checkpoint", str(bundled_model()), graph)
+    found = []
+    for source in sources:
+        assert run(["info", source, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [facts["parameters"] for facts in found] == [4_328_704] * 3
+    assert "past_key_values.0.key to past_key_values.5.key (6 values) tensor(float)" in found[2]["inputs"]
+
+
+def test_facts_of_an_adapter_and_a_reranker(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lora", "info", str(bundled_adapter("pirate"))]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^bytes +208\.9 kB$", said, re.M) and re.search(r"^other inputs +none$", said, re.M)
+    assert run(["info", "tests/embed/models/bert_reranker"]) == 0
+    assert not re.search("^(pooling|similarity|modules) ", capsys.readouterr().out, re.M)

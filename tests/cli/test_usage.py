@@ -270,3 +270,25 @@ def test_errors_name_the_variable_that_gave_an_option(
     assert f"{flag} overrides the environment variable {variable}" in fix
     assert run([*arguments, f"{flag}={value}"]) == 2
     assert variable not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (["chatt"], "did you mean `genai chat`? "),
+        (["download", "x"], "did you mean `genai pull`? "),
+        (["xyzzy"], "`genai -h` describes the commands"),
+        (["lora", "show"], "did you mean `genai lora info`? "),
+        (["lora", "list"], "did you mean `genai lora ls`? "),
+    ],
+)
+def test_unknown_commands(arguments: list[str], fix: str, capsys: Capture) -> None:
+    assert run(arguments) == 2
+    said = re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert f"has no command {next(name for name in reversed(arguments) if name != 'x')!r} why: the commands are" in said
+    assert f" fix: {fix}" in said
+
+
+def test_the_bundled_model_is_not_in_the_cache(capsys: Capture) -> None:
+    assert run(["show", "pebble"]) == 1
+    assert "fix: `genai info pebble` describes the model" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_compiles_once_and_then_loads(root: Path, sources: Path, logged: Logged)
     report = Program(sources).prepare()
     assert (report.compiled, report.loaded) == (1, 0)
     assert report.seconds > 0
-    assert logged() == ["Compiling CPU kernels (once per kernel) ..."]
+    assert logged() == ["Compiling 1 CPU kernel (once per kernel) ..."]
     again = Program(sources)
     report = again.prepare()
     assert (report.compiled, report.loaded) == (0, 1)
@@ -103,7 +103,7 @@ def test_a_first_call_compiles_and_says_so_once(root: Path, sources: Path, logge
     program = Program(sources)
     program.assert_works()
     program.assert_works()
-    assert logged() == ["Compiling CPU kernels (once per kernel) ..."]
+    assert logged() == ["Compiling 1 CPU kernel (once per kernel) ..."]
     Program(sources).assert_works()
     assert logged() == []
 

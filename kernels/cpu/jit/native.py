@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from genai.common.forks import renew_locks
 from genai.common.log import logger
-from genai.common.progress import Task, task
+from genai.common.progress import BEGINS_TASK, Task, is_quiet, task
 
 from .arguments import Arguments, Operator, layout
 from .kernel_cache import CacheFolder, cache_root, compile_target, source_key
@@ -267,8 +267,11 @@ class Library:
             absent.sort(key=_cost, reverse=True)  # longest first, so that the processes finish together
             announced, self._announced = self._announced, True
             begin = time.perf_counter()
+            if not (progress or announced or is_quiet()):
+                counted = f"{len(absent)} CPU kernel{'s' if len(absent) > 1 else ''}"
+                _log.info("%s ...", _TASK.replace("CPU kernels", counted), extra={BEGINS_TASK: True})
             try:
-                with Task() if progress else task(_TASK, log=None if announced else _log) as compiling:
+                with Task() if progress else task(_TASK) as compiling:
                     show = progress or _with_costs(compiling, absent)
                     show(1, len(absent))
                     with closing(_each_made(absent)) as each:
