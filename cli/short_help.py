@@ -67,6 +67,7 @@ SHORT_HELP = {
     "genai bench startup": _short("genai bench startup --cold"),
     "genai bench kernels": _short("genai bench kernels"),
     "genai bench throughput": _short("genai bench throughput --requests 32"),
+    "genai bench serve": _short("genai bench serve --clients 8"),
     "genai bench lora": _short("genai bench lora --rank 16"),
     "genai bench speculation": _short("genai bench speculation --file text.txt"),
     "genai bench embed": _short("genai bench embed model --compare"),
