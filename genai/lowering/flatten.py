@@ -272,6 +272,7 @@ def _is_of_rows(name: str, analysis: RowAnalysis) -> bool:
 def _logits_rows(graph: Graph, output: Value) -> Value:
     """Restrict an output other than the logits to the logits rows."""
     gathered = graph.fresh_name(f"{output.name}/logits_rows")
+    graph.values.setdefault(output.name, output)  # the type is needed if the value is computed on the host
     graph.append(Node("LogitsRows", [output.name], [gathered], OURS, gathered))
     return Value(gathered)
 

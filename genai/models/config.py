@@ -230,9 +230,7 @@ def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key])
             )
         if key.use is Use.LATER and item not in ({}, [], None):
             raise NotSupportedYetError(
-                f"{path} in {CONFIG_NAME} is not supported yet",
-                "this key changes the generated tokens, so it cannot be ignored",
-                "use a model folder without this key",
+                f"{path} in {CONFIG_NAME} is not supported yet", *config_schema.reason_and_fix(name)
             )
         if key.use is Use.FOREIGN:
             ignored.append(path)

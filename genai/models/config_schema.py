@@ -51,6 +51,28 @@ DECODER_INPUTS = {
         Use.LATER,
     ),
 }
+_STATES = (
+    "the model has states of a fixed size, such as those of convolutions or linear attention",
+    "use a model whose layers all have keys and values",
+)
+_ENCODER = ("the model has an encoder, such as a model of speech", "run the graphs with genai run")
+_PAGED = (
+    "the graph has paged attention, which only onnxruntime-genai's engine for CUDA computes",
+    "build the folder again without use_paged_attention=true; the cache is paged in any case",
+)
+_OTHER = ("this key changes the generated tokens, so it cannot be ignored", "use a model folder without this key")
+_REASONS = (
+    (_STATES, "conv recurrent state_ rnn lstm"),
+    (_ENCODER, "cross encoder joiner vad moonshine"),
+    (_PAGED, "block_table cumulative_sequence past_sequence_lengths attention_metadata logits_indices"),
+)
+
+
+def reason_and_fix(name: str) -> tuple[str, str]:
+    """Return the reason why a key of the class LATER is refused, and what to do."""
+    return next((texts for texts, parts in _REASONS if any(part in name for part in parts.split())), _OTHER)
+
+
 DECODER_OUTPUTS = {
     **_keys(STR, "logits present_key_names present_value_names present_names hidden_states"),
     **_keys(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from genai.common.log import logger
+
 from ..errors import UnsupportedModelError
-from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value, make_node
+from ..onnx.ir import DataType, Graph, OnnxModel, OnnxTensor, Value, make_node
 from ..onnx.node import MS
 from ..onnx.reader import read_model
 from ..onnx.types import TensorType
@@ -16,8 +18,11 @@ from .embedding_graph import join_embedding
 from .identity import LoadedFiles
 from .sliding_window import apply_sliding_window
 
+_log = logger(__name__)
 # Positions of models that read images: time, height and width.
 _AXES = 3
+# The inputs of GroupQueryAttention with the scales of a quantised cache.
+_CACHE_SCALES = (12, 13)
 # Graphs with a past that have computed a prompt like their counterparts in this process.
 _TRIED: set[tuple[tuple[str, object, object], ...]] = set()
 
@@ -32,6 +37,7 @@ def read_decoder_file(config: Config, files: LoadedFiles | None = None) -> OnnxM
     model = _read_prompt_decoder(config, files)
     _settle_inputs(model.graph)
     _settle_positions(model.graph, config.model.decoder.names.position_ids)
+    _settle_cache(model.graph)
     apply_sliding_window(model.graph, config.model)
     names = config.model.decoder.names
     if any(value.name == names.inputs_embeds for value in model.graph.inputs):
@@ -116,3 +122,27 @@ def _settle_positions(graph: Graph, name: str) -> None:
     nodes = make_node("Unsqueeze", [name, axis], [row]), make_node("Concat", [row] * _AXES, [inner], axis=0)
     graph.nodes[:0] = nodes
     graph.invalidate()
+
+
+def _settle_cache(graph: Graph) -> None:
+    """Remove the quantisation of keys and values from a graph, because the type of the cache is an option here."""
+    removed: set[str] = set()
+    for node in graph.nodes:
+        kinds = {str(node.attribute(name, "NONE")) for name in ("k_quant_type", "v_quant_type")}
+        if node.key[:2] != (MS, "GroupQueryAttention") or kinds == {"NONE"}:
+            continue
+        for name in ("k_quant_type", "v_quant_type", "kv_cache_bit_width"):
+            node.attributes.pop(name, None)
+        node.inputs = [name if index not in _CACHE_SCALES else "" for index, name in enumerate(node.inputs)]
+        removed |= {*node.inputs[3:5], *node.outputs[1:3]}
+    if removed:
+        for values in (graph.inputs, graph.outputs):
+            values[:] = [_as_float_cache(value) if value.name in removed else value for value in values]
+        graph.invalidate()
+        _log.info("the quantised KV cache of the graph is not used; the cache has the type of kv_dtype")
+
+
+def _as_float_cache(value: Value) -> Value:
+    """Return a past or present tensor [batch, heads, tokens, size] as float32; 4-bit tensors pack two values."""
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    return Value(value.name, TensorType(DataType.FLOAT, None if shape is None else (*shape[:-1], "head_size")))

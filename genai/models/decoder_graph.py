@@ -52,6 +52,7 @@ DECODER_RULES = (remove_identities, pack_dequantized_products, fuse_matmul_bias,
 # Operators that combine tokens, in addition to attention. Attention without an operator of its own has a Softmax.
 _MIXING = ("Conv", "CumSum", "GRU", "LSTM", "Loop", "RNN", "Scan", "Softmax")
 # Bytes of memory for a logit, including the sampler's working data.
+_HIDDEN_STATES = "hidden_states"
 _BYTES_PER_LOGIT = 64
 
 
@@ -198,6 +199,12 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
     inputs, outputs = {v.name for v in graph.inputs}, {v.name for v in graph.outputs}
     decoder = config.model.decoder
     who = "Draft" if decoder.block == DRAFT else "the"
+    if names.logits not in outputs and _HIDDEN_STATES in outputs:
+        raise ConfigError(
+            f"{decoder.filename} computes hidden states, not logits",
+            "it was exported without its output layer, so it cannot generate tokens",
+            "export it with the output layer: in onnxruntime-genai's builder, leave out exclude_lm_head",
+        )
     for kind, what, name, present in (
         ("input", "token ids", names.input_ids, inputs),
         ("output", "logits", names.logits, outputs),
