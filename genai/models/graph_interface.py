@@ -19,6 +19,7 @@ from .cache_branch import BRANCH_INPUT
 # Inputs that `decoder_file` sets to constants.
 _SETTLED = re.compile(rf"num_logits_to_keep|onnx::Neg_.*|{BRANCH_INPUT}")
 _OF_ENCODERS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
+_OF_FIXED_SIZE = re.compile(r"conv|recurrent|ssm")
 _INTEGERS = (DataType.INT64, DataType.INT32)
 _NAMES_SHOWN = 6
 # The words in names of tensors with keys and values.
@@ -103,8 +104,10 @@ def read_interface(graph: Graph, path: Path, folder: Path, config: Mapping[str, 
     if unknown:
         raise UnsupportedModelError(
             f"{path}: the graph needs the input {unknown[0]!r}",
-            f"this toolkit knows token ids, a mask, positions, keys and values; unknown are {_listed(unknown)}",
-            f"use another export of the model, or run the graph on arrays: `genai run {path}`",
+            f"states of a fixed size, such as those of convolutions, are not supported: {_listed(unknown)}"
+            if _OF_FIXED_SIZE.search(unknown[0])
+            else f"this toolkit knows token ids, a mask, positions, keys and values; unknown are {_listed(unknown)}",
+            _other_export(path),
         )
     by_role = {one.role: one for one in states}
     after = {one.role: one for one in presents if one.role}
@@ -123,6 +126,10 @@ def read_interface(graph: Graph, path: Path, folder: Path, config: Mapping[str, 
     return DecoderInterface(
         names_in, names_out, len(first.values), _whole(shape, -3), _whole(shape, -1), _whole(vocabulary, -1)
     )
+
+
+def _other_export(path: Path) -> str:
+    return f"use another export of the model, or run the graph on arrays: `genai run {path} --random`"
 
 
 def is_decoder(graph: Graph) -> bool:
@@ -234,7 +241,7 @@ def _check_states(
         raise UnsupportedModelError(
             f"{path}: the states of the graph are {_listed([one.template % min(one.values) for one in states])}",
             "each layer must have one input for keys and one for values, or one for both",
-            f"use another export of the model, or run the graph on arrays: `genai run {path}`",
+            _other_export(path),
         )
     for role, past in by_role.items():
         rank = 5 if role == "both" else 4

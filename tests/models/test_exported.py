@@ -356,6 +356,7 @@ def add_input(name: str, shape: list[Any], dtype: int = TensorProto.FLOAT) -> An
     ("name", "shape", "words"),
     [
         ("past_conv.0", ["b", 32, 3], "the graph needs the input 'past_conv.0'"),
+        ("past_conv.1", ["b", 32, 3], "states of a fixed size, such as those of convolutions, are not supported"),
         ("cache_position", ["s"], "the graph needs the input 'cache_position'"),
         ("pixels", ["b", 3, 8, 8], "the graph needs the input 'pixels'"),
         ("encoder_hidden_states", ["b", "s", 32], "reads the output of an encoder"),
