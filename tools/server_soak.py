@@ -205,7 +205,8 @@ def _texts(lines: list[str], samples: int) -> list[str]:
 
 async def _run(soak: Soak, connections: int, seconds: float, seed: int) -> list[int]:
     """Send the requests, and return the private memory in bytes, at 30 moments."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=connections)
+    # httpx can close a connection because it expires while another request starts to use it.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
     sizes: list[int] = []
 
     async def weigh(end: float) -> None:

@@ -12,7 +12,7 @@ from starlette.routing import Match, Route
 
 from ..errors import RequestError
 from .calls import Call, FileReply, JsonReply, TextReply
-from .errors import ErrorReply
+from .errors import RETRY_SECONDS, ErrorReply
 from .guards import check_host, check_origin, cors_headers
 from .keys import ANYONE, Key, find_key
 from .replies import error_reply
@@ -35,6 +35,9 @@ from .wire import (
 
 BODY_SECONDS = 60.0
 """The time in which a client must send its body."""
+
+MOST_BODIES = 16
+"""The bodies of all requests together may have this number of times the maximum size of one body."""
 
 Reply: TypeAlias = JsonReply | TextReply | FileReply | EventStream
 Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
@@ -137,6 +140,7 @@ class _Exchange:
         self._error_body: Callable[[ErrorReply], Any] = _openai_error
         self.status = 0
         self._path, self._began = "", time.monotonic()
+        self._body_bytes = 0
         self._record: dict[str, Any] = {}
 
     async def _send(self, message: Any) -> None:
@@ -158,6 +162,7 @@ class _Exchange:
             if not self.status:
                 await self._respond(JsonReply(self._error_body(reply), reply.status, dict(reply.headers)))
         finally:
+            self._server.body_bytes -= self._body_bytes
             self._note_end()
 
     def _note_end(self) -> None:
@@ -209,6 +214,7 @@ class _Exchange:
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     is_too_large = size > most
+                    self._note_body(len(parts[-1]))
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
@@ -222,6 +228,18 @@ class _Exchange:
                 "send a smaller body, or raise the server's limit (--max-body)", headers={"connection": "close"},
             )  # fmt: skip
         return b"".join(parts)
+
+    def _note_body(self, size: int) -> None:
+        """Count bytes of the body until the request ends. Raise RequestError if all requests hold too many."""
+        self._body_bytes += size
+        self._server.body_bytes += size
+        limit = MOST_BODIES * self._server.options.max_body
+        if self._server.body_bytes > limit:
+            raise RequestError(
+                429, "the server holds too many large bodies", f"the limit for all requests is {limit:,} bytes",
+                "send the request again later", code="rate_limit_exceeded",
+                headers={"retry-after": str(RETRY_SECONDS), "connection": "close"},
+            )  # fmt: skip
 
     async def _watched(self, call: Call) -> None:
         """Serve a call, and cancel it when the client closes the connection."""

@@ -7,11 +7,13 @@ lead to the server, so the name in the header `host` is checked. Otherwise, the 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import RequestError
 
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/\s]+)(?::[0-9]{1,5})?")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -29,11 +31,9 @@ def check_host(scope: Any, headers: Mapping[str, str], allowed: Sequence[str]) -
 
 
 def host_name(host: str) -> str:
-    """Return the name in a value of the header `host`, without the port, in lower case."""
-    text = host.strip().lower()
-    if text.startswith("["):
-        return text[: text.find("]") + 1]
-    return text.rpartition(":")[0] if ":" in text else text
+    """Return the name in a value of the header `host`, without the port, in lower case; "" if it is malformed."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return found[1] if found else ""
 
 
 def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:

@@ -142,10 +142,14 @@ def _config(server: Server, address: Address) -> Any:
     import uvicorn
 
     from .app import build_app
+    from .connections import Connection
 
     return uvicorn.Config(
         build_app(server),
+        http=Connection,
         log_config=None,
+        # Warnings are about wrong requests, and clients could fill the log with them.
+        log_level="error",
         access_log=False,
         lifespan="off",
         server_header=False,

@@ -16,6 +16,7 @@ from .serving import Server
 _NOT_BY_NAME = ("logits_processors", "logprobs", "prompt_logprobs", "add_special_tokens", "max_tokens", "stop", "n")
 BY_NAME = tuple(name for name in LineOptions.__annotations__ if name not in _NOT_BY_NAME)
 _MOST_SAMPLES = 128
+_MOST_STRINGS, _MOST_CHARACTERS = 1000, 100_000
 # A top_p that keeps only the most likely token, as 0 does in OpenAI's API.
 _SMALLEST_TOP_P = 1e-6
 
@@ -39,6 +40,7 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
             400, f"n = {samples!r:.40}", f"1 to {_MOST_SAMPLES} samples are possible", "correct n", param="n"
         )
     options["n"] = samples
+    check_strings(options)
     seed = options.get("seed")
     if isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 0:
         del options["seed"]
@@ -57,6 +59,19 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
             if options.pop(name, None) not in (None, 0, 1, 0.0, 1.0):
                 fields.ignored.append(name)
     return with_token_ids(options)
+
+
+def check_strings(options: Mapping[str, Any]) -> None:
+    """Raise RequestError for options with so many strings that every step of all requests would take longer."""
+    for name in ("stop", "banned_strings"):
+        value = options.get(name)
+        texts = [one for one in value if isinstance(one, str)] if isinstance(value, list) else [value or ""]
+        if len(texts) > _MOST_STRINGS or sum(len(one) for one in texts if isinstance(one, str)) > _MOST_CHARACTERS:
+            raise RequestError(
+                400, f"{name} has too many strings",
+                f"at most {_MOST_STRINGS:,} strings with {_MOST_CHARACTERS:,} characters together are possible",
+                "shorten the list", param=name,
+            )  # fmt: skip
 
 
 # vLLM's names of the options for structured output, new and old.

@@ -96,6 +96,7 @@ class Server:
         admission: the requests that run and wait.
         fingerprint: equal fingerprints give equal replies to equal requests with the same seed.
         metrics: the counters of the server.
+        body_bytes: number of bytes in the bodies of all requests.
         responses: the stored replies of the Responses API.
         chooses_seeds: True if requests without a seed get a random one; False if the model's files set a seed.
         created: the time of the start, in seconds since 1970.
@@ -126,6 +127,7 @@ class Server:
         most = 1 if llm is None else llm.max_sequences + max(2, llm.max_sequences // 8)
         self.admission = Admission(most, self.options.max_queue, self.options.max_per_key)
         self.metrics, self.log = Metrics(), log
+        self.body_bytes = 0
         self.encoders.share_limits(self.admission)
         self.responses = ResponseStore()
         self.batches = None if self.options.batch_dir is None else Batches(self, self.options.batch_dir)

@@ -72,7 +72,8 @@ def _streamed(running: Running, body: dict[str, Any]) -> list[str]:
     return texts
 
 
-def _until(is_so: Callable[[], bool]) -> None:
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
     for _ in range(3000):
         if is_so():
             return
@@ -99,12 +100,12 @@ def _send(running: Running, body: dict[str, Any]) -> socket.socket:
 def test_a_client_that_leaves_cancels_only_its_request(running: Running, llm: genai.LLM, stream: bool) -> None:
     cancelled = llm.stats().cancelled
     leaving = _send(running, {**NEVER_ENDS, "stream": stream})
-    _until(lambda: llm.stats().running == 1)
+    until(lambda: llm.stats().running == 1)
     replies: list[Any] = []
     other = threading.Thread(target=lambda: replies.append(running.chat(max_tokens=20).json()))
     other.start()
     leaving.close()
-    _until(lambda: _is_empty(running, llm))
+    until(lambda: _is_empty(running, llm))
     other.join()
     assert replies[0]["choices"][0]["message"]["content"] == "19"
     assert llm.stats().cancelled == cancelled + 1
@@ -114,19 +115,19 @@ def test_requests_beyond_the_queue_are_refused(serving: Callable[..., Running], 
     running = serving(max_queue=1)
     running.server.admission.most_running = 1
     first = _send(running, NEVER_ENDS)
-    _until(lambda: llm.stats().running == 1)
+    until(lambda: llm.stats().running == 1)
     second = _send(running, NEVER_ENDS)
-    _until(lambda: running.server.admission.num_waiting == 1)
+    until(lambda: running.server.admission.num_waiting == 1)
     answer = running.chat(stream=True)
     assert answer.status_code == 429 and answer.json()["error"]["code"] == "rate_limit_exceeded"
     assert answer.headers["retry-after"] == "1" and answer.headers["retry-after-ms"] == "1000"
     second.close()  # it was queued
-    _until(lambda: running.server.admission.num_requests == 1)
+    until(lambda: running.server.admission.num_requests == 1)
     late = running.chat(timeout=0.01)
     assert late.status_code == 504 and late.headers["x-should-retry"] == "false"
     assert late.json()["error"]["code"] == "timeout"
     first.close()
-    _until(lambda: _is_empty(running, llm))
+    until(lambda: _is_empty(running, llm))
     assert running.chat().status_code == 200
 
 
@@ -142,7 +143,7 @@ def test_a_slow_client_gets_everything(running: Running, llm: genai.LLM) -> None
     body = {**NEVER_ENDS, "stream": True, "max_tokens": 500, "temperature": 0}
     finished = llm.stats().finished
     slow = _send(running, body)
-    _until(lambda: llm.stats().finished == finished + 1)
+    until(lambda: llm.stats().finished == finished + 1)
     received = b""
     while b"[DONE]" not in received:
         received += slow.recv(65536)

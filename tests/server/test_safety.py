@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import genai
 from genai.errors import InputError, OptionError
 from genai.server.guards import host_name, is_loopback
 from genai.server.keys import read_keys
+from genai.server.run import serve_on_thread
 from genai.server.serving import Server, ServerOptions
 
 from .conftest import Running
-from .test_load import STORY
+from .test_load import STORY, until
 
 KEYS = "# keys of the team\nalice aaaaaaaaaaaaaaaaaaaa\n\nbbbbbbbbbbbbbbbbbbbb\n"
 
@@ -128,6 +131,41 @@ def test_bodies_are_limited(serving: Callable[..., Running]) -> None:
         assert answer.status_code == 413 and "1,000 bytes" in answer.json()["error"]["message"]
 
 
+def test_bodies_of_all_requests_are_limited(serving: Callable[..., Running], llm: genai.LLM) -> None:
+    running = serving(max_body=1000)
+    with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))) as first:
+        running.server.body_bytes += 15_900
+        answer = running.chat("x" * 200)
+        assert answer.status_code == 429 and answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert answer.headers["retry-after"] == "1" and running.server.body_bytes == 15_900
+        first.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 90\r\n\r\n" + b"x" * 50)
+        until(lambda: running.server.body_bytes == 15_950)
+    until(lambda: running.server.body_bytes == 15_900)
+
+
+def test_heads_that_arrive_slowly(llm: genai.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai.server.connections.HEAD_SECONDS", 0.2)
+    with closing(Server(llm)) as server, serve_on_thread(server) as url:
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        whole = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        for sent in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: localhost\r\n"):
+            with socket.create_connection(place, timeout=30) as slow:
+                slow.sendall(sent)
+                assert slow.recv(100) == b""
+        with socket.create_connection(place, timeout=30) as used:
+            used.sendall(whole)
+            assert used.recv(1000).startswith(b"HTTP/1.1 200")
+            used.sendall(whole[:-2])
+            until(lambda: used.recv(1000) == b"")
+
+
+@pytest.mark.parametrize("name", ["stop", "banned_strings"])
+def test_many_strings(running: Running, name: str) -> None:
+    for texts in (["a"] * 1001, ["a" * 60_000] * 2):
+        answer = running.chat(**{name: texts})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name
+
+
 def test_paths_and_methods(running: Running) -> None:
     with running.http as client:
         assert client.get("/v1/nothing").json()["error"]["code"] == "unknown_path"
@@ -154,6 +192,7 @@ def test_strict(serving: Callable[..., Running]) -> None:
 
 def test_hosts_and_addresses() -> None:
     assert [host_name(one) for one in ("A:1", "a", "[::1]:5", "[::1]", "")] == ["a", "a", "[::1]", "[::1]", ""]
+    assert {host_name(one) for one in ("[::1].evil.example", "localhost:80@evil", "a:b", "[::1", "a b", "/a")} == {""}
     assert [is_loopback(one) for one in ("localhost", "127.0.0.5", "::1", "0.0.0.0", "example.org")] == [
         True, True, True, False, False,
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import msgspec
 
 from ...errors import RequestError
 from ..fields import Fields
-from ..sampling import reasoning_variables, sampling_options, text_format
+from ..sampling import check_strings, reasoning_variables, sampling_options, text_format
 from ..serving import Server
 
 
@@ -41,6 +41,7 @@ def chat_options(server: Server, request: MessagesRequest, fields: Fields) -> di
     options = sampling_options(fields)
     if request.stop_sequences:
         options["stop"] = request.stop_sequences
+        check_strings(options)
     if tools := _tools(request.tools or (), fields.ignored):
         options["tools"] = tools
     options |= _tool_choice(request.tool_choice, has_tools=bool(tools))
