@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from genai.llm.batch.run import BatchProgress, BatchReport
     from genai.llm.llm import LLM
 
+_FOR_CHAT = "the model is for chat; to send each prompt as a message, add --chat"
+
 
 @sampling_flags
 @opt.flag_groups
@@ -46,9 +48,12 @@ def batch(
     template: Annotated[
         str | None, typer.Option("--template", help='Template for each prompt, such as "Summarise: {text}".')
     ] = None,
-    as_chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Wrap each prompt in a user message, except in lines that have a body.")
-    ] = False,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw", help="Wrap each prompt in a user message, except in lines that have a body [default: raw]."
+        ),
+    ] = None,
     template_args: TemplateArgs = None,
     special: opt.SpecialTokens = None,
     literal: opt.Literal = None,
@@ -86,12 +91,13 @@ def batch(
     With --template, a line contains the data for the template. If a line fails, its output line contains the reason.
     """
     from genai.llm.batch.journal import check_output
-    from genai.llm.batch.lines import open_lines
+    from genai.llm.batch.lines import TextLines, open_lines
     from genai.llm.batch.page import write_page
     from genai.llm.batch.requests import PromptFormat, PromptTemplate
     from genai.llm.batch.run import run_batch
     from genai.llm.batch.tables import check_batch_output, journal_path
 
+    as_chat = bool(chat)
     model, flags = flags.with_adapter(model)
     begin = _beginning(resume=resume, retry=retry, force=force)
     opt.check_apart([("INPUT", input), ("--output", output), ("--html", html)])
@@ -133,8 +139,11 @@ def batch(
         with quietly(flags.quiet), task(f"Writing {html.name}"):
             write_page(report, html)
     _say(report, flags)
-    if is_for_chat and not as_chat and report.figures.done and not report.figures.generated_tokens:
-        flags.voice.say("the replies are empty: the model is for chat; to send each prompt as a message, add --chat")
+    if is_for_chat and not as_chat and report.figures.done:
+        if not report.figures.generated_tokens:
+            flags.voice.say(f"the replies are empty: {_FOR_CHAT}")
+        elif chat is None and (lines.is_table or isinstance(lines, TextLines)):
+            flags.voice.say(f"the outputs continue the prompts as raw texts: {_FOR_CHAT}; --raw hides this line")
     if report.figures.failed or report.kept_failed:
         raise typer.Exit(1)
 
