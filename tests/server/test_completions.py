@@ -14,6 +14,7 @@ import genai
 from .conftest import Running
 
 TEXT = "Once upon a time"
+GAP = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,17 @@ def test_streamed_log_probabilities(running: Running) -> None:
         assert [value for part in parts if part for value in part[name]] == values
 
 
+def test_text_in_a_gap(running: Running, llm: genai.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai.server.gaps.FORMS", (("<no>", "<|im_end|>", "<no>"), GAP))
+    own = llm.generate(f"{GAP[0]}{TEXT}{GAP[1]}The end.{GAP[2]}", max_tokens=8)[0]
+    choice = running.post("/v1/completions", {"prompt": TEXT, "suffix": "The end.", "max_tokens": 8}).json()["choices"][
+        0
+    ]
+    assert choice["text"] == own.text
+    empty = running.post("/v1/completions", {"prompt": TEXT, "suffix": "", "echo": True, "max_tokens": 1})
+    assert empty.json()["choices"][0]["text"].startswith(TEXT)
+
+
 def test_adapters_and_schemas(running: Running) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}}
     body = {"prompt": TEXT, "model": "words", "response_format": form, "max_tokens": 9}
@@ -100,7 +112,10 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": ""}, None, "no tokens"),
     ({"prompt": [[10**9]]}, None, "1000000000"),
     ({"prompt": TEXT, "logprobs": 30}, "logprobs", "0 to 20"),
-    ({"prompt": TEXT, "suffix": "end"}, "suffix", "middle"),
+    ({"prompt": TEXT, "suffix": "end"}, "suffix", "no tokens for the gap"),
+    ({"prompt": TEXT, "suffix": "end", "echo": True}, "suffix", "without echo"),
+    ({"prompt": TEXT, "suffix": "end", "literal": True}, "suffix", "without echo and literal"),
+    ({"prompt": [5], "suffix": "end"}, "suffix", "as a text"),
     ({"prompt": TEXT, "best_of": 3}, "best_of", "samples"),
     ({"prompt": "word " * 3000}, "prompt", "maximum context length"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from ..calls import Call, JsonReply, converted
 from ..errors import ErrorReply
 from ..events import Event, Finish, Logprobs, Text
 from ..fields import Fields, read_fields
+from ..gaps import gap_prompt
 from ..replies import error_frame
 from ..sampling import response_format, sampling_options, time_limit
 from ..serving import Server
@@ -31,6 +32,7 @@ class CompletionRequest(msgspec.Struct):
     """The fields of a request whose form this endpoint checks; the other fields are sampling options."""
 
     prompt: str | list[Any]
+    suffix: str | None = None
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -91,6 +93,9 @@ def _turn(call: Call, request: CompletionRequest, fields: Fields) -> Turn:
     if request.response_format is not None:
         options |= response_format(request.response_format)
     prompts = _prompts(request.prompt)
+    if request.suffix:
+        prompts = _gap_prompts(server, prompts, request, options)
+        options["literal"] = False  # the tokens around the gap are special tokens in the text
     if request.add_special_tokens is not None and all(isinstance(prompt, str) for prompt in prompts):
         options["add_special_tokens"] = request.add_special_tokens
     options["adapter"] = server.adapter_of(request.model)
@@ -117,6 +122,23 @@ def _prompts(given: str | list[Any]) -> list[str | list[int]]:
             "send several requests", param="prompt",
         )  # fmt: skip
     return found
+
+
+def _gap_prompts(
+    server: Server, prompts: Sequence[str | list[int]], request: CompletionRequest, options: Mapping[str, Any]
+) -> list[Any]:
+    """Return the prompts for the text between each prompt and the suffix.
+
+    Raises:
+        RequestError: the model cannot fill gaps, or another field contradicts the suffix.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if request.echo or options.get("literal") or len(texts) < len(prompts):
+        raise RequestError(
+            400, "suffix cannot be used with echo, literal or token ids", "the prompt is the text before the gap",
+            "send the prompt as a text, without echo and literal", param="suffix",
+        )  # fmt: skip
+    return [gap_prompt(server.llm.tokenizer, text, request.suffix or "") for text in texts]
 
 
 def _is_token(value: Any) -> bool:
