@@ -339,13 +339,17 @@ class _ParquetFile(_NumpyFile):
         rows = np.load(self._partial, mmap_mode="r")
         schema = arrow.schema([("index", arrow.int64()), ("embedding", arrow.list_(arrow.float32(), self._dimensions))])
         temporary = self.path.with_name(f"{self.path.name}.partial.parquet")
-        with parquet.ParquetWriter(temporary, schema) as writer:
-            for first in range(0, len(rows), 65536):
-                part = np.asarray(rows[first : first + 65536])
-                vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(part.reshape(-1)), self._dimensions)
-                indices = arrow.array(np.arange(first, first + len(part)))
-                writer.write_table(arrow.Table.from_arrays([indices, vectors], schema=schema))
-        temporary.replace(self.path)
+        try:
+            with parquet.ParquetWriter(temporary, schema) as writer:
+                for first in range(0, len(rows), 65536):
+                    part = np.asarray(rows[first : first + 65536])
+                    vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(part.reshape(-1)), self._dimensions)
+                    indices = arrow.array(np.arange(first, first + len(part)))
+                    writer.write_table(arrow.Table.from_arrays([indices, vectors], schema=schema))
+            temporary.replace(self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)  # on a full disk, the rest of the file would take the last space
+            raise
         self._partial.unlink()
 
 

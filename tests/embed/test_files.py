@@ -131,6 +131,23 @@ def test_what_exists_is_not_overwritten(lines: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(other), EXPECTED)
 
 
+def test_a_parquet_file_on_a_full_disk(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = pytest.importorskip("pyarrow.parquet").ParquetWriter
+    output = tmp_path / "out.parquet"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "write_table", full)
+        with pytest.raises(genai.InputError, match="cannot be written") as caught:
+            write(lines, output)
+    assert "--resume" in caught.value.fix
+    assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.parquet.partial", "out.parquet.partial.json"]
+    assert write(lines, output, begin="resume").kept == 50
+    np.testing.assert_array_equal(read(output), EXPECTED)
+
+
 def test_two_writers_of_a_file(lines: Path, tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     output, refused = tmp_path / "out.npy", []
