@@ -38,7 +38,8 @@ from ..onnx.ir import DataType, Graph, Node, OnnxModel, Value
 from ..ops.registry import INT8_LEVEL
 from ..ops.weights import PRODUCTS, ROUNDING_PRODUCTS
 from ..optimize.base import Level, run_rewrites
-from ..optimize.decoders import fuse_matmul_bias, fuse_rotation, fuse_swiglu, pack_dequantized_products, widen_floats
+from ..optimize.decoders import fuse_matmul_bias, fuse_rotation, fuse_swiglu, read_narrow_weights, widen_floats
+from ..optimize.dequantized import PACK_DEQUANTIZED
 from ..optimize.shapes import infer_shapes
 from ..optimize.simplify import remove_dead_code, remove_identities
 from .config import Config
@@ -48,9 +49,18 @@ from .identity import LoadedFiles
 from .kv_types import KV_TYPES
 
 BLOCK_SIZE = PAGE_TOKENS
-DECODER_RULES = (remove_identities, pack_dequantized_products, fuse_matmul_bias, fuse_swiglu, remove_dead_code)
+DECODER_RULES = (
+    remove_identities,
+    *PACK_DEQUANTIZED,
+    read_narrow_weights,
+    fuse_matmul_bias,
+    fuse_swiglu,
+    remove_dead_code,
+)
 # Operators that combine tokens, in addition to attention. Attention without an operator of its own has a Softmax.
 _MIXING = ("Conv", "CumSum", "GRU", "LSTM", "Loop", "RNN", "Scan", "Softmax")
+# Products whose activations the graph rounds to 8 bits.
+_DYNAMIC_PRODUCTS = ("MatMulInteger", "DynamicQuantizeMatMul")
 # Bytes of memory for a logit, including the sampler's working data.
 _HIDDEN_STATES = "hidden_states"
 _BYTES_PER_LOGIT = 64
@@ -183,7 +193,7 @@ def read_decoder(
 
 
 def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> FlatDecoder:
-    """Flatten the graph unchanged (`model` is modified), or else with its plain attention replaced by operators."""
+    """Flatten the graph unchanged (`model` is modified), or else with plain operators replaced by fused ones."""
     try:
         return flatten_decoder(model, config.model.decoder.names)
     except NotFlattenable as reason:
@@ -192,7 +202,8 @@ def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> F
         try:
             return flatten_exported(config, files)
         except NotFlattenable as second:
-            raise NotFlattenable(f"{reason}; {second}") from None
+            both = dict.fromkeys((str(reason), str(second)))
+            raise NotFlattenable("; ".join(both)) from None
 
 
 def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
@@ -334,6 +345,8 @@ def count_activations(graph: Graph, accuracy: str) -> dict[str, int]:
     """Count the matmuls with quantised weights by the type of their activations: rounded to int8, or fp32."""
     counts = {"int8": 0, "fp32": 0}
     for node in graph.nodes:
+        if node.op_type in _DYNAMIC_PRODUCTS:
+            counts["fp32" if accuracy == "fp32" else "int8"] += 1
         if node.op_type in ROUNDING_PRODUCTS:
             allowed = accuracy == "int8" or whole_number(node, "accuracy_level", 0, least=0) == INT8_LEVEL
             counts["int8" if allowed and accuracy != "fp32" else "fp32"] += 1

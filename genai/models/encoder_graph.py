@@ -15,7 +15,8 @@ from ..onnx.ir import OnnxModel, Value
 from ..onnx.types import TensorType
 from ..optimize import composites, constant_folding, encoders, linear, reshapes, simplify
 from ..optimize.base import Level, run_rewrites
-from ..optimize.decoders import fuse_matmul_bias, fuse_rotation, pack_dequantized_products, widen_floats
+from ..optimize.decoders import fuse_matmul_bias, fuse_rotation, widen_floats
+from ..optimize.dequantized import PACK_DEQUANTIZED
 from ..optimize.shapes import infer_shapes
 from ..session.loop import run
 from ..session.plan import PlanOptions, build_plan
@@ -43,7 +44,7 @@ _AFTER = (
     reshapes.fold_known_reshapes,
     reshapes.merge_reshapes,
     reshapes.remove_idle_reshapes,
-    pack_dequantized_products,
+    *PACK_DEQUANTIZED,
     fuse_matmul_bias,
     linear.fuse_linear,
     linear.fuse_linear_activation,

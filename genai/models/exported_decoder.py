@@ -19,6 +19,8 @@ from ..onnx.ir import Graph, OnnxModel, Value
 from ..onnx.types import TensorType
 from ..optimize import composites, constant_folding, encoders, reshapes, simplify
 from ..optimize.base import Level, run_rewrites
+from ..optimize.decoders import has_narrow_floats, widen_floats
+from ..optimize.dequantized import PACK_DEQUANTIZED
 from ..optimize.shapes import infer_shapes
 from ..session.loop import run
 from ..session.plan import PlanOptions, build_plan
@@ -29,6 +31,7 @@ from .sliding_window import no_window
 
 _BEFORE = (
     simplify.remove_identities,
+    *PACK_DEQUANTIZED,
     reshapes.fold_known_shapes,
     constant_folding.fold_constants,
     simplify.share_subexpressions,
@@ -62,9 +65,11 @@ _HIDDEN = -1e4
 
 
 def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDecoder:
-    """Read the folder's graph, replace plain attention with attention operators, and flatten it."""
+    """Read the folder's graph, replace plain attention and dequantised weights with operators, and flatten it."""
     names, decoder = config.model.decoder.names, config.model.decoder
     model = _read(config, files)
+    if any(node.op_type == "GroupQueryAttention" for node in model.graph.nodes):
+        return flatten_decoder(model, names)
     trials = Trials(config, model.copy())
     content, context = _sources(model.graph, names)
     factors = sorted(context_inputs(model.graph, content, context) - {names.position_ids, names.attention_mask})
@@ -218,6 +223,8 @@ class Trials:
 
 def _read(config: Config, files: LoadedFiles | None) -> OnnxModel:
     model = read_decoder_file(config, files)
+    if has_narrow_floats(model.graph):
+        widen_floats(model)
     settle_shapes(model, config.model.decoder.names)
     run_rewrites(model, _BEFORE, Level.EXTENDED)
     infer_shapes(model)

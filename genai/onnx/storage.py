@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -111,6 +112,28 @@ class ArrayStorage:
 
     def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
         return raw_of_elements(self.array, dtype)
+
+
+@dataclass(eq=False)
+class ComputedStorage:
+    """Elements that are computed when they are read, and stored only as long as an array of them is in use.
+
+    Attributes:
+        make: function that returns the elements, in the tensor's own element type.
+    """
+
+    make: Callable[[], NDArray[Any]]
+    _made: weakref.ref[NDArray[Any]] | None = None
+
+    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
+        array = None if self._made is None else self._made()
+        if array is None:
+            array = np.ascontiguousarray(self.make()).reshape(-1).copy()  # an array that owns its memory
+            self._made = weakref.ref(array)
+        return array.view()
+
+    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
+        return raw_of_elements(self.elements(dtype, count), dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import GraphError, malformed
-from .storage import ArrayStorage, ExternalStorage, Storage, StringStorage, packed_size
+from .storage import ArrayStorage, ComputedStorage, ExternalStorage, Storage, StringStorage, packed_size
 from .types import DataType, SparseTensorType, TensorType
 
 # The maximum size of a sparse constant that is converted to a dense array.
@@ -53,6 +53,13 @@ class OnnxTensor:
             return cls(name, data_type, values.shape, StringStorage(_encoded(values)))
         values = values.astype(data_type.numpy_dtype, order="C", copy=False)
         return cls(name, data_type, values.shape, ArrayStorage(values))
+
+    @classmethod
+    def computed(
+        cls, name: str, dtype: DataType, shape: tuple[int, ...], make: Callable[[], NDArray[Any]]
+    ) -> OnnxTensor:
+        """Return a tensor whose elements `make` computes each time that they are needed and no array holds them."""
+        return cls(name, dtype, shape, ComputedStorage(make))
 
     @property
     def num_elements(self) -> int:

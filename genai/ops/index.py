@@ -122,7 +122,7 @@ OPERATORS: dict[str, dict[str, str]] = {
     },
     "products": {
         "com.microsoft": "MatMulNBits",
-        "genai": "DenseAttention DequantizedMatMul Linear",
+        "genai": "DenseAttention Linear",
     },
     "quantized_weights": {
         "com.microsoft": "MatMulBnb4",

@@ -28,7 +28,7 @@ BLOCK_PRODUCT = "MatMulNBits"
 _BITS = (2, 4, 8)
 PRODUCTS = ("MatMul", "Gemm", BLOCK_PRODUCT, QUANTIZED_PRODUCT, "MatMulBnb4")
 # Products that the option `accuracy` applies to: see NodeSpec.exact.
-ROUNDING_PRODUCTS = (BLOCK_PRODUCT, "QMoE", "DequantizedMatMul", QUANTIZED_PRODUCT, "MatMulBnb4")
+ROUNDING_PRODUCTS = (BLOCK_PRODUCT, "QMoE", QUANTIZED_PRODUCT, "MatMulBnb4")
 
 
 def check_bits(bits: int) -> None:

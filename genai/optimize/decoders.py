@@ -1,18 +1,17 @@
-"""Rules for decoders: fused operators for which kernels exist, packed dequantised weights, and wider floats."""
+"""Rules for decoders: fused operators for which kernels exist, and wider floats."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from ..onnx.ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor
+from ..onnx.ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor, make_node
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import QUANTIZED_PRODUCT
 from ..onnx.types import TensorType
 from ..ops.weights import BLOCK_PRODUCT
-from .base import Level, Pattern, Rewrite, bias_after, find, node_rule, replaced
+from .base import Level, Pattern, Rewrite, bias_after, find, made_by, node_rule, replaced
 
 _SILU = (
     Pattern("Mul", "gate", Pattern("Sigmoid", "gate", once=True, name="squashed"), once=True, name="silu"),
@@ -58,62 +57,6 @@ def fuse_matmul_bias(graph: Graph, product: Node) -> bool:
     product.outputs[:] = addition.outputs
     graph.update(product)
     return True
-
-
-# Block sizes that the kernels sum exactly, and whose blocks fill whole runs of bytes.
-_BLOCK_SIZES = range(16, 257, 16)
-_BITS = {DataType.INT4: 4, DataType.UINT4: 4, DataType.INT8: 8, DataType.UINT8: 8}
-_SIGNED = (DataType.INT4, DataType.INT8)
-
-
-@node_rule(Level.ALL, ("", "MatMul"), domain=OURS)
-def pack_dequantized_products(graph: Graph, node: Node) -> bool:
-    """MatMul(x, DequantizeLinear(w, scale, zero point)) -> genai::DequantizedMatMul(x, bytes of w, scale, zero point).
-
-    w is a constant [K, N] of 4 or 8 bits, or [N, K] followed by a Transpose. It has one scale per block of K, one per
-    column or a single scale. 4-bit weights retain their layout in the file, two per byte.
-    """
-    source, transposed = graph.producer(node.inputs[1]), 0
-    if source is not None and source.key == ("", "Transpose") and source.attribute("perm", None) in (None, [1, 0]):
-        source, transposed = graph.producer(source.inputs[0]), 1
-    if source is None or source.key != ("", "DequantizeLinear"):
-        return False
-    weight, scale = graph.constant_tensor(source.input(0)), graph.constant_tensor(source.input(1))
-    if weight is None or scale is None or weight.dtype not in _BITS or len(weight.shape) != 2 or 0 in weight.shape:
-        return False
-    if source.input(2) and graph.constant_tensor(source.input(2)) is None:
-        return False
-    block = _block_size(source, weight, scale, contraction=transposed)
-    if block is None or (_BITS[weight.dtype] == 4 and weight.shape[1] % 2):  # otherwise, rows would end within a byte
-        return False
-    attributes: dict[str, Any] = {
-        "bits": _BITS[weight.dtype],
-        "block_size": block,
-        "signed": int(weight.dtype in _SIGNED),
-    }
-    inputs = [node.inputs[0], _bytes(graph, weight), *source.inputs[1:]]
-    return replaced(graph, node, "DequantizedMatMul", inputs, domain=OURS, **attributes, transposed=transposed)
-
-
-def _block_size(source: Node, weight: OnnxTensor, scale: OnnxTensor, *, contraction: int) -> int | None:
-    """Return the scales' block size along K, or 0 for whole columns; None if the scales lie along another axis."""
-    axis = int(source.attribute("axis", 1)) % 2
-    block = int(source.attribute("block_size", 0))
-    if block:
-        return block if axis == contraction and block in _BLOCK_SIZES else None
-    if scale.num_elements == 1:
-        return 0
-    return 0 if axis != contraction and scale.shape == (weight.shape[1 - contraction],) else None
-
-
-def _bytes(graph: Graph, weight: OnnxTensor) -> str:
-    """Add the constant as bytes that share its storage; return the new name."""
-    name = f"{weight.name}/bytes"
-    if name not in graph.initializers:
-        rows, columns = weight.shape
-        data = weight.raw().view(np.uint8).reshape(rows, columns * _BITS[weight.dtype] // 8)
-        graph.add_initializer(OnnxTensor.from_array(name, data))
-    return name
 
 
 _QUERY, _KEY, _COS, _LONG_COS, _Q_NORM, _K_NORM = 0, 1, 3, 5, 8, 9
@@ -174,6 +117,16 @@ def _rotation(graph: Graph, attention: Node, name: str, heads: int, position_ids
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
 
+def has_narrow_floats(graph: Graph) -> bool:
+    """Return True if a constant, an input or a Cast of a graph is float16 or bfloat16."""
+    types = [value.type for value in graph.inputs]
+    if any(isinstance(type_, TensorType) and type_.dtype in _NARROW for type_ in types):
+        return True
+    if any(tensor.dtype in _NARROW for tensor in graph.initializers.values()):
+        return True
+    return any(node.key == ("", "Cast") and node.attribute("to") in _NARROW for node in graph.nodes)
+
+
 def widen_floats(model: OnnxModel) -> None:
     """Convert float16 and bfloat16 to float32 everywhere; constants are stored unchanged and followed by a Cast.
 
@@ -197,3 +150,29 @@ def widen_floats(model: OnnxModel) -> None:
             casts.append(Node("Cast", [tensor.name], [name], "", name, {"to": Attribute.of("to", int(DataType.FLOAT))}))
         graph.nodes[:0] = casts
         graph.invalidate()
+
+
+@node_rule(Level.EXTENDED, ("", "MatMul"), ("", "Gemm"), ("", "Gather"))
+def read_narrow_weights(graph: Graph, node: Node) -> bool:
+    """MatMul(x, Cast(w)) -> MatMul(x, w) for a constant w of 16 bits, and the same for Gemm and Gather.
+
+    Kernels read 16-bit weights unchanged. As float32 constants, they would take twice the memory. A Transpose may
+    follow the Cast.
+    """
+    index = 0 if node.op_type == "Gather" else 1
+    name, turn = node.input(index), None
+    if (found := made_by(graph, name, "Transpose")) is not None:
+        turn, name = found, found.input(0)
+    cast = made_by(graph, name, "Cast")
+    tensor = None if cast is None else graph.constant_tensor(cast.input(0))
+    if cast is None or tensor is None or tensor.dtype not in _NARROW or len(tensor.shape) != 2:
+        return False
+    if cast.attribute("to") != DataType.FLOAT:
+        return False
+    narrow = tensor.name
+    if turn is not None:
+        narrow = graph.fresh_name(f"{tensor.name}/transposed")
+        graph.insert_before(node, make_node("Transpose", [tensor.name], [narrow], **turn.attribute_values()))
+    node.inputs[index] = narrow
+    graph.update(node)
+    return True

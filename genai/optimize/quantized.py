@@ -161,21 +161,34 @@ def fuse_matmul_integer_to_float(graph: Graph, product: Node) -> bool:
     DynamicQuantizeLinear must compute a and its scale, and b's scale must be constant, so that the rule can distinguish
     the two scales.
     """
+    found = dynamic_product(graph, product)
+    if found is None:
+        return False
+    source, b_scale, scaled = found
+    inputs = [product.input(0), product.input(1), source.output(1), b_scale, product.input(2), product.input(3)]
+    return base.replaced(graph, scaled, "MatMulIntegerToFloat", inputs, domain=MS)
+
+
+def dynamic_product(graph: Graph, product: Node) -> tuple[Node, str, Node] | None:
+    """Match Mul(Cast(MatMulInteger(a, b, ...)), Mul(a's scale, b's scale)), where DynamicQuantizeLinear computes a.
+
+    Returns:
+        The DynamicQuantizeLinear, the name of b's scale, and the last Mul; None if the nodes are others.
+    """
     source = base.made_by(graph, product.input(0), "DynamicQuantizeLinear")
     cast = base.followed_by(graph, product.output(0), "Cast")
     if source is None or cast is None or cast.attribute("to") != 1:
-        return False
+        return None
     match = base.operand_after(graph, cast.output(0), "Mul")
     if match is None:
-        return False
+        return None
     scaled, scales = match
     both = base.made_by(graph, scales, "Mul")
     b_scale = None if both is None else base.other_input(both, source.output(1))
     tensor = None if b_scale is None else graph.constant_tensor(b_scale)
     if b_scale is None or tensor is None or product.input(2) != source.output(2) or len(tensor.shape) > 1:
-        return False
-    inputs = [product.input(0), product.input(1), source.output(1), b_scale, product.input(2), product.input(3)]
-    return base.replaced(graph, scaled, "MatMulIntegerToFloat", inputs, domain=MS)
+        return None
+    return source, b_scale, scaled
 
 
 @base.node_rule(base.Level.EXTENDED, (MS, "MatMulIntegerToFloat"))
