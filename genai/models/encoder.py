@@ -17,17 +17,19 @@ from genai.common.log import logger
 from genai.common.memory_limits import format_bytes
 from genai.common.progress import task
 from genai.kernels.cache_layout import PAGE_TOKENS, PagedLayer
+from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 from genai.kernels.device import Executor, PageTables, StepContext
 from genai.kernels.ir import Ids
 
 from ..devices import instructions
-from ..errors import InputError, UnsupportedModelError
+from ..errors import GenaiError, InputError, UnsupportedModelError
 from ..lowering.encoder import EncoderInputs, FlatEncoder
 from ..lowering.program import build_program
 from ..lowering.rows import NotFlattenable
 from ..onnx.ir import OnnxModel
 from ..onnx.reader import read_model
 from ..onnx.types import TensorType
+from ..ops.matmul import APART
 from ..optimize.decoders import widen_floats
 from ..optimize.shapes import infer_shapes
 from ..session.loop import Plan, run
@@ -41,6 +43,15 @@ _log = logger(__name__)
 Floats = NDArray[np.float32]
 # Tokens and sequences of a step. More tokens make a step no faster per token; more sequences need more pages.
 STEP_TOKENS, STEP_SEQUENCES = 2048, 256
+# Texts of equal length that a graph as exported computes together have at most this number of tokens.
+_EXPORTED_TOKENS = 512
+_TRIAL_TOKENS = 5
+# Operators whose results for a text do not depend on other texts of the same length, if matmuls are computed apart.
+_BATCHED = frozenset(
+    "Abs Add And Cast Ceil Clip Concat Constant ConstantOfShape Div Equal Erf Expand Gather GatherElements Gelu Gemm "
+    "Greater Identity LayerNormalization Less LessOrEqual Linear Log MatMul Mul Neg Not Range Reshape Shape Sign Slice "
+    "Softmax Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze Where".split()
+)
 _KNOWN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
 
@@ -110,6 +121,7 @@ class Encoder:
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
         self._plan: Plan | None = None
+        self._batched: bool | None = None
         model = self._read()
         self._inputs = _inputs_of(model, path)
         self._vocabulary = _vocabulary(model, self._inputs.input_ids)
@@ -121,7 +133,7 @@ class Encoder:
             self._flat = flat_encoder(model, self._inputs, [output], max_tokens)
         except NotFlattenable as error:
             reason = str(error)
-            _log.info("running texts one at a time, without a flat batch: %s", reason)
+            _log.info("running the graph as exported, without a flat batch: %s", reason)
         if self._flat is not None:
             self._compile(self._flat, "float32" if is_exact else "float16", weight_bytes)
         rows = "tokens" if self._flat is None else self._flat.rows
@@ -142,7 +154,9 @@ class Encoder:
     @property
     def numerics(self) -> str:
         """The device and the rounding that determine the bits of a result."""
-        return f"{instructions(self._executor)}, activations {self._accuracy}"
+        whole = self._flat is not None and not self._flat.excluded_ids and self._flat.max_tokens >= self.info.max_tokens
+        exported = "" if whole else ", equal lengths together"
+        return f"{instructions(self._executor)}, activations {self._accuracy}{exported}"
 
     def steps(self, sequences: Sequence[TokenSequence]) -> Iterator[range]:
         """Divide sequences into steps of an efficient size; yield the indices of each step, in order."""
@@ -173,10 +187,10 @@ class Encoder:
             if flat:
                 for index, rows in zip(flat, self._run_flat([sequences[index] for index in flat]), strict=True):
                     results[index] = rows
-            # One text at a time: a matmul of the session has other bits if its batch has other sizes.
-            for index, sequence in enumerate(sequences):
-                if results[index] is None:
-                    results[index] = self._run_exported(sequence)
+            others = [index for index, rows in enumerate(results) if rows is None]
+            for group in self._equal_lengths(sequences, others):
+                for index, rows in zip(group, self._run_exported([sequences[index] for index in group]), strict=True):
+                    results[index] = rows
         return [rows for rows in results if rows is not None]
 
     def _read(self) -> OnnxModel:
@@ -239,15 +253,47 @@ class Encoder:
 
     # --- graphs as exported ---
 
-    def _run_exported(self, sequence: TokenSequence) -> Floats:
-        """Run a sequence with the graph as exported."""
-        plan = self._plan_as_exported()
-        ids = sequence.ids
-        types = np.zeros_like(ids) if sequence.types is None else sequence.types
-        known = dict(zip(_KNOWN_INPUTS, (ids, np.ones_like(ids), types, np.arange(len(ids))), strict=True))
-        feeds = {name: known[name].astype(dtype)[None] for name, dtype in self._dtypes.items()}
-        out = np.asarray(run(plan, feeds)[self.info.output], np.float32)
-        return out.reshape(-1, out.shape[-1])
+    def _equal_lengths(self, sequences: Sequence[TokenSequence], indices: Sequence[int]) -> Iterator[list[int]]:
+        """Divide sequences into groups of equal length that are computed together."""
+        by_length: dict[int, list[int]] = {}
+        for index in indices:
+            by_length.setdefault(len(sequences[index]), []).append(index)
+        for length, group in by_length.items():
+            size = max(1, _EXPORTED_TOKENS // length)
+            if size > 1 and len(group) > 1 and not self._is_batched():
+                size = 1
+            yield from (group[first : first + size] for first in range(0, len(group), size))
+
+    def _is_batched(self) -> bool:
+        """Return True if the graph can compute texts of equal length together: its operators and a trial allow it."""
+        if self._batched is None:
+            known = all(call.op_type in _BATCHED for call in self._plan_as_exported().calls)
+            self._batched = known and self._trial_agrees()
+            if not self._batched:
+                _log.info("running texts one at a time, because a text's result would depend on the other texts")
+        return self._batched
+
+    def _trial_agrees(self) -> bool:
+        """Return True if two texts have the same results together and alone. Some graphs accept only a batch of 1."""
+        ids = np.arange(2 * min(_TRIAL_TOKENS, self.info.max_tokens)) % self._vocabulary
+        pair = [TokenSequence(one) for one in ids.reshape(2, -1)]
+        try:
+            together = self._run_exported(pair)
+        except (GenaiError, ValueError):
+            return False
+        alone = [rows for one in pair for rows in self._run_exported([one])]
+        return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(together, alone, strict=True))
+
+    def _run_exported(self, sequences: Sequence[TokenSequence]) -> Sequence[Floats]:
+        """Run sequences of equal length with the graph as exported."""
+        plan, ids = self._plan_as_exported(), np.stack([one.ids for one in sequences])
+        types = np.stack([np.zeros_like(one.ids) if one.types is None else one.types for one in sequences])
+        positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+        known = dict(zip(_KNOWN_INPUTS, (ids, np.ones_like(ids), types, positions), strict=True))
+        feeds = {name: known[name].astype(dtype) for name, dtype in self._dtypes.items()}
+        with BLAS_THREADS.single():
+            out = np.asarray(run(plan, feeds)[self.info.output], np.float32)
+        return list(out.reshape(len(ids), -1, out.shape[-1]))
 
     def _plan_as_exported(self) -> Plan:
         if self._plan is None:
@@ -261,7 +307,14 @@ class Encoder:
                 for value in model.graph.inputs
                 if value.name not in model.graph.initializers
             }
-            kernel = {"accuracy": self._accuracy, "threads": self._executor.host_threads, "executor": self._executor}
+            threads = self._executor.host_threads
+            kernel = {
+                "accuracy": self._accuracy,
+                "threads": threads,
+                "executor": self._executor,
+                "arena": None,
+                APART: True,
+            }
             with refused_by(self._executor):
                 self._plan = build_plan(model, PlanOptions(kernel=kernel))
         return self._plan

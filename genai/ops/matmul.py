@@ -6,12 +6,12 @@ Types that BLAS does not support are computed in float32 and rounded once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.blas import matmul as blas_matmul
+from genai.kernels.cpu.arrays.blas import matmul as blas_matmul, matmul_apart
 from genai.kernels.cpu.arrays.gemm.linear import DenseLinear
 from genai.kernels.cpu.arrays.gemm.packing import pack_weight
 from genai.kernels.cpu.program.thread_pool import Threads
@@ -24,6 +24,9 @@ from .support import checked_shape, optional, session_threads, widened
 _MIN_ELEMENTS = 1 << 13
 # Matrices of this size or more are also multiplied by BLAS, because int32 offsets cannot address them.
 MAX_BYTES = 1 << 31
+# Option of a plan: no result of a row or of a matrix depends on the number of rows and matrices.
+APART = "apart"
+Multiply = Callable[[Any, Any, Threads | None], Any]
 
 
 class PackedLinear:
@@ -64,7 +67,8 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
         raise KernelError(f"{spec.op_type}: an addend and the function {function!r} cannot be combined")
     if threads is None or weight is None or weight.ndim != 2 or weight.dtype != np.float32:
         return None
-    if weight.nbytes >= MAX_BYTES or weight.size < (1 if function or (addend and spec.has(addend)) else _MIN_ELEMENTS):
+    needs_packing = function or spec.options.get(APART) or (addend and spec.has(addend))
+    if weight.nbytes >= MAX_BYTES or weight.size < (1 if needs_packing else _MIN_ELEMENTS):
         return None
     columns = weight.shape[0 if transposed else 1]
     terms = None
@@ -81,22 +85,26 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
     return PackedLinear(linear, matrix.shape, addend, (1, bias) if terms is not None else (1,))
 
 
-def product(a: Any, b: Any, threads: Threads | None = None) -> Any:
+def product(a: Any, b: Any, threads: Threads | None = None, multiply: Multiply = blas_matmul) -> Any:
     """Return a @ b in a's type."""
     if a.dtype.itemsize < 4:
-        return blas_matmul(widened(a), widened(b), threads).astype(a.dtype, copy=False)
-    return blas_matmul(a, b, threads)
+        return multiply(widened(a), widened(b), threads).astype(a.dtype, copy=False)
+    return multiply(a, b, threads)
+
+
+def _multiply_of(spec: NodeSpec) -> Multiply:
+    return matmul_apart if spec.options.get(APART) else blas_matmul
 
 
 @register("MatMul")
 def matmul(spec: NodeSpec) -> Kernel:
     """Multiply with NumPy's matmul, which has ONNX's broadcasting rules."""
-    threads, packed = spec.options.get("threads"), packed_linear(spec)
+    threads, packed, multiply = spec.options.get("threads"), packed_linear(spec), _multiply_of(spec)
     if packed is not None:
         return packed
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return (product(inputs[0], inputs[1], threads),)
+        return (product(inputs[0], inputs[1], threads, multiply),)
 
     return kernel
 
@@ -108,12 +116,13 @@ def linear(spec: NodeSpec) -> Kernel:
     A node has a function or an addend, not both; the addend broadcasts as in Add.
     Attributes: function, one of `cpu.functions`, and its parameters; if it is absent, no function is applied.
     """
-    threads, packed = spec.options.get("threads"), packed_linear(spec, bias=2, addend=3)
+    packed = packed_linear(spec, bias=2, addend=3)
+    threads, multiply = spec.options.get("threads"), _multiply_of(spec)
     if packed is not None:
         return packed
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        result = blas_matmul(inputs[0], inputs[1], threads)
+        result = multiply(inputs[0], inputs[1], threads)
         result += inputs[2]
         return (result,)
 
@@ -127,7 +136,7 @@ def gemm(spec: NodeSpec) -> Kernel:
     """alpha * A' @ B' + beta * C. With beta = 0, C is not read, as in BLAS: NaN and infinities in C have no effect."""
     alpha, beta = float(spec.attributes.get("alpha", 1.0)), float(spec.attributes.get("beta", 1.0))
     trans_a, trans_b = bool(spec.attributes.get("transA", 0)), bool(spec.attributes.get("transB", 0))
-    threads = spec.options.get("threads")
+    threads, multiply = spec.options.get("threads"), _multiply_of(spec)
     if alpha == beta == 1.0 and not trans_a:
         packed = packed_linear(spec, bias=2, transposed=trans_b)
         if packed is not None:
@@ -137,7 +146,7 @@ def gemm(spec: NodeSpec) -> Kernel:
         a = inputs[0].T if trans_a else inputs[0]
         b = inputs[1].T if trans_b else inputs[1]
         addend = optional(inputs, 2)
-        result = blas_matmul(widened(a), widened(b), threads)
+        result = multiply(widened(a), widened(b), threads)
         if addend is not None:
             _check_addend(addend.shape, result.shape)
         if alpha != 1.0:

@@ -220,6 +220,40 @@ def test_an_output_of_the_mean_runs_as_exported(tmp_path: Path) -> None:
     check(path, reason="runs along the token axis")
 
 
+BAKED = {"heads": np.array([1, -1, HEADS, WIDTH // HEADS], I64), "rows": np.array([1, -1, WIDTH], I64)}
+ALONG_TOKENS = {
+    "batched": (N("Softmax", ["hidden"], ["mixed_rows"], axis=1), {}, [4, 2]),
+    "an unknown operator": (N("CumSum", ["hidden", "one"], ["mixed_rows"]), {}, [1] * 6),
+    "a batch of 1": (N("Softmax", ["hidden"], ["mixed_rows"], axis=1), BAKED, [1] * 6),
+}
+
+
+@pytest.mark.parametrize("name", ALONG_TOKENS)
+def test_texts_of_equal_length_as_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """They are computed together if no result depends on it, for any number of threads."""
+    node, constants, sizes = ALONG_TOKENS[name]
+    path = save(tmp_path / "model.onnx", end=[node], constants=constants, output="mixed_rows")
+    texts = [TokenSequence(np.random.default_rng(n).integers(1, 30, length)) for n, length in enumerate((9, 4) * 2)]
+    texts += [texts[0], TokenSequence(texts[0].ids[::-1].copy())]
+    results = []
+    for threads in (1, 2):
+        encoder = Encoder(path, open_executor("cpu", threads), [], LONGEST)
+        assert not encoder.info.flattened and "equal lengths together" in encoder.numerics
+        alone = [encoder.run([text])[0] for text in texts]
+        encoder.run(texts)  # includes the trial
+        groups, run = [], encoder._run_exported
+        monkeypatch.setattr(
+            encoder, "_run_exported", lambda group, run=run, groups=groups: groups.append(len(group)) or run(group)
+        )
+        results.append(encoder.run(texts))
+        assert groups == sizes
+        for a, b in zip(alone, results[-1], strict=True):
+            np.testing.assert_array_equal(a, b)
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_allclose(results[0][-1], expected(path, texts[-1])[0], rtol=0, atol=3e-5)
+
+
 def test_texts_longer_than_a_bias_run_as_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai.lowering.encoder.LONGEST_BIAS", 20)
     mask, constants, _ = MASKS["bias per head"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.arrays import blas
-from genai.kernels.cpu.arrays.blas import BLAS_THREADS, BlasThreads, matmul
+from genai.kernels.cpu.arrays.blas import BLAS_THREADS, BlasThreads, matmul, matmul_apart
 from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.thread_pool import Threads
 
@@ -46,6 +46,29 @@ def test_equals_numpy(left, right, dtype):
         shared = matmul(a, b, Threads(3))
     np.testing.assert_allclose(shared, a @ b, rtol=1e-3, atol=1e-4)
     assert shared.dtype == dtype
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_matrices_apart(single):
+    """A stack's matrices, or a matrix's rows, have the bits that they have alone, for any number of threads."""
+    rng, pools = np.random.default_rng(0), [Threads(1), Threads(3)]
+
+    def multiply(a, b, threads):
+        if not single:
+            return matmul_apart(a, b, threads)
+        with BLAS_THREADS.single():
+            return matmul_apart(a, b, threads)
+
+    for left, right in [*SHAPES, ((6, 33, 47), (6, 47, 21)), ((6, 33, 47), (47, 21)), ((6, 1, 40), (6, 40, 1))]:
+        a, b = rng.standard_normal(left).astype(np.float32), rng.standard_normal(right).astype(np.float32)
+        found = [multiply(a, b, threads) for threads in (None, *pools)]
+        np.testing.assert_allclose(found[0], a @ b, rtol=1e-3, atol=1e-4)
+        np.testing.assert_array_equal(found[1], found[2])
+        if len(left) == 3:
+            alone = [multiply(a[i : i + 1], b[i : i + 1] if b.ndim == 3 else b, pools[1]) for i in range(len(a))]
+            np.testing.assert_array_equal(found[1], np.concatenate(alone))
+        elif len(left) == len(right) == 2 and len(a):
+            np.testing.assert_array_equal(found[1][7:9], multiply(a[7:9], b, pools[1]))
 
 
 @pytest.mark.parametrize("left", VIEWS)

@@ -276,6 +276,32 @@ def matmul(a: NDArray[Any], b: NDArray[Any], threads: Threads | None = None) -> 
     return out
 
 
+def matmul_apart(a: NDArray[Any], b: NDArray[Any], threads: Threads | None = None) -> NDArray[Any]:
+    """Return a @ b. No result depends on the number of matrices in a stack, or on the number of rows if b is a matrix.
+
+    Each matrix of a stack, or each row, is a separate call of BLAS, on contiguous operands of the same size.
+    """
+    if b.ndim <= 2 or a.ndim < 2:
+        if a.ndim < 2 or b.ndim < 2:
+            return np.asarray(np.matmul(a, b))
+        rows: NDArray[Any] = np.matmul(np.ascontiguousarray(a)[..., None, :], np.ascontiguousarray(b))
+        return rows[..., 0, :]
+    a, b, library = np.ascontiguousarray(a), np.ascontiguousarray(b), BLAS_THREADS.library
+    if threads is None or library is None or not _fits(a, b, library):
+        return np.asarray(np.matmul(a, b))
+    return _shared_stack(library, threads, a, b)
+
+
+def _shared_stack(library: OpenBlas, threads: Threads, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Multiply stacks of matrices. Each matrix is multiplied by one thread."""
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    out = np.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)
+    if out.size:
+        left, right = (np.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(-1, *x.shape[-2:]) for x in (a, b))
+        _share(library, threads, left, right, out.reshape(-1, *out.shape[-2:]))
+    return out
+
+
 def _fits(a: NDArray[Any], b: NDArray[Any], library: OpenBlas) -> bool:
     """Return True if the library can multiply these matrices."""
     if a.ndim < 2 or b.ndim < 2 or a.dtype != b.dtype or a.shape[-1] != b.shape[-2]:
