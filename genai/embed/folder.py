@@ -50,8 +50,10 @@ GRAPHS = ("onnx/model.onnx", "model.onnx")
 _NO_LIMIT = 10**9
 # The longest sequence of a model whose files name no limit.
 _DEFAULT_LENGTH = 512
-# Model types without positions: attention adds a bias per distance, for any distance.
+# Model types without positions: attention adds a bias per distance, for any distance. The default limit bounds the time
+# and the memory of a text, which grow with the square of its length.
 _WITHOUT_POSITIONS = ("t5", "mt5", "umt5")
+_DEFAULT_WITHOUT_POSITIONS = 4096
 # Model types whose first position is after the padding id.
 _PADDED_POSITIONS = (
     "roberta",
@@ -151,7 +153,10 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
         _whole(folder / "sentence_bert_config.json", sizes, "max_seq_length"),
         None if "max_seq_length" in sizes else _whole(folder / "tokenizer_config.json", tokenizer, "model_max_length"),
     ]
-    max_length = min([longest, *(limit for limit in limits if limit and limit < _NO_LIMIT)])
+    named = [limit for limit in limits if limit and limit < _NO_LIMIT]
+    if longest == _NO_LIMIT and not named:
+        named = [_DEFAULT_WITHOUT_POSITIONS]
+    max_length = min([longest, *named])
     poolings, include_prompt, modules, score = _modules(folder)
     prompts = _value(folder / "config_sentence_transformers.json", settings, "prompts", dict, {})
     if bad := [name for name, text in prompts.items() if not isinstance(text, str)]:

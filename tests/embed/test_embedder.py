@@ -45,6 +45,9 @@ def test_models_without_positions(copied: Copied) -> None:
     (folder / "tokenizer_config.json").unlink()
     with Embedder(folder, threads=1) as made:
         assert made.embed("cat " * 600).shape == (12,) and made.count_tokens("cat " * 600) > 600
+        assert made.max_length == 4096
+    with Embedder(folder, threads=1, max_length=5000) as made:
+        assert made.count_tokens("cat " * 9000) == 5000
 
 
 def test_shapes_and_kinds_of_texts(embedder: Embedder) -> None:
