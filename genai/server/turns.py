@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import struct
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ class RunningTurn:
         call_id: returns the identifier of a tool call, given its sample and its index.
         eos: the tokens that end a reply.
         completions: the completions of the samples that have ended, by number.
+        reasoning_tokens: number of tokens in the reasoning of the samples that have ended.
     """
 
     server: Server
@@ -86,6 +88,7 @@ class RunningTurn:
     call_id: Callable[[int, int], str]
     eos: Sequence[int]
     completions: dict[int, Completion] = field(default_factory=dict)
+    reasoning_tokens: int = 0
 
     def __post_init__(self) -> None:
         self._readers = [
@@ -137,7 +140,7 @@ class RunningTurn:
     @property
     def usage(self) -> TokenCounts:
         """The token counts of the samples that have ended."""
-        return token_counts([*self.completions.values()])
+        return replace(token_counts([*self.completions.values()]), reasoning=self.reasoning_tokens)
 
     @property
     def prompt_tokens(self) -> int:
@@ -162,6 +165,7 @@ class _SampleReader:
         self._running, self._number = running, number
         self._splitter = None if request.new_splitter is None else request.new_splitter()
         self._num_calls = 0
+        self._position, self._reasoning = 0, (0, 0)  # characters of the generated text
 
     def read(self, item: Item) -> list[Event]:
         """Return the events of an item."""
@@ -177,6 +181,10 @@ class _SampleReader:
             found += self._texts(completion.text)
         if self._splitter is not None:
             found += self._converted(self._splitter.finish())
+        if self._reasoning[1]:
+            decode = self._running.server.llm.tokenizer.backend.decode
+            begin, end = (_tokens_up_to(decode, completion.token_ids, place) for place in self._reasoning)
+            self._running.reasoning_tokens += end - begin
         return [*found, Finish(self._number, self._num_calls > 0, completion, self._running.eos)]
 
     def _texts(self, text: str) -> list[Event]:
@@ -187,6 +195,9 @@ class _SampleReader:
     def _converted(self, events: Sequence[parsing.Event]) -> list[Event]:
         found: list[Event] = []
         for event in events:
+            begin, self._position = self._position, self._position + len(event.raw)
+            if isinstance(event, parsing.Reasoning):
+                self._reasoning = (self._reasoning[0] if self._reasoning[1] else begin), self._position
             if isinstance(event, parsing.Text):
                 found.append(Text(self._number, event.text))
             elif isinstance(event, parsing.Reasoning):
@@ -197,6 +208,13 @@ class _SampleReader:
                 found.append(ToolCall(self._number, event.index, identifier, event.name))
                 found.append(ToolArguments(self._number, event.index, event.arguments_text))
         return [event for event in found if not isinstance(event, Text | Reasoning) or event.text]
+
+
+def _tokens_up_to(decode: Callable[..., str], tokens: Sequence[int], position: int) -> int:
+    """Return the number of tokens whose text reaches a position, in characters."""
+    return bisect_left(
+        range(len(tokens)), position, key=lambda count: len(decode(tokens[:count], skip_special_tokens=False))
+    )
 
 
 async def start_turn(server: Server, turn: Turn, seat: Seat) -> RunningTurn:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +78,18 @@ def test_a_conversation_computes_only_what_is_new(running: Running) -> None:
             assert usage["prompt_tokens_details"]["cached_tokens"] == before // block * block
         before = usage["prompt_tokens"]
         messages.append(warm["choices"][0]["message"])
+
+
+@pytest.mark.parametrize("name", ["cline", "open_webui", "open_webui_title"])
+def test_bodies_of_agents_and_chat_pages(running: Running, name: str) -> None:
+    """The bodies are those that the sources of Cline and Open WebUI build, with shorter texts."""
+    body = json.loads((Path(__file__).parent / "bodies" / f"{name}.json").read_text(encoding="utf-8"))
+    answer = running.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-ignored-fields", "reasoning_effort") in ("reasoning_effort", "top_p, reasoning_effort")
+    if body["stream"]:
+        *chunks, last = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+        assert last["choices"] == [] and 0 < last["usage"]["completion_tokens"] <= 12
+        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant" and chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        assert answer.json()["choices"][0]["message"]["content"]

@@ -11,6 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 import genai
+from genai.server.turns import _tokens_up_to
 
 from .conftest import Running
 
@@ -137,10 +138,12 @@ def thinking(serving: Callable[..., Running], thinking_llm: genai.LLM) -> Runnin
     return serving(thinking_llm)
 
 
-def test_reasoning_has_both_names_and_is_read_back(thinking: Running) -> None:
+def test_reasoning_has_both_names_and_is_read_back(thinking: Running, running: Running) -> None:
     body = thinking.chat(reasoning_effort="high", max_tokens=8).json()
     message = body["choices"][0]["message"]
     assert message["reasoning"] == message["reasoning_content"] and message["content"] == ""
+    usage = body["usage"]
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"]
     lines = thinking.chat(reasoning_effort="high", max_tokens=8, stream=True, seed=body["seed"]).text
     deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines.split("\n\n") if line.startswith("data: {")]
     assert "".join(delta.get("reasoning", "") for delta in deltas) == message["reasoning"]
@@ -149,6 +152,16 @@ def test_reasoning_has_both_names_and_is_read_back(thinking: Running) -> None:
     assert again.status_code == 200
     off = thinking.chat(reasoning_effort="none").json()["choices"][0]["message"]
     assert off["content"] == "19" and "reasoning" not in off
+    usage = thinking.post("/v1/responses", {"input": "Hi", "reasoning": {"effort": "high"}, "max_output_tokens": 8})
+    assert usage.json()["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert running.chat().json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_tokens_of_the_reasoning_are_counted(llm: genai.LLM) -> None:
+    tokens, decode = llm.encode("One two three. Four five."), llm.tokenizer.backend.decode
+    for count in range(1, len(tokens) + 1):
+        place = len(decode(tokens[:count], skip_special_tokens=False))
+        assert _tokens_up_to(decode, tokens, place) == count and _tokens_up_to(decode, tokens, 0) == 0
 
 
 def test_template_variables(thinking: Running, running: Running) -> None:

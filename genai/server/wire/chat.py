@@ -300,6 +300,7 @@ def usage(counts: TokenCounts) -> dict[str, Any]:
         "completion_tokens": counts.completion,
         "total_tokens": counts.total,
         "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "completion_tokens_details": {"reasoning_tokens": counts.reasoning},
     }
 
 
