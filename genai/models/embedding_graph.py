@@ -11,9 +11,11 @@ import numpy as np
 
 from ..errors import UnsupportedModelError
 from ..onnx.decoder_names import GraphNames
-from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value
+from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value, make_node
 from ..onnx.types import TensorType
 
+# Types of embeddings that are converted to the type that the decoder reads.
+_FLOATS = {"FLOAT", "FLOAT16", "BFLOAT16"}
 _EXPORT = "export both graphs of the folder again with the same exporter"
 
 
@@ -27,10 +29,11 @@ def join_embedding(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) 
 
     Raises:
         UnsupportedModelError: an input or output is missing or has a different type, an input cannot be empty, or the
-            graphs have different opsets.
+            graphs have different opsets. Embeddings of another float type are converted.
     """
     _check(decoder, embedding, names)
     graph, before = decoder.graph, embedding.graph
+    _convert_output(before, names.inputs_embeds, _typed_input(graph, names.inputs_embeds))
     defined = [value.name for value in before.inputs] + [*before.initializers, *before.sparse_initializers]
     defined += [name for node in before.nodes for name in node.outputs if name]
     for name in dict.fromkeys(defined):
@@ -68,7 +71,7 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
         (names.input_ids, ids, _typed_input(decoder.graph, names.input_ids)),
     ):
         types = [value.type.dtype.name for value in (first, second) if value and isinstance(value.type, TensorType)]
-        if len(set(types)) > 1:
+        if len(set(types)) > 1 and not _FLOATS.issuperset(types):
             raise UnsupportedModelError(
                 f"{kind!r} is {types[0]} in the embedding graph and {types[1]} in the decoder",
                 "the two types must be equal",
@@ -84,6 +87,18 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
             "both graphs must use the same versions, because they are merged",
             _EXPORT,
         )
+
+
+def _convert_output(graph: Graph, name: str, wanted: Value | None) -> None:
+    """Convert the output `name` of a graph to the float type of an input of another graph, if the types differ."""
+    (output,) = (value for value in graph.outputs if value.name == name)
+    types = [value.type for value in (output, wanted) if value and isinstance(value.type, TensorType)]
+    if len(types) < 2 or types[0].dtype is types[1].dtype:
+        return
+    inner = graph.fresh_name(f"{name}/stored")
+    graph.rename(name, inner)
+    graph.nodes.append(make_node("Cast", [inner], [name], name=name, to=int(types[1].dtype)))
+    graph.invalidate()
 
 
 def _typed_input(graph: Graph, name: str) -> Value | None:

@@ -114,6 +114,13 @@ def test_a_plain_table_runs_in_batches(tmp_path: Path) -> None:
         assert model.info.flattened
 
 
+def test_a_table_of_16_bits_beside_a_decoder_of_32_bits(tmp_path: Path) -> None:
+    whole, split = write_whole(tmp_path / "whole"), write_split(tmp_path / "split", plain=True, change=_half_table)
+    with og.Model(split, quiet=True) as model:
+        assert model.info.flattened
+    assert tokens(split, [1, 9, 30, 2]) == tokens(whole, [1, 9, 30, 2])
+
+
 def test_without_the_graph_that_makes_embeddings(tmp_path: Path) -> None:
     folder = write_split(tmp_path / "split", plain=True)
     edit_config(folder, embedding={})
@@ -141,11 +148,16 @@ def _other_opset(model: onnx.ModelProto) -> None:
     model.opset_import[0].version -= 1
 
 
-def _other_type(model: onnx.ModelProto) -> None:
+def _half_table(model: onnx.ModelProto) -> None:
+    """Store the table, which then has slightly different numbers, as float16."""
     for value in (model.graph.output[0], model.graph.input[1]):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     table = numpy_helper.to_array(model.graph.initializer[0]).astype(np.float16)
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(table, "table"))
+
+
+def _whole_numbers(model: onnx.ModelProto) -> None:
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT32
 
 
 def _needs_a_picture(model: onnx.ModelProto) -> None:
@@ -157,7 +169,7 @@ def _needs_a_picture(model: onnx.ModelProto) -> None:
     [
         (_other_output, "rows"),
         (_other_opset, "ai.onnx"),
-        (_other_type, "FLOAT16"),
+        (_whole_numbers, "INT32"),
         (_needs_a_picture, "image_features"),
     ],
 )
