@@ -290,6 +290,21 @@ def test_replies_that_are_not_reused(bundled_folder: Path) -> None:
         assert exact.logprobs == cold.logprobs and 0 < exact.cached_tokens <= len(tokens) and not cold.cached_tokens
 
 
+def test_requests_that_reuse_replies_beside_requests_that_do_not(bundled_folder: Path) -> None:
+    """Blocks after a reused reply depend on the reply's numerics, so only requests that reuse replies find them."""
+    prompt = "Luna has a red ball. Tom has a blue kite. " * 6
+    with genai.LLM(bundled_folder) as llm:
+        tokens = llm.encode(prompt)
+        ask: dict[str, Any] = {"max_tokens": 3, "logprobs": 1}
+        for turn in range(3):
+            reply = llm.generate(tokens, max_tokens=40, ignore_eos=True)[0]
+            tokens = [*tokens, *reply.token_ids, *llm.encode("Tom has a kite. " * 8)]
+            cold = llm.generate(tokens, cache_salt=f"cold {turn}", **ask)[0]
+            for _ in range(2):
+                assert llm.generate(tokens, reuse_replies=False, **ask)[0].logprobs == cold.logprobs
+                assert llm.generate(tokens, **ask)[0].cached_tokens > len(tokens) // 2
+
+
 def test_a_reply_that_is_reused(bundled_folder: Path) -> None:
     prompt = "Luna has a red ball. Tom has a blue kite. " * 8
     with genai.LLM(bundled_folder) as llm:
