@@ -91,6 +91,9 @@ class NodeRows:
         return None if value is None else tuple(RowDim(int(item)) for item in np.asarray(value).reshape(-1))
 
 
+# Operators with which exporters select the tokens of each expert.
+_EXPERTS = ("OneHot", "NonZero", "ScatterElements", "ScatterND")
+
 RowRule = Callable[[NodeRows], States]
 _ROW_RULES: dict[tuple[str, str], RowRule] = {}
 
@@ -115,6 +118,8 @@ def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], analysi
         return [_uniform_output(graph, name, kind) for name in node.outputs]
     if kinds <= {Kind.UNIFORM, Kind.CONTEXT, Kind.LENGTHS}:
         return [State(Kind.CONTEXT)] * len(node.outputs)
+    if node.op_type in _EXPERTS:
+        raise NotFlattenable("mixtures of experts are only recognised as the operators MoE and QMoE")
     raise NotFlattenable("this operator is not known to treat tokens independently")
 
 

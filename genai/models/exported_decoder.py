@@ -77,7 +77,8 @@ def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDe
     layers = find_plain_attention(model.graph, names)
     if len(layers) != decoder.num_hidden_layers:
         raise NotFlattenable(
-            f"plain attention was found {len(layers)} times, but there are {decoder.num_hidden_layers} layers"
+            f"plain attention was found {len(layers)} times, but there are {decoder.num_hidden_layers} layers; "
+            "attention with a bias by distance (ALiBi) or with a mask that a Where applies is not recognised"
         )
     if bad := sorted({layer.mask for layer in layers} & content):
         raise NotFlattenable(f"the attention mask {bad[0]!r} depends on the tokens")

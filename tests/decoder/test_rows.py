@@ -116,6 +116,7 @@ CROSS_ROW: dict[str, tuple[list[Any], dict[str, Any], str]] = {
         "token axis",
     ),
     "running sum": ([N("CumSum", ["x", "a"], ["y"])], {"a": I64(1)}, "not known to treat tokens independently"),
+    "experts": ([N("NonZero", ["x"], ["y"])], {}, "mixtures of experts are only recognised as"),
     "second row": ([N("Gather", ["x", "i"], ["y"], axis=1)], {"i": I64(1)}, "tokens are selected by their position"),
     "slice tokens": (
         [N("Slice", ["x", "f", "t", "a"], ["y"])],
