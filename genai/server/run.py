@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.log import logger
 from ..errors import InputError, MissingPackageError, OptionError
 from .guards import LOCAL_NAMES, is_loopback
 
 if TYPE_CHECKING:
     # `serving` imports the packages of the extra `serve`. `check_packages` must run without them.
     from .serving import Server
+
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,28 @@ def serve_on_thread(server: Server) -> Iterator[str]:
             thread.join()
 
 
+class LoopErrors:
+    """The handler of an event loop's errors, which reports a lack of file descriptors once.
+
+    While no connection can be accepted, asyncio reports thousands of errors per second. If the standard error stream is
+    a pipe that is read slowly, writing them would stop the server.
+    """
+
+    def __init__(self) -> None:
+        self._is_reported = False
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an error."""
+        if not str(context.get("message", "")).startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+        elif not self._is_reported:
+            self._is_reported = True
+            _log.warning("new connections wait: the limit of open files is reached; raise it with `ulimit -n`")
+
+
 async def _live(server: Server, http: Any, bound: socket.socket) -> None:
     loop, stops = asyncio.get_running_loop(), asyncio.Event()
+    loop.set_exception_handler(LoopErrors())
     count = 0
 
     def stop() -> None:

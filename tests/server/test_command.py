@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 
 from genai.cli import app
 from genai.errors import InputError, OptionError
-from genai.server.run import Address
+from genai.server.run import Address, LoopErrors
 
 from .test_load import NEVER_ENDS
 
@@ -156,6 +157,14 @@ def test_tls(start: Callable[..., Process], tmp_path: Path) -> None:
     trusted = ssl.create_default_context(cafile=str(cert))
     with httpx.Client(base_url=served.url, verify=trusted, trust_env=False) as client:
         assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_lack_of_descriptors_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    loop, handle = asyncio.new_event_loop(), LoopErrors()
+    for message in ("socket.accept() out of system resource", "socket.accept() out of system resource", "other"):
+        handle(loop, {"message": message})
+    loop.close()
+    assert [record.getMessage()[:21] for record in caplog.records] == ["new connections wait:", "other"]
 
 
 def test_names_of_hosts() -> None:
