@@ -422,6 +422,72 @@ class LinearRecurrence(Op):
 
 
 @dataclass(frozen=True)
+class CausalConv(Op):
+    """A depthwise convolution over the tokens of a sequence, as in Mamba (Gu & Dao 2023) and LFM2.
+
+    out[t] = bias + sum over j of weight[:, 0, j] * x[t - (kernel - 1 - j) * dilation], where the rows before the first
+    token of the sequence are zero. The state is the last (kernel - 1) * dilation rows of x, in order.
+
+    Attributes:
+        weight: float32 [channels, 1, kernel], one kernel per channel.
+        bias: float32 [channels].
+        layer: index of the cache layer.
+        dilation: distance between the rows that a result reads.
+    """
+
+    x: In
+    weight: Constant
+    out: Out
+    layer: int
+    bias: Constant = ""
+    dilation: int = 1
+
+
+@dataclass(frozen=True)
+class LinearAttention(Op):
+    """Linear attention with a matrix as its state, per value head: S [head_size, v_head_size].
+
+    S = exp(decay) * S (no decay: S is unchanged), then S += outer(key, beta * (value - key @ S)) with the delta rule
+    (Gated DeltaNet: Yang et al. 2024), or S += outer(key, value) without it; out = scale * (query @ S). Each row updates
+    the state of its sequence, which is zero before the first token.
+
+    Heads of different numbers are shared: value head h has the key head h // (value_heads / key_heads), and query head h
+    reads the state of value head h // (heads / value_heads) or, if there are fewer query heads than value heads, is read
+    by the value heads like a key head.
+
+    Attributes:
+        query: [T, heads * head_size].
+        key: [T, key_heads * head_size].
+        value: [T, value_heads * v_head_size].
+        decay: logarithm of the decay, [T, value_heads], or [T, value_heads * head_size] for one decay per row of S;
+            "" = no decay.
+        beta: step of the delta rule, [T, value_heads] or [T, 1]; "" = no delta rule.
+        out: [T, max(heads, value_heads) * v_head_size].
+        layer: index of the cache layer.
+        scale: factor on the result.
+    """
+
+    query: In
+    key: In
+    value: In
+    out: Out
+    layer: int
+    heads: int
+    key_heads: int
+    value_heads: int
+    head_size: int
+    v_head_size: int
+    scale: float
+    decay: In = ""
+    beta: In = ""
+
+    @property
+    def out_heads(self) -> int:
+        """The number of heads of the result."""
+        return max(self.heads, self.value_heads)
+
+
+@dataclass(frozen=True)
 class MoE(Op):
     """A mixture of experts: out = sum over the selected experts of share * second(activation(first(x))).
 

@@ -20,6 +20,9 @@ from .groups import CacheGroup, GroupKind, plan_groups
 
 # The two arrays of a step: its initial state, and the state after it.
 STATES_PER_SEQUENCE = 2
+# Expected number of states that are kept for each sequence, from which later requests continue, and the maximum number
+# of slots.
+_SNAPSHOTS_PER_SEQUENCE, _MOST_SLOTS = 16, 4096
 ITEM_BYTES = {"float16": 2, "float32": 4, "bfloat16": 2, "float8": 1}
 PACKED_BITS = {"int8": 8, "int4": 4}
 # The dtypes of page arrays that are stored under another dtype.
@@ -179,6 +182,27 @@ def grouped_layout(
 def blocks_that_fit(layout: CacheLayout, num_bytes: int) -> int:
     """Return the number of whole blocks that fit into `num_bytes` bytes."""
     return max(num_bytes, 0) // layout.bytes_per_block
+
+
+def blocks_and_slots(layout: CacheLayout, num_bytes: int, context: int, step_tokens: int) -> tuple[int, int]:
+    """Divide memory between blocks and slots of states; return the number of each.
+
+    The memory is divided as sequences of the whole context with their snapshots need it. One such sequence always fits.
+
+    Args:
+        num_bytes: memory of the cache, at least that of one sequence.
+        context: number of tokens of the longest sequence.
+        step_tokens: maximum number of tokens per step.
+    """
+    state = layout.bytes_per_state
+    if not state:
+        return blocks_that_fit(layout, num_bytes), 0
+    own = STATES_PER_SEQUENCE * state
+    pages = layout.sequence_bytes(context, step_tokens) - own
+    expected = own + _SNAPSHOTS_PER_SEQUENCE * state
+    share = max(own, min(num_bytes * expected // (expected + pages), num_bytes - pages))
+    slots = min(share // state, _MOST_SLOTS)
+    return blocks_that_fit(layout, num_bytes - slots * state), slots
 
 
 class PagedStorage:

@@ -36,18 +36,32 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True)
+class RecurrentLayer:
+    """The state of one recurrent layer; size: its number of float32 elements."""
+
+    layer: int
+    size: int
+
+
+CacheEntry = AttentionLayer | RecurrentLayer
+
+
+@dataclass(frozen=True)
 class FlatDecoder:
     """A flattened decoder.
 
     Attributes:
         model: the rewritten model.
-        layers: the cache entries of each attention layer.
+        layers: the cache entries of each attention layer and each recurrent layer. A layer of the model can have two
+            entries: linear attention after a convolution.
+        num_layers: number of layers of the model that have entries.
         rope_threshold: the length above which the long RoPE tables apply; None = there is only one table.
         output_names: the names of the graph's outputs: first the logits, then the other outputs with one row per token.
     """
 
     model: OnnxModel
-    layers: tuple[AttentionLayer, ...]
+    layers: tuple[CacheEntry, ...]
+    num_layers: int
     rope_threshold: int | None
     output_names: tuple[str, ...]
 
@@ -61,22 +75,28 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     graph = model.graph
     graph.topological_sort()
     analysis = analyse_rows(graph, _input_states(graph, names))
-    if not analysis.attention and any(state.kind is Kind.CACHE for state in analysis.states.values()):
+    if not (analysis.attention or analysis.recurrent) and any(state.kind is Kind.CACHE for state in analysis.states.values()):
         raise NotFlattenable("no attention operator with a cache was found")
     if analysis.first_row_gathers:
         raise NotFlattenable("the first token of each sequence is selected")
     thresholds = {_threshold(graph, node, names) for node in analysis.table_choices}
     if len(thresholds) > 1:
         raise NotFlattenable("RoPE tables change at several lengths")
-    layers = _numbered([_layer_of(node, names, analysis) for node in analysis.attention])
+    nodes = [*analysis.attention, *analysis.recurrent]
+    entries = [_layer_of(node, names, analysis) for node in analysis.attention]
+    entries += [_recurrent_layer(graph, node, names, analysis) for node in analysis.recurrent]
+    layers = _numbered(entries)
 
     head = None if analysis.last_row_gathers else _head_product(graph, names.logits, analysis)
 
     model.opset_imports.setdefault(OURS, 1)
     _settle_reshapes(graph, analysis)
     tables = {name: pair for node in analysis.table_choices for name, pair in _add_tables(graph, node).items()}
-    for node, layer in zip(analysis.attention, layers, strict=True):
-        _rewrite_attention(node, layer, tables)
+    for node, layer in zip(nodes, layers, strict=True):
+        if isinstance(layer, AttentionLayer):
+            _rewrite_attention(node, layer, tables)
+        else:
+            _rewrite_recurrent(node, layer)
     _gather_logits_rows(graph, analysis, head)
     others = [value for value in graph.outputs if value.name != names.logits and _is_of_rows(value.name, analysis)]
     is_whole = head is None and not analysis.last_row_gathers
@@ -88,13 +108,13 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     remove_dead_code.apply(model)
     graph.inputs = [value for value in graph.inputs if graph.consumers(value.name)]
     output_names = (names.logits, *(value.name for value in others))
-    return FlatDecoder(
-        model, tuple(sorted(layers, key=lambda layer: layer.layer)), next(iter(thresholds), None), output_names
-    )
+    ordered = tuple(sorted(layers, key=lambda layer: layer.layer))
+    num_layers = len({layer.layer for _, layer in entries})
+    return FlatDecoder(model, ordered, num_layers, next(iter(thresholds), None), output_names)
 
 
 def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
-    past = [_pattern(name) for name in names.pasts]
+    past = [_pattern(name) for name in names.caches]
     states: dict[str, State] = {}
     for value in graph.inputs:
         if value.name in graph.initializers:
@@ -181,7 +201,11 @@ def _branch_constants(graph: Graph, branch: Graph) -> list[str]:
 # --- attention ---------------------------------------------------------------------------------------------------
 
 
-def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> AttentionLayer:
+# A cache entry that has the number of its layer in the model, and its place among the layer's entries.
+_Entry = tuple[int, CacheEntry]
+
+
+def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> _Entry:
     match = _pattern(names.past_key).fullmatch(node.input(3))
     if match is None:
         raise NotFlattenable(f"the past key of attention {node.name!r} has an unknown name")
@@ -199,15 +223,58 @@ def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> Attention
     head_size = width // (heads + 2 * kv_heads) if packed else width // heads
     v_width = kv_heads * head_size if packed else analysis.states[node.inputs[2]].known_shape[2].factor
     window = int(node.attribute("local_window_size", -1))
-    return AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, window if window > 0 else None)
+    limit = window if window > 0 else None
+    return 0, AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, limit)
 
 
-def _numbered(layers: list[AttentionLayer]) -> list[AttentionLayer]:
+def _recurrent_layer(graph: Graph, node: Node, names: GraphNames, analysis: RowAnalysis) -> _Entry:
+    place, (template, size) = (
+        (1, (names.past_conv, _conv_size(graph, node)))
+        if node.op_type == "CausalConv"
+        else (2, (names.past_recurrent, _attention_size(node, analysis)))
+    )
+    match = _pattern(template).fullmatch(node.input(3))
+    if match is None:
+        raise NotFlattenable(f"the state of {node.op_type} {node.name!r} has the unknown name {node.input(3)!r}")
+    return place, RecurrentLayer(int(match[1]), size)
+
+
+def _conv_size(graph: Graph, node: Node) -> int:
+    weight = graph.constant_tensor(node.input(1))
+    if weight is None or len(weight.shape) != 3 or weight.shape[1] != 1 or weight.shape[2] < 2:
+        raise NotFlattenable(f"the weight of {node.op_type} {node.name!r} is not a constant [channels, 1, at least 2]")
+    return int(weight.shape[0] * (weight.shape[2] - 1) * int(node.attribute("dilation", 1)))
+
+
+def _attention_size(node: Node, analysis: RowAnalysis) -> int:
+    """Return the size of the state of linear attention, after a check of the numbers of heads."""
+    heads, value_heads = int(node.attribute("q_num_heads", 0)), int(node.attribute("kv_num_heads", 0))
+    query, key, value = (analysis.states[node.input(index)].known_shape[2].factor for index in range(3))
+    size, v_size = query // heads, value // value_heads
+    key_heads = key // size if size else 0
+    fits = (size * heads, size * key_heads, v_size * value_heads) == (query, key, value)
+    most = max(heads, value_heads)
+    if not fits or not size or not v_size or not key_heads or most % heads or most % value_heads or value_heads % key_heads:
+        raise NotFlattenable(
+            f"{node.op_type} {node.name!r} has {heads} query heads, {value_heads} value heads, and queries, keys and "
+            f"values of {query}, {key} and {value} numbers"
+        )
+    return value_heads * size * v_size
+
+
+def _numbered(entries: list[_Entry]) -> list[CacheEntry]:
     """Renumber the layers from 0, in the order of the numbers in the names; those numbers may have gaps."""
-    order = {name: index for index, name in enumerate(sorted({layer.layer for layer in layers}))}
-    if len(order) != len(layers):
-        raise NotFlattenable("two attention operators share one past tensor")
-    return [replace(layer, layer=order[layer.layer]) for layer in layers]
+    keys = [(layer.layer, place) for place, layer in entries]
+    order = {key: index for index, key in enumerate(sorted(set(keys)))}
+    if len(order) != len(entries):
+        raise NotFlattenable("two operators share one past tensor")
+    return [replace(layer, layer=order[key]) for key, (_, layer) in zip(keys, entries, strict=True)]
+
+
+def _rewrite_recurrent(node: Node, layer: RecurrentLayer) -> None:
+    """Remove the state from a node's inputs and outputs, and give it the number of its cache layer."""
+    node.inputs[3], node.outputs = "", node.outputs[:1]
+    node.set_attribute("layer", layer.layer)
 
 
 _KEPT_ATTRIBUTES = (

@@ -47,5 +47,10 @@ OPERATORS: dict[str, dict[str, str]] = {
         ),
         "com.microsoft": "BiasGelu FastGelu QuickGelu SkipLayerNormalization SkipSimplifiedLayerNormalization",
     },
+    "recurrent": {
+        "": "LinearAttention",
+        "com.microsoft": "GatedRMSNorm LinearAttention LinearAttentionGate",
+        "genai": "CausalConv",
+    },
 }
 """The names of operators by file and domain."""

@@ -54,7 +54,7 @@ class Kind(Enum):
     LENGTHS = "a vector of dimensions, computed from shapes"
     CONTEXT = "computed from the attention mask or the total length"
     TABLES = "RoPE tables selected by the total length"
-    CACHE = "a past or present key/value tensor"
+    CACHE = "a past or present key, value or state tensor"
 
 
 @dataclass(frozen=True)
@@ -121,3 +121,4 @@ class RowAnalysis:
     last_row_gathers: list[Node] = field(default_factory=list)
     first_row_gathers: list[Node] = field(default_factory=list)
     table_choices: list[Node] = field(default_factory=list)
+    recurrent: list[Node] = field(default_factory=list)

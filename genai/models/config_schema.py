@@ -40,13 +40,14 @@ def _keys(types: tuple[type, ...], names: str, use: Use = Use.USED) -> dict[str,
 
 DECODER_INPUTS = {
     **_keys(STR, "input_ids inputs_embeds attention_mask position_ids past_key_names past_value_names past_names"),
+    **_keys(STR, "past_conv_names past_recurrent_names"),
     **_keys(
         STR,
         "past_key_scale_names past_value_scale_names cross_past_key_names "
         "cross_past_value_names past_key_values_length past_sequence_length current_sequence_length "
         "total_sequence_length cache_indirection encoder_hidden_states encoder_attention_mask rnn_states_prev "
         "hidden_states block_table block_table_windowed cumulative_sequence_lengths past_sequence_lengths "
-        "attention_metadata logits_indices past_conv_names past_recurrent_names state_update_capture_count "
+        "attention_metadata logits_indices state_update_capture_count "
         "state_update_active per_layer_inputs targets lstm_hidden_state lstm_cell_state",
         Use.LATER,
     ),
@@ -75,9 +76,10 @@ def reason_and_fix(name: str) -> tuple[str, str]:
 
 DECODER_OUTPUTS = {
     **_keys(STR, "logits present_key_names present_value_names present_names hidden_states"),
+    **_keys(STR, "present_conv_names present_recurrent_names"),
     **_keys(
         STR,
-        "present_key_scale_names present_value_scale_names present_conv_names present_recurrent_names "
+        "present_key_scale_names present_value_scale_names "
         "state_update_conv_value_names state_update_recurrent_capsule_names output_cross_qk_names "
         "rnn_states lstm_hidden_state lstm_cell_state outputs",
         Use.LATER,
@@ -99,7 +101,7 @@ DECODER = {
     "session_options": Key((dict,), Use.FOREIGN),
     "run_options": Key((dict,), Use.FOREIGN),
     "sliding_window": Key((dict,), keys=SLIDING_WINDOW),
-    "conv_cache_size": Key(INT, Use.LATER),
+    "conv_cache_size": Key(INT, Use.FOREIGN),
     "state_groups": Key((list,), Use.LATER),
     "state_update_capacity": Key(INT, Use.LATER),
     "shared_initializers": Key((list,), Use.LATER),

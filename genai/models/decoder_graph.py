@@ -19,7 +19,7 @@ from genai.kernels.cache_layout import MOST_PACKED_COLUMNS, PAGE_TOKENS, SCALE_C
 from genai.kernels.checks import FormatError
 from genai.kernels.float_bits import FLOAT_BITS
 from genai.kvcache.groups import CacheGroup, GroupKind
-from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape, grouped_layout
+from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape, StateShape, grouped_layout
 
 from ..errors import (
     CacheCapacityError,
@@ -30,7 +30,7 @@ from ..errors import (
     malformed,
 )
 from ..lora.inputs import take_out_empty_factors, with_defaults
-from ..lowering.flatten import AttentionLayer, FlatDecoder, flatten_decoder
+from ..lowering.flatten import AttentionLayer, CacheEntry, FlatDecoder, RecurrentLayer, flatten_decoder
 from ..lowering.rows import NotFlattenable
 from ..lowering.rules import find_stored_weights
 from ..onnx.decoder_names import GraphNames
@@ -40,6 +40,7 @@ from ..ops.weights import PRODUCTS, ROUNDING_PRODUCTS
 from ..optimize.base import Level, run_rewrites
 from ..optimize.decoders import fuse_matmul_bias, fuse_rotation, fuse_swiglu, read_narrow_weights, widen_floats
 from ..optimize.dequantized import PACK_DEQUANTIZED
+from ..optimize.recurrent import has_states, prepare_states
 from ..optimize.shapes import infer_shapes
 from ..optimize.simplify import remove_dead_code, remove_identities
 from .config import Config
@@ -73,7 +74,7 @@ class DecoderInfo:
     Attributes:
         parameters: number of weights (a byte with 4-bit weights counts as two).
         weight_bytes: bytes of the weights in their stored form.
-        num_layers: number of attention layers with a cache in the block pool.
+        num_layers: number of layers with a cache in the block pool.
         kv_bytes_per_token: cache bytes per token over all layers.
         kv_dtype: one of KV_TYPES.
         flattened: True if the graph runs batched over the paged cache.
@@ -162,6 +163,8 @@ def read_decoder(
     try:
         flat = _flattened(model, config, files)
     except NotFlattenable as error:
+        if has_states(model.graph):
+            raise _unknown_states(config, error) from None
         widen_floats(model)
         reason = str(error)
         _check_own_tensors(kv_dtype, reason)
@@ -174,12 +177,12 @@ def read_decoder(
         limit = config.model.context_length
         layouts = {name: found for name in KV_TYPES if (found := cache_layout(flat.layers, name, limit)) is not None}
         if (layout := layouts.get(kv_dtype)) is None:
-            raise _unpackable(kv_dtype, flat.layers)
+            raise _unpackable(kv_dtype, _attention_layers(flat.layers))
         sizes = {name: layout.bytes_per_token for name, layout in layouts.items()}
     info = DecoderInfo(
         parameters=parameters,
         weight_bytes=weight_bytes,
-        num_layers=len(flat.layers) if flat else 0,
+        num_layers=flat.num_layers if flat else 0,
         kv_bytes_per_token=sizes[kv_dtype],
         kv_dtype=kv_dtype,
         flattened=flat is not None,
@@ -194,6 +197,10 @@ def read_decoder(
 
 def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> FlatDecoder:
     """Flatten the graph unchanged (`model` is modified), or else with plain operators replaced by fused ones."""
+    if has_states(model.graph):
+        prepare_states(model)
+        infer_shapes(model)
+        return flatten_decoder(model, config.model.decoder.names)
     try:
         return flatten_decoder(model, config.model.decoder.names)
     except NotFlattenable as reason:
@@ -204,6 +211,14 @@ def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> F
         except NotFlattenable as second:
             both = dict.fromkeys((str(reason), str(second)))
             raise NotFlattenable("; ".join(both)) from None
+
+
+def _unknown_states(config: Config, error: NotFlattenable) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{config.model.decoder.filename}: the graph has recurrent layers that cannot run in a batch",
+        str(error),
+        "export the model again with onnxruntime-genai's builder, or build its checkpoint with `genai build`",
+    )
 
 
 def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
@@ -240,7 +255,7 @@ def _check_cache(config: Config, graph: Graph, inputs: Collection[str], outputs:
     decoder = config.model.decoder
     pairs = [
         (name, present % int(match[1]))
-        for past, present in decoder.names.pasts.items()
+        for past, present in decoder.names.caches.items()
         for name in sorted(inputs)
         if (match := re.fullmatch(re.escape(past).replace("%d", r"(\d{1,20})"), name))
     ]
@@ -363,12 +378,12 @@ def whole_number(node: Node, name: str, default: int, *, least: int = 1) -> int:
 
 
 def _check_layers(flat: FlatDecoder, config: Config) -> None:
-    expected = config.model.decoder.num_hidden_layers
-    if len(flat.layers) != expected:
-        actual = len(flat.layers)
+    expected, actual = config.model.decoder.num_hidden_layers, flat.num_layers
+    if actual != expected:
+        kinds = "attention" if _attention_only(flat.layers) else "attention and recurrent"
         key = f"{config.model.decoder.block}.num_hidden_layers"
-        raise _disagree(f"the graph has {actual} attention layers", key, expected, actual)
-    for layer in flat.layers:
+        raise _disagree(f"the graph has {actual} {kinds} layers", key, expected, actual)
+    for layer in _attention_layers(flat.layers):
         if min(layer.kv_heads, layer.head_size, layer.v_head_size) < 1:
             raise malformed(
                 f"attention layer {layer.layer} has {layer.kv_heads} key/value heads of size {layer.head_size}, values "
@@ -377,18 +392,33 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
             )
 
 
-def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str, context_length: int) -> CacheLayout | None:
+def _attention_layers(layers: Sequence[CacheEntry]) -> list[AttentionLayer]:
+    return [layer for layer in layers if isinstance(layer, AttentionLayer)]
+
+
+def _attention_only(layers: Sequence[CacheEntry]) -> bool:
+    return all(isinstance(layer, AttentionLayer) for layer in layers)
+
+
+def cache_layout(layers: Sequence[CacheEntry], kv_dtype: str, context_length: int) -> CacheLayout | None:
     """Return the layers' cache layout and the way they share block tables; None if the type does not fit the heads.
 
     Args:
-        layers: the attention layers.
+        layers: the cache entries of the layers.
         kv_dtype: one of KV_TYPES.
         context_length: the model's context length; a window of at least this length is full attention.
     """
     dtype = KV_TYPES[kv_dtype]
-    shapes = [LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype) for layer in layers]
-    windows = [layer.window if layer.window and layer.window < context_length else 0 for layer in layers]
-    kinds = [(GroupKind.WINDOW if window else GroupKind.FULL, window) for window in windows]
+    shapes: list[LayerShape | StateShape] = []
+    kinds: list[tuple[GroupKind, int]] = []
+    for layer in layers:
+        if isinstance(layer, RecurrentLayer):
+            shapes.append(StateShape(layer.size))
+            kinds.append((GroupKind.STATE, 0))
+            continue
+        window = layer.window if layer.window and layer.window < context_length else 0
+        shapes.append(LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype))
+        kinds.append((GroupKind.WINDOW if window else GroupKind.FULL, window))
     try:
         return grouped_layout(shapes, kinds, BLOCK_SIZE)
     except FormatError:

@@ -20,7 +20,7 @@ from genai.kernels.cpu.jit.kernel_cache import source_key
 from genai.kernels.device import DeviceFailed, Executor, UnsupportedOp
 from genai.kernels.ir import Ids
 from genai.kvcache.pool import BlockPool
-from genai.kvcache.storage import PagedStorage, blocks_that_fit
+from genai.kvcache.storage import PagedStorage, blocks_and_slots
 
 from ..devices import open_asked, open_executor, tell_of_the_cpu
 from ..engine.decoder import Decoder
@@ -128,7 +128,9 @@ def _load_on(
     kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
     inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
     most = -(-cache.context_size // BLOCK_SIZE) * len(source.layout.groups) * MAX_CONTEXTS_IN_POOL
-    num_blocks = min(blocks_that_fit(source.layout, cache.cache_bytes), most)
+    step_tokens = executor.step_sizes.fast
+    fitting, num_slots = blocks_and_slots(source.layout, cache.cache_bytes, cache.context_size, step_tokens)
+    num_blocks = min(fitting, most)
     packing = task(
         "Packing weights",
         source.info.weight_bytes,
@@ -144,7 +146,8 @@ def _load_on(
             program,
             vocab_size=config.model.vocab_size,
             pool=BlockPool(num_blocks),
-            storage=PagedStorage(source.layout, num_blocks, executor.allocate),
+            storage=PagedStorage(source.layout, num_blocks, executor.allocate, num_slots),
+            state_pool=BlockPool(num_slots) if num_slots else None,
             rope_threshold=source.flat.rope_threshold,
             files=source.model.files,
             output_names=source.flat.output_names,

@@ -15,13 +15,13 @@ from ..ir import Constants, HostNode, Op, OpProgram, Projection, Weight, constan
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
 from .lora import ReferenceAdapter, lora_shrink
-from .recurrence import linear_recurrence
+from .recurrence import causal_conv, linear_attention, linear_recurrence
 from .sampling import ReferenceSampler
 from .weights import ReferenceWeights, mixture
 
 KNOWN = (
-    ir.Attention, ir.Binary, ir.SliceColumns, ir.MoE, ir.Gate, ir.GatedLinear,
-    ir.LinearRecurrence, ir.LogitsRows, ir.Embedding, ir.LoraShrink, ir.Norm, ir.Linear,
+    ir.Attention, ir.Binary, ir.CausalConv, ir.SliceColumns, ir.MoE, ir.Gate, ir.GatedLinear,
+    ir.LinearAttention, ir.LinearRecurrence, ir.LogitsRows, ir.Embedding, ir.LoraShrink, ir.Norm, ir.Linear,
     ir.SelectColumns, ir.Unary,
 )  # fmt: skip
 
@@ -125,6 +125,11 @@ class ReferenceStep(TimedByHost):
             out[rows, columns] += added
         return out
 
+    def _states(self, layer: int) -> StateLayer:
+        states = self._layers[layer]
+        assert isinstance(states, StateLayer)
+        return states
+
     def _compute(self, op: Op, step: StepContext) -> None:
         """Compute the op by its definition."""
         types = self._program.types
@@ -163,8 +168,12 @@ class ReferenceStep(TimedByHost):
                 assert isinstance(pages, PagedLayer)
                 self[out] = attention(op, rows, pages, step, self._weights.array)
             case ir.LinearRecurrence(x, decay, out, layer):
-                states = self._layers[layer]
-                assert isinstance(states, StateLayer)
-                self[out] = linear_recurrence(self[x], self[decay], states, step)
+                self[out] = linear_recurrence(self[x], self[decay], self._states(layer), step)
+            case ir.CausalConv(x, weight, out, layer, bias):
+                taps = self._weights.array(weight)
+                self[out] = causal_conv(op, self[x], taps, self._vector(bias), self._states(layer), step)
+            case ir.LinearAttention(out=out, layer=layer):
+                values = {name: self[name] for name in op.inputs}
+                self[out] = linear_attention(op, values, self._states(layer), step)
             case ir.MoE(x, scores, out):
                 self[out] = mixture(op, self[x], self[scores], self._weights.product)

@@ -25,7 +25,7 @@ from ..moe.mixture import ExpertLayer, Mixture, mixture_phases, mixture_size
 from ..rowwise.elementwise import binary, gate, unary
 from ..rowwise.gather import embedding, logits_rows, reordered
 from ..rowwise.norm import norm
-from ..rowwise.recurrence import linear_recurrence
+from ..rowwise.recurrence import causal_conv, linear_attention, linear_recurrence
 from .calls import Call, Rows
 from .packed_weights import PackedWeights, table, vector
 from .step_table import StepField
@@ -133,9 +133,28 @@ def _norm(op: ir.Norm, at: Lowering) -> None:
 
 @lower.register
 def _linear_recurrence(op: ir.LinearRecurrence, at: Lowering) -> None:
-    x, decay, layer = at.rows(op.x), at.rows(op.decay), at.layers[op.layer]
-    assert isinstance(layer, StateLayer)
-    at.run([[linear_recurrence(x, decay, at.make(op.out), layer)]], list(op.inputs), [op.out])
+    call = linear_recurrence(at.rows(op.x), at.rows(op.decay), at.make(op.out), _states(op.layer, at))
+    at.run([[call]], list(op.inputs), [op.out])
+
+
+@lower.register
+def _causal_conv(op: ir.CausalConv, at: Lowering) -> None:
+    weight = np.asarray(at.constants.array(op.weight), np.float32)
+    call = causal_conv(op, at.rows(op.x), at.make(op.out), weight, vector(at.constants, op.bias), _states(op.layer, at))
+    at.run([[call]], list(op.inputs), [op.out])
+
+
+@lower.register
+def _linear_attention(op: ir.LinearAttention, at: Lowering) -> None:
+    rows = {name: at.rows(name) for name in op.inputs}
+    call = linear_attention(op, rows, at.make(op.out), _states(op.layer, at))
+    at.run([[call]], list(op.inputs), [op.out])
+
+
+def _states(layer: int, at: Lowering) -> StateLayer:
+    states = at.layers[layer]
+    assert isinstance(states, StateLayer)
+    return states
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
