@@ -36,10 +36,22 @@ def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> 
         query = _write_rotation(export, f"{path}/q_rotary", query, spec.num_attention_heads, tables[0])
         key = _write_rotation(export, f"{path}/k_rotary", key, spec.num_key_value_heads, tables[1])
     mixed = _write_group_query_attention(export, layer, (query, key, value), lengths)
+    if spec.attention_gate:
+        mixed = _write_gate(export, layer, root, mixed)
     output = Projection(
         f"{path}/o_proj", (f"model.layers.{layer}.self_attn.o_proj",), (spec.hidden_size,), spec.query_size
     )
     return write_linear(export, output, mixed, precision=export.options.precision, bias=spec.o_bias)
+
+
+def _write_gate(export: Export, layer: int, root: str, mixed: str) -> str:
+    """Write the product of the attention's result and the sigmoid of a projection."""
+    spec, graph, dims = export.spec, export.graph, hidden_dims(export.spec.query_size)
+    source, path = f"model.layers.{layer}.self_attn.gate_proj", f"/model/layers.{layer}/attn/gate_proj"
+    projection = Projection(path, (source,), (spec.query_size,), spec.hidden_size)
+    gate = write_linear(export, projection, root, precision=export.options.precision, bias=spec.qkv_bias)
+    share = graph.node("Sigmoid", [gate], f"{path}/Sigmoid", dims)
+    return graph.node("Mul", [mixed, share], f"{path}/Mul", dims)
 
 
 def _write_heads(export: Export, layer: int, root: str) -> tuple[str, str, str]:

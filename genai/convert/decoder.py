@@ -12,6 +12,7 @@ from .graph_writer import CONTRIB, FLOAT, INT64, POSITIONS, UINT8, Dims, Export,
 from .layers import Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm
 from .options import BITS
 from .projection import Projection
+from .recurrent_nodes import state_dims, write_recurrent
 from .rope import write_rope_tables
 from .weights import Chunks, row_chunks
 from .write_prequantized import as_stored, write_prequantized_embedding
@@ -33,7 +34,10 @@ def write_decoder(export: Export) -> None:
 def _write_layer(export: Export, layer: int, residual: Residual, lengths: Lengths) -> Residual:
     spec, path = export.spec, f"/model/layers.{layer}"
     normed, residual = write_norm(export, residual, f"{path}/input_layernorm")
-    update = write_attention(export, layer, normed, lengths)
+    if spec.is_recurrent(layer):
+        update = write_recurrent(export, layer, normed)
+    else:
+        update = write_attention(export, layer, normed, lengths)
     if spec.parallel:
         if not spec.shared_norm:
             normed = write_plain_norm(export, residual.stream, f"{path}/post_attention_layernorm")
@@ -72,15 +76,17 @@ def _write_inputs(export: Export) -> None:
 
 
 def _write_caches(export: Export, prefix: str, length: str) -> None:
-    """Declare all keys, then all values; the length of a windowed cache has a separate dimension name."""
+    """Declare all keys, all values and all states; the length of a windowed cache has a separate dimension name."""
     spec, graph = export.spec, export.graph
     declare = graph.input if length == "past" else graph.output
     for kind in ("key", "value"):
-        for layer in range(spec.num_layers):
+        for layer in (layer for layer in range(spec.num_layers) if not spec.is_recurrent(layer)):
             windowed = spec.window(layer) is not None and export.options.windowed_kv_cache
             tokens = f"{length}_{'sliding' if windowed else 'sequence'}_length"
             dims: Dims = ["batch_size", spec.num_key_value_heads, tokens, "kv_cache_dim"]
             declare(f"{prefix}.{layer}.{kind}", FLOAT, dims)
+    for name, dims in state_dims(spec):
+        declare(f"{length if length == 'past' else prefix}.{name}", FLOAT, dims)
 
 
 TABLE = "model.embed_tokens"

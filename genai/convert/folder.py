@@ -20,7 +20,7 @@ from ..text.sources.choosing import has_tokenizer
 from .decoder import write_decoder
 from .graph_writer import DataFile, Export, GraphWriter, takes_positions
 from .options import ExportOptions
-from .spec import DecoderSpec
+from .spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
 from .weights import Weights
 
 MODEL, DATA, CONFIG = "model.onnx", "model.onnx.data", "genai_config.json"
@@ -124,21 +124,28 @@ def _decoder_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]
     if takes_positions(spec, options):
         inputs["position_ids"] = "position_ids"
     inputs |= {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
+    outputs = {
+        "logits": "logits",
+        "present_key_names": "present.%d.key",
+        "present_value_names": "present.%d.value",
+    }
+    for kind in ("conv", "recurrent") if spec.recurrent is not None else ():
+        if kind == "conv" or isinstance(spec.recurrent, DeltaNetSpec):
+            inputs[f"past_{kind}_names"], outputs[f"present_{kind}_names"] = f"past.%d.{kind}", f"present.%d.{kind}"
     decoder: dict[str, Any] = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
         "filename": "model.onnx",
         "head_size": spec.head_size,
         "hidden_size": spec.hidden_size,
         "inputs": inputs,
-        "outputs": {
-            "logits": "logits",
-            "present_key_names": "present.%d.key",
-            "present_value_names": "present.%d.value",
-        },
+        "outputs": outputs,
         "num_attention_heads": spec.num_attention_heads,
         "num_hidden_layers": spec.num_layers,
         "num_key_value_heads": spec.num_key_value_heads,
     }
+    if isinstance(spec.recurrent, ShortConvSpec):
+        kinds = ["conv" if spec.is_recurrent(layer) else "full_attention" for layer in range(spec.num_layers)]
+        decoder |= {"layer_types": kinds, "conv_cache_size": spec.recurrent.kernel - 1}
     windowed = [layer for layer in range(spec.num_layers) if spec.window(layer) is not None]
     if windowed and options.windowed_kv_cache:
         decoder["sliding_window"] = {

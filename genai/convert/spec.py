@@ -43,8 +43,52 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortConvSpec:
+    """Gated short convolutions in place of the attention of some layers (LFM2).
+
+    Attributes:
+        layers: the layers that have a convolution.
+        kernel: number of tokens that a result depends on.
+        biased: True if the convolution and both projections have biases.
+    """
+
+    layers: tuple[int, ...]
+    kernel: int
+    biased: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNetSpec:
+    """Gated DeltaNet (Yang et al. 2024) in place of the attention of some layers (Qwen3-Next, Qwen 3.5).
+
+    Attributes:
+        layers: the layers that have linear attention.
+        kernel: size of the convolution over queries, keys and values.
+        key_heads, value_heads: numbers of heads.
+        key_size, value_size: elements per head.
+    """
+
+    layers: tuple[int, ...]
+    kernel: int
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def key_width(self) -> int:
+        """The combined width of all key heads, which is also that of all query heads."""
+        return self.key_heads * self.key_size
+
+    @property
+    def value_width(self) -> int:
+        """The combined width of all value heads."""
+        return self.value_heads * self.value_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    """One decoder: a stack of layers, each with attention over the past and a feed-forward layer.
+    """One decoder: a stack of layers, each with attention over the past, or a recurrent part, and a feed-forward layer.
 
     Attributes:
         model_type: the name that onnxruntime-genai uses in genai_config.json, such as "llama" or "qwen2".
@@ -75,6 +119,8 @@ class DecoderSpec:
         qk_norm: True if queries and keys are normalised before the rotation.
         qk_norm_scope: scope of the norm of queries and keys: each head with one shared weight vector ("head"), each
             head with separate weights ("heads"), or all heads together ("all").
+        attention_gate: True if the attention's result is multiplied by the sigmoid of a projection.
+        recurrent: recurrent parts in place of the attention of some layers; None means none.
         gated_mlp: True for down(activation(gate(x)) * up(x)), False for down(activation(up(x))).
         experts: the mixture of experts that replaces the feed-forward layer, except in dense_layers.
         embedding_scale, residual_scale, logit_scale: factors for the embeddings, for the output of each attention and
@@ -123,6 +169,8 @@ class DecoderSpec:
     qk_norm: bool = False
     qk_norm_scope: Literal["head", "heads", "all"] = "head"
     qk_norm_biases: bool = False
+    attention_gate: bool = False
+    recurrent: ShortConvSpec | DeltaNetSpec | None = None
     gated_mlp: bool = True
     experts: ExpertsSpec | None = None
     dense_layers: tuple[int, ...] = ()
@@ -144,7 +192,7 @@ class DecoderSpec:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        for check in (_check_sizes, _check_attention, _check_rope, _check_experts, _check_tokens):
+        for check in (_check_sizes, _check_attention, _check_recurrent, _check_rope, _check_experts, _check_tokens):
             check(self)
 
     @property
@@ -169,7 +217,13 @@ class DecoderSpec:
 
     def rotated(self, layer: int) -> bool:
         """Return True if the layer rotates queries and keys."""
-        return not self.position_embeddings and (self.rope_layers is None or layer in self.rope_layers)
+        if self.position_embeddings or self.is_recurrent(layer):
+            return False
+        return self.rope_layers is None or layer in self.rope_layers
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Return True if the layer has a recurrent part in place of attention."""
+        return self.recurrent is not None and layer in self.recurrent.layers
 
     def local_rope(self, layer: int) -> bool:
         """Return True if the layer rotates with local_rope_theta."""
@@ -181,6 +235,7 @@ class DecoderSpec:
 
 
 # Far above any real decoder, and small enough to loop over.
+_MAX_KERNEL = 256
 MAX_LAYERS, MAX_EXPERTS, MAX_CONTEXT, MAX_SIZE = 1 << 12, 1 << 17, 1 << 24, (1 << 31) - 1
 # rope_theta goes up to 1e11 in published models.
 MAX_NUMBER = 1e30
@@ -225,6 +280,31 @@ def _check_attention(spec: DecoderSpec) -> None:
             f"attention_softcap is {spec.attention_softcap} and logit_softcap is {spec.logit_softcap}",
             "each cap must be positive, or 0 to disable it",
         )
+
+
+def _check_recurrent(spec: DecoderSpec) -> None:
+    recurrent = spec.recurrent
+    if recurrent is None:
+        return
+    if outside := [layer for layer in recurrent.layers if not 0 <= layer < spec.num_layers]:
+        raise _error(f"layer {outside[0]} is recurrent", f"the decoder has layers 0 to {spec.num_layers - 1}")
+    if not 2 <= recurrent.kernel <= _MAX_KERNEL:
+        raise _error(f"the convolutions have kernels of {recurrent.kernel}", f"expected 2 to {_MAX_KERNEL}")
+    if isinstance(recurrent, DeltaNetSpec):
+        for name in ("key_heads", "value_heads", "key_size", "value_size"):
+            value = getattr(recurrent, name)
+            if not 1 <= value <= MAX_SIZE:
+                raise _error(f"{name} of linear attention is {value}", f"the value must be from 1 to {MAX_SIZE}")
+        if recurrent.value_heads % recurrent.key_heads:
+            raise _error(
+                f"linear attention has {recurrent.value_heads} value heads and {recurrent.key_heads} key heads",
+                "the number of value heads must be a multiple of the number of key heads",
+            )
+        if recurrent.value_width * recurrent.key_size > MAX_SIZE:
+            raise _error(
+                f"linear attention has {recurrent.value_heads} heads of {recurrent.key_size} x {recurrent.value_size}",
+                f"a state can have at most {MAX_SIZE} numbers",
+            )
 
 
 def _check_rope(spec: DecoderSpec) -> None:

@@ -13,7 +13,7 @@ from genai.quant.block_types import type_of
 
 from .options import BITS, ExportOptions, Precision
 from .rope_scaling import LongRope
-from .spec import DecoderSpec, ExpertsSpec
+from .spec import DecoderSpec, DeltaNetSpec, ExpertsSpec, ShortConvSpec
 
 Shape = tuple[int, ...]
 
@@ -47,9 +47,38 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield from _learned(spec, "pre_feedforward_layernorm")
     if spec.post_norms:
         yield from _learned(spec, "post_feedforward_layernorm")
+    yield from _recurrent(spec) if spec.is_recurrent(layer) else _attention(spec)
+    experts = spec.routed(layer)
+    yield from _mlp(spec, "mlp", spec.intermediate_size) if experts is None else _experts(spec, experts)
+
+
+def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
+    hidden, part = spec.hidden_size, spec.recurrent
+    if isinstance(part, ShortConvSpec):
+        yield from _linear("conv.in_proj", 3 * hidden, hidden, part.biased)
+        yield "conv.conv.weight", (hidden, 1, part.kernel)
+        if part.biased:
+            yield "conv.conv.bias", (hidden,)
+        yield from _linear("conv.out_proj", hidden, hidden, part.biased)
+    elif isinstance(part, DeltaNetSpec):
+        channels = 2 * part.key_width + part.value_width
+        yield "linear_attn.in_proj_qkv.weight", (channels, hidden)
+        yield "linear_attn.in_proj_z.weight", (part.value_width, hidden)
+        yield "linear_attn.in_proj_b.weight", (part.value_heads, hidden)
+        yield "linear_attn.in_proj_a.weight", (part.value_heads, hidden)
+        yield "linear_attn.conv1d.weight", (channels, 1, part.kernel)
+        yield "linear_attn.A_log", (part.value_heads,)
+        yield "linear_attn.dt_bias", (part.value_heads,)
+        yield "linear_attn.norm.weight", (part.value_size,)
+        yield "linear_attn.out_proj.weight", (hidden, part.value_width)
+
+
+def _attention(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
     hidden, queries, keys = spec.hidden_size, spec.query_size, spec.key_value_size
     for name, rows in (("q", queries), ("k", keys), ("v", keys)):
         yield from _linear(f"self_attn.{name}_proj", rows, hidden, spec.qkv_bias)
+    if spec.attention_gate:
+        yield from _linear("self_attn.gate_proj", queries, hidden, spec.qkv_bias)
     yield from _linear("self_attn.o_proj", hidden, queries, spec.o_bias)
     if spec.sinks:
         yield "self_attn.sinks", (spec.num_attention_heads,)
@@ -58,8 +87,6 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield f"self_attn.{name}.weight", (size,)
         if spec.qk_norm_biases:
             yield f"self_attn.{name}.bias", (size,)
-    experts = spec.routed(layer)
-    yield from _mlp(spec, "mlp", spec.intermediate_size) if experts is None else _experts(spec, experts)
 
 
 def _learned(spec: DecoderSpec, norm: str) -> Iterator[tuple[str, Shape]]:
@@ -125,7 +152,7 @@ def _prequantized_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
 
 
 def _tensor_bytes(spec: DecoderSpec, options: ExportOptions, name: str, shape: Shape) -> int:
-    if len(shape) < 2 or name.endswith("mlp.gate.weight"):
+    if len(shape) != 2 or name.endswith(("mlp.gate.weight", "in_proj_a.weight", "in_proj_b.weight")):
         return 4 * math.prod(shape)
     if name == "lm_head.weight":
         return _matrix_bytes(shape, options.head, options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...errors import UnsupportedModelError
 from ..encoders.families import encoder_types
-from . import gpt, llama  # noqa: F401 (imported to fill ARCHITECTURES)
+from . import gpt, hybrid, llama  # noqa: F401 (imported to fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
 
 MODEL_TYPES = sorted(ARCHITECTURES)
@@ -16,8 +16,8 @@ _STATES = "some of its layers have a state of fixed size in place of a KV cache 
 _CHUNKS = "its attention is limited to chunks of the sequence, and its experts scale their inputs"
 _REASONS = {
     **dict.fromkeys(
-        "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2 lfm2_moe lfm2_vl mamba mamba2 nemotron_h qwen3_5 "
-        "qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma rwkv zamba zamba2".split(),
+        "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2_moe lfm2_vl mamba mamba2 nemotron_h "
+        "recurrent_gemma rwkv zamba zamba2".split(),
         _STATES,
     ),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),

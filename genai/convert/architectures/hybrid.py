@@ -1,0 +1,110 @@
+"""Decoders with recurrent parts in place of the attention of some layers: LFM2, Qwen3-Next, Qwen 3.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ...errors import UnsupportedModelError
+from ..hf_config import HFConfig
+from ..spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
+from . import common
+from .common import Rule, architecture, decoder
+
+
+def _layers(config: HFConfig, kind: str, default: list[str]) -> tuple[int, ...]:
+    """Return the layers of a kind, according to layer_types; all other layers must have full attention."""
+    kinds = config.layers("layer_types", config.num_layers) or default
+    if other := sorted({str(one) for one in kinds} - {kind, "full_attention"}):
+        raise UnsupportedModelError(
+            f"layer_types in config.json contains {other[0]!r}",
+            f"the supported types are {kind} and full_attention",
+            "use a checkpoint with these types only",
+        )
+    return tuple(layer for layer, one in enumerate(kinds) if one == kind)
+
+
+# --- LFM2 ------------------------------------------------------------------------------------------------------------
+
+
+def _feed_forward_size(config: HFConfig) -> int:
+    """Return the width of the feed-forward layer, which config.json gives before it is adapted."""
+    size = config.integer("block_ff_dim", "intermediate_size", default=12288)
+    if not config.flag("block_auto_adjust_ff_dim", default=True):
+        return size
+    size = int(2 * size / 3)
+    multiplier = config.number("block_ffn_dim_multiplier", default=1.0)
+    multiple = config.integer("block_multiple_of", default=256)
+    return -(-int(multiplier * size) // multiple) * multiple
+
+
+@architecture(
+    "LFM2",
+    Rule(r"input_layernorm", "operator_norm"),
+    Rule(r"post_attention_layernorm", "ffn_norm"),
+    Rule(r"self_attn\.o_proj", "self_attn.out_proj"),
+    Rule(r"self_attn\.(q|k)_norm", r"self_attn.\1_layernorm"),
+    Rule(r"mlp\.gate_proj", "feed_forward.w1"),
+    Rule(r"mlp\.up_proj", "feed_forward.w3"),
+    Rule(r"mlp\.down_proj", "feed_forward.w2"),
+    Rule(r"^model\.norm\.", "model.embedding_norm."),
+)
+def lfm2(config: HFConfig) -> DecoderSpec:
+    """LFM2 (Liquid AI): gated short convolutions, and attention with norms of queries and keys in some layers."""
+    count = config.num_layers
+    attention = config.numbers("full_attn_idxs") or list(range(count))
+    default = ["full_attention" if layer in attention else "conv" for layer in range(count)]
+    convolutions = ShortConvSpec(
+        layers=_layers(config, "conv", default), kernel=config.integer("conv_L_cache", default=3),
+        biased=config.flag("conv_bias"),
+    )  # fmt: skip
+    return decoder(
+        config, family="lfm2", theta=1e6, epsilon=1e-5, tied=True, qk_norm=True, recurrent=convolutions,
+        intermediate_size=_feed_forward_size(config), **common.biases(False, False),
+    )  # fmt: skip
+
+
+# --- Qwen3-Next and Qwen 3.5 -----------------------------------------------------------------------------------------
+
+
+def _half_of_heads(half: int) -> common.TensorView:
+    """Return a view of queries (0) or gates (1), which are side by side in each head."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+        heads = tensor.reshape(spec.num_attention_heads, 2, spec.head_size, *tensor.shape[1:])
+        return heads[:, half].reshape(-1, *tensor.shape[1:])
+
+    return view
+
+
+_GATED_QUERIES = (
+    Rule(r"self_attn\.q_proj", "self_attn.q_proj", _half_of_heads(0)),
+    Rule(r"self_attn\.gate_proj", "self_attn.q_proj", _half_of_heads(1)),
+)
+
+
+def _delta_net(config: HFConfig) -> DeltaNetSpec:
+    every = config.integer("full_attention_interval", default=4)
+    default = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(config.num_layers)]
+    return DeltaNetSpec(
+        layers=_layers(config, "linear_attention", default),
+        kernel=config.integer("linear_conv_kernel_dim", default=4),
+        key_heads=config.integer("linear_num_key_heads", default=16),
+        value_heads=config.integer("linear_num_value_heads", default=32),
+        key_size=config.integer("linear_key_head_dim", default=128),
+        value_size=config.integer("linear_value_head_dim", default=128),
+    )
+
+
+def _qwen(config: HFConfig, **fields: Any) -> DecoderSpec:
+    return decoder(
+        config, partial=0.25, epsilon=1e-6, head_size=256, qk_norm=True, norm_weight_offset=1.0, attention_gate=True,
+        recurrent=_delta_net(config), **common.attention_biases(config), **fields,
+    )  # fmt: skip
+
+
+@architecture("Qwen 3.5", *_GATED_QUERIES)
+def qwen3_5_text(config: HFConfig) -> DecoderSpec:
+    """Qwen 3.5 (Alibaba), dense: three layers of Gated DeltaNet, then one of gated attention."""
+    return _qwen(config, family="qwen3_5_text")

@@ -1,0 +1,147 @@
+"""Recurrent parts in place of attention: gated short convolutions, and linear attention with the gated delta rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
+from .layers import write_linear
+from .options import Precision
+from .projection import Projection
+from .spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
+from .weights import require_finite
+
+# As in transformers, which adds this number to the sum of the squares of a query or key.
+_L2_EPSILON = 1e-6
+# The projections of decays and betas have one row per head, and errors in decays add up over the tokens.
+_EXACT: Precision = "fp32"
+
+
+def state_dims(spec: DecoderSpec) -> Iterator[tuple[str, Dims]]:
+    """Yield the name (without "past." or "present.") and the dimensions of each state."""
+    part = spec.recurrent
+    for layer in () if part is None else part.layers:
+        channels = spec.hidden_size
+        if isinstance(part, DeltaNetSpec):
+            channels = 2 * part.key_width + part.value_width
+        yield f"{layer}.conv", ["batch_size", channels, part.kernel - 1]
+    for layer in part.layers if isinstance(part, DeltaNetSpec) else ():
+        yield f"{layer}.recurrent", ["batch_size", part.value_heads, part.key_size, part.value_size]
+
+
+def write_recurrent(export: Export, layer: int, root: str) -> str:
+    """Write the recurrent part of one layer and return its output, to be added to the residual stream."""
+    part = export.spec.recurrent
+    if isinstance(part, ShortConvSpec):
+        return _write_short_conv(export, part, layer, root)
+    assert isinstance(part, DeltaNetSpec)
+    return _write_delta_net(export, part, layer, root)
+
+
+def _write_short_conv(export: Export, part: ShortConvSpec, layer: int, root: str) -> str:
+    """Write out_proj(c * convolution(b * x)), where in_proj gives b, c and x."""
+    graph, hidden, precision = export.graph, export.spec.hidden_size, export.options.precision
+    path, source = f"/model/layers.{layer}/conv", f"model.layers.{layer}.conv"
+    projection = Projection(f"{path}/in_proj", (f"{source}.in_proj",), (3 * hidden,), hidden)
+    parts = write_linear(export, projection, root, precision=precision, bias=part.biased)
+    before, after, x = _write_split(export, f"{path}/Split", parts, (hidden, hidden, hidden))
+    gated = graph.node("Mul", [before, x], f"{path}/Mul_1", hidden_dims(hidden))
+    mixed = _write_convolution(export, path, f"{source}.conv", layer, gated, hidden, part.kernel, biased=part.biased)
+    mixed = graph.node("Mul", [after, mixed], f"{path}/Mul_2", hidden_dims(hidden))
+    projection = Projection(f"{path}/out_proj", (f"{source}.out_proj",), (hidden,), hidden)
+    return write_linear(export, projection, mixed, precision=precision, bias=part.biased)
+
+
+def _write_delta_net(export: Export, part: DeltaNetSpec, layer: int, root: str) -> str:
+    graph, hidden, precision = export.graph, export.spec.hidden_size, export.options.precision
+    path, source = f"/model/layers.{layer}/linear_attn", f"model.layers.{layer}.linear_attn"
+    keys, values, heads = part.key_width, part.value_width, part.value_heads
+    channels = 2 * keys + values
+
+    def linear(name: str, rows: int, precision: Precision) -> str:
+        projection = Projection(f"{path}/{name}_proj", (f"{source}.in_proj_{name}",), (rows,), hidden)
+        return write_linear(export, projection, root, precision=precision)
+
+    mixed, z = linear("qkv", channels, precision), linear("z", values, precision)
+    b, a = linear("b", heads, _EXACT), linear("a", heads, _EXACT)
+    mixed = _write_convolution(export, path, f"{source}.conv1d", layer, mixed, channels, part.kernel, silu=True)
+    query, key, value = _write_split(export, f"{path}/split_qkv/Split", mixed, (keys, keys, values))
+    query = _write_unit_heads(export, part, f"{path}/q_l2norm", query, scale=part.key_size**-0.5)
+    key = _write_unit_heads(export, part, f"{path}/k_l2norm", key)
+    decay, beta = _write_gates(export, part, path, source, a, b)
+    attended = f"{path}/LinearAttention/output_0"
+    graph.nodes(
+        "LinearAttention", [query, key, value, f"past.{layer}.recurrent", decay, beta],
+        [attended, f"present.{layer}.recurrent"], f"{path}/LinearAttention", domain=CONTRIB, q_num_heads=part.key_heads,
+        kv_num_heads=heads, update_rule="gated_delta", scale=1.0,
+    )  # fmt: skip
+    graph.value(attended, FLOAT, hidden_dims(values))
+    weight = graph.array(f"{source}.norm.weight", export.weights.vector(f"{source}.norm.weight", part.value_size))
+    normed = graph.node(
+        "GatedRMSNorm", [attended, weight, z], f"{path}/GatedRMSNorm", hidden_dims(values), domain=CONTRIB,
+        epsilon=float(export.spec.rms_norm_eps),
+    )  # fmt: skip
+    return write_linear(
+        export, Projection(f"{path}/out_proj", (f"{source}.out_proj",), (hidden,), values), normed, precision=precision
+    )
+
+
+def _write_gates(
+    export: Export, part: DeltaNetSpec, path: str, source: str, a: str, b: str
+) -> tuple[str, str]:
+    """Write decay = -exp(A_log) * softplus(a + dt_bias), and beta = sigmoid(b)."""
+    graph, heads, name = export.graph, part.value_heads, f"{path}/LinearAttentionGate"
+    bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", heads))
+    rate = np.exp(export.weights.vector(f"{source}.A_log", heads).astype(np.float64))
+    scale = graph.array(f"{source}.neg_exp_A", (-rate).astype(np.float32))
+    outputs = f"{name}/output_0", f"{name}/output_1"
+    graph.nodes("LinearAttentionGate", [a, bias, scale, b], list(outputs), name, domain=CONTRIB)
+    for output in outputs:
+        graph.value(output, FLOAT, hidden_dims(heads))
+    return outputs
+
+
+def _write_convolution(
+    export: Export, path: str, source: str, layer: int, root: str, channels: int, kernel: int, *, silu: bool = False,
+    biased: bool = False,
+) -> str:  # fmt: skip
+    """Write a causal depthwise convolution. The operator has channels first, as onnxruntime-genai expects its state."""
+    graph, name = export.graph, f"{path}/CausalConvWithState"
+    first: Dims = ["batch_size", channels, "sequence_length"]
+    weight = export.weights.tensor(f"{source}.weight", (channels, 1, kernel)).astype(np.float32)
+    require_finite(f"{source}.weight", weight)
+    bias = graph.array(f"{source}.bias", export.weights.vector(f"{source}.bias", channels)) if biased else ""
+    turned = graph.node("Transpose", [root], f"{path}/Transpose_1", first, perm=[0, 2, 1])
+    inputs = [turned, graph.array(f"{source}.weight", weight), bias, f"past.{layer}.conv"]
+    output, activation = f"{name}/output_0", "silu" if silu else "none"
+    graph.nodes(
+        "CausalConvWithState", inputs, [output, f"present.{layer}.conv"], name, domain=CONTRIB, activation=activation,
+        ndim=1,
+    )  # fmt: skip
+    graph.value(output, FLOAT, first)
+    return graph.node("Transpose", [output], f"{path}/Transpose_2", hidden_dims(channels), perm=[0, 2, 1])
+
+
+def _write_split(export: Export, name: str, root: str, sizes: tuple[int, int, int]) -> tuple[str, str, str]:
+    outputs = f"{name}/output_0", f"{name}/output_1", f"{name}/output_2"
+    export.graph.nodes("Split", [root, export.graph.int64(sizes)], list(outputs), name, axis=-1)
+    for output, size in zip(outputs, sizes, strict=True):
+        export.graph.value(output, FLOAT, hidden_dims(size))
+    return outputs
+
+
+def _write_unit_heads(export: Export, part: DeltaNetSpec, path: str, root: str, *, scale: float = 1.0) -> str:
+    """Write scale * x / sqrt(sum of x ** 2 + epsilon) for each head of queries or keys, as an RMS norm."""
+    graph, size, wide = export.graph, part.key_size, hidden_dims(part.key_width)
+    dims: Dims = ["batch_size", "sequence_length * linear_num_key_heads", size]
+    heads = graph.node("Reshape", [root, graph.int64([0, -1, size])], f"{path}/Reshape_1", dims)
+    name = f"model.constants.unit.{size}.{scale:.9g}"
+    if not graph.has_initializer(name):
+        graph.array(name, np.full(size, scale * size**-0.5, np.float32))
+    normed = graph.node(
+        "SimplifiedLayerNormalization", [heads, name], f"{path}/LayerNorm", dims, axis=-1, stash_type=1,
+        epsilon=_L2_EPSILON / size,
+    )  # fmt: skip
+    return graph.node("Reshape", [normed, graph.int64([0, -1, part.key_width])], f"{path}/Reshape_2", wide)
