@@ -448,12 +448,11 @@ class LinearAttention(Op):
     """Linear attention with a matrix as its state, per value head: S [head_size, v_head_size].
 
     S = exp(decay) * S (no decay: S is unchanged), then S += outer(key, beta * (value - key @ S)) with the delta rule
-    (Gated DeltaNet: Yang et al. 2024), or S += outer(key, value) without it; out = scale * (query @ S). Each row updates
-    the state of its sequence, which is zero before the first token.
+    (Gated DeltaNet: Yang et al. 2024), or S += outer(key, value) without it; out = scale * (query @ S). Each row
+    updates the state of its sequence, which is zero before the first token.
 
-    Heads of different numbers are shared: value head h has the key head h // (value_heads / key_heads), and query head h
-    reads the state of value head h // (heads / value_heads) or, if there are fewer query heads than value heads, is read
-    by the value heads like a key head.
+    If there are more value heads than key heads or query heads, consecutive value heads share one of these. If there
+    are more query heads than value heads, consecutive query heads read the state of one value head.
 
     Attributes:
         query: [T, heads * head_size].

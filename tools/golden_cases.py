@@ -56,6 +56,13 @@ _QWEN_PICTURES: dict[str, Any] = {
     "out_hidden_size": 60,
 }
 TEN = {**DERIVED, "head_dim": 20}
+_DELTA_NET: dict[str, Any] = {
+    **SMALL, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 10,
+    "linear_value_head_dim": 18, "linear_conv_kernel_dim": 4,
+    **_rope("default", 1e6, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]),
+}  # fmt: skip
+_DELTA_EXPERTS = {**_DELTA_NET, **EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 41}
+_LFM = {**DERIVED, "layer_types": [*["conv", "conv", "full_attention"] * 2, "conv"], "conv_L_cache": 3}
 
 
 def _nested(text: dict[str, Any], kind: str = "", pictures: dict[str, Any] = _PICTURES, **more: Any) -> dict[str, Any]:
@@ -303,5 +310,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "smolvlm",
         _nested({"model_type": "llama", **DERIVED, "tie_word_embeddings": True}, tie_word_embeddings=True),
     ),
+    "lfm2": ("lfm2", {**_LFM, "block_auto_adjust_ff_dim": False}),
+    "lfm2_biased": (
+        "lfm2",
+        {
+            **_LFM,
+            "conv_bias": True,
+            "conv_L_cache": 5,
+            "block_multiple_of": 7,
+            "block_ffn_dim_multiplier": 1.3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
+    "qwen3_5": ("qwen3_5", _nested({**_DELTA_NET, "tie_word_embeddings": True}, pictures=_QWEN_PICTURES)),
+    "qwen3_5_moe": ("qwen3_5_moe", _nested(_DELTA_EXPERTS, pictures=_QWEN_PICTURES)),
+    "qwen3_next": ("qwen3_next", {**_DELTA_EXPERTS, "decoder_sparse_step": 2, "attention_bias": True}),
     "exaone4": ("exaone4", {**HEADS, "sliding_window": 9, "sliding_window_pattern": 4}),
 }

@@ -19,6 +19,8 @@ def random_tensor(name: str, shape: Shape, seed: int, *, norm_mean: float = 1.0)
     if len(shape) >= 2:
         return values * np.float32(shape[-1] ** -0.5)
     values *= np.float32(0.2)
+    if name.endswith("A_log"):  # slow decays, so that states depend on many tokens
+        return values - np.float32(2)
     return values if name.endswith("bias") else values + np.float32(norm_mean)
 
 

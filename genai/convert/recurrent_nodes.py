@@ -22,13 +22,13 @@ _EXACT: Precision = "fp32"
 def state_dims(spec: DecoderSpec) -> Iterator[tuple[str, Dims]]:
     """Yield the name (without "past." or "present.") and the dimensions of each state."""
     part = spec.recurrent
-    for layer in () if part is None else part.layers:
-        channels = spec.hidden_size
-        if isinstance(part, DeltaNetSpec):
-            channels = 2 * part.key_width + part.value_width
+    if part is None:
+        return
+    channels = 2 * part.key_width + part.value_width if isinstance(part, DeltaNetSpec) else spec.hidden_size
+    for layer in part.layers:
         yield f"{layer}.conv", ["batch_size", channels, part.kernel - 1]
-    for layer in part.layers if isinstance(part, DeltaNetSpec) else ():
-        yield f"{layer}.recurrent", ["batch_size", part.value_heads, part.key_size, part.value_size]
+        if isinstance(part, DeltaNetSpec):
+            yield f"{layer}.recurrent", ["batch_size", part.value_heads, part.key_size, part.value_size]
 
 
 def write_recurrent(export: Export, layer: int, root: str) -> str:
@@ -88,9 +88,7 @@ def _write_delta_net(export: Export, part: DeltaNetSpec, layer: int, root: str) 
     )
 
 
-def _write_gates(
-    export: Export, part: DeltaNetSpec, path: str, source: str, a: str, b: str
-) -> tuple[str, str]:
+def _write_gates(export: Export, part: DeltaNetSpec, path: str, source: str, a: str, b: str) -> tuple[str, str]:
     """Write decay = -exp(A_log) * softplus(a + dt_bias), and beta = sigmoid(b)."""
     graph, heads, name = export.graph, part.value_heads, f"{path}/LinearAttentionGate"
     bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", heads))

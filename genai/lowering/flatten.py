@@ -46,6 +46,11 @@ class RecurrentLayer:
 CacheEntry = AttentionLayer | RecurrentLayer
 
 
+def attention_layers(layers: Sequence[CacheEntry]) -> list[AttentionLayer]:
+    """Return the cache entries of attention layers."""
+    return [layer for layer in layers if isinstance(layer, AttentionLayer)]
+
+
 @dataclass(frozen=True)
 class FlatDecoder:
     """A flattened decoder.
@@ -75,7 +80,9 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     graph = model.graph
     graph.topological_sort()
     analysis = analyse_rows(graph, _input_states(graph, names))
-    if not (analysis.attention or analysis.recurrent) and any(state.kind is Kind.CACHE for state in analysis.states.values()):
+    if not (analysis.attention or analysis.recurrent) and any(
+        state.kind is Kind.CACHE for state in analysis.states.values()
+    ):
         raise NotFlattenable("no attention operator with a cache was found")
     if analysis.first_row_gathers:
         raise NotFlattenable("the first token of each sequence is selected")
@@ -254,7 +261,15 @@ def _attention_size(node: Node, analysis: RowAnalysis) -> int:
     key_heads = key // size if size else 0
     fits = (size * heads, size * key_heads, v_size * value_heads) == (query, key, value)
     most = max(heads, value_heads)
-    if not fits or not size or not v_size or not key_heads or most % heads or most % value_heads or value_heads % key_heads:
+    if (
+        not fits
+        or not size
+        or not v_size
+        or not key_heads
+        or most % heads
+        or most % value_heads
+        or value_heads % key_heads
+    ):
         raise NotFlattenable(
             f"{node.op_type} {node.name!r} has {heads} query heads, {value_heads} value heads, and queries, keys and "
             f"values of {query}, {key} and {value} numbers"

@@ -94,10 +94,10 @@ def lower_linear_attention(spec: LoweringSpec) -> Lowered | None:
     size, rule = query.width // heads, str(spec.attributes.get("update_rule", "gated_delta"))
     decay, beta = (spec.inputs[index] if spec.has(index) else "" for index in (4, 5))
     decay, beta = decay if rule in ("gated", "gated_delta") else "", beta if "delta" in rule else ""
+    scale = float(spec.attributes.get("scale", 0.0)) or size**-0.5
     op = LinearAttention(
-        *spec.inputs[:3], spec.outputs[0], int(spec.attributes["layer"]), heads, key.width // size, value_heads, size,
-        value.width // value_heads, float(spec.attributes.get("scale", 0.0)) or size**-0.5, decay, beta,
-        op_type=spec.op_type,
+        spec.inputs[0], spec.inputs[1], spec.inputs[2], spec.outputs[0], int(spec.attributes["layer"]), heads,
+        key.width // size, value_heads, size, value.width // value_heads, scale, decay, beta, op_type=spec.op_type,
     )  # fmt: skip
     width = op.out_heads * op.v_head_size
     return Lowered([op], {op.out: RowsType((1, -1, width), width)})
@@ -129,7 +129,13 @@ def lower_gated_norm(spec: LoweringSpec) -> Lowered | None:
     """Lower the norm of groups of a row, times activation(gate)."""
     x, gate, weight, out = spec.rows(0), spec.rows(2), spec.constants[1], spec.outputs[0]
     activation = str(spec.attributes.get("activation", "silu"))
-    if x is None or gate != x or weight is None or x.width % weight.size or activation not in ("silu", "swish", "sigmoid"):
+    if (
+        x is None
+        or gate != x
+        or weight is None
+        or x.width % weight.size
+        or activation not in ("silu", "swish", "sigmoid")
+    ):
         return None
     normed, function = f"{out}/normed", "sigmoid" if activation == "sigmoid" else "silu"
     epsilon = float(spec.attributes.get("epsilon", 1e-5))

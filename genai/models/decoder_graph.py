@@ -30,7 +30,14 @@ from ..errors import (
     malformed,
 )
 from ..lora.inputs import take_out_empty_factors, with_defaults
-from ..lowering.flatten import AttentionLayer, CacheEntry, FlatDecoder, RecurrentLayer, flatten_decoder
+from ..lowering.flatten import (
+    AttentionLayer,
+    CacheEntry,
+    FlatDecoder,
+    RecurrentLayer,
+    attention_layers,
+    flatten_decoder,
+)
 from ..lowering.rows import NotFlattenable
 from ..lowering.rules import find_stored_weights
 from ..onnx.decoder_names import GraphNames
@@ -177,7 +184,7 @@ def read_decoder(
         limit = config.model.context_length
         layouts = {name: found for name in KV_TYPES if (found := cache_layout(flat.layers, name, limit)) is not None}
         if (layout := layouts.get(kv_dtype)) is None:
-            raise _unpackable(kv_dtype, _attention_layers(flat.layers))
+            raise _unpackable(kv_dtype, attention_layers(flat.layers))
         sizes = {name: layout.bytes_per_token for name, layout in layouts.items()}
     info = DecoderInfo(
         parameters=parameters,
@@ -380,24 +387,16 @@ def whole_number(node: Node, name: str, default: int, *, least: int = 1) -> int:
 def _check_layers(flat: FlatDecoder, config: Config) -> None:
     expected, actual = config.model.decoder.num_hidden_layers, flat.num_layers
     if actual != expected:
-        kinds = "attention" if _attention_only(flat.layers) else "attention and recurrent"
+        kinds = "attention" if len(attention_layers(flat.layers)) == len(flat.layers) else "attention and recurrent"
         key = f"{config.model.decoder.block}.num_hidden_layers"
         raise _disagree(f"the graph has {actual} {kinds} layers", key, expected, actual)
-    for layer in _attention_layers(flat.layers):
+    for layer in attention_layers(flat.layers):
         if min(layer.kv_heads, layer.head_size, layer.v_head_size) < 1:
             raise malformed(
                 f"attention layer {layer.layer} has {layer.kv_heads} key/value heads of size {layer.head_size}, values "
                 f"of size {layer.v_head_size}",
                 f"its matmul ({' or '.join(PRODUCTS)}) has too few output features, or the attributes are wrong",
             )
-
-
-def _attention_layers(layers: Sequence[CacheEntry]) -> list[AttentionLayer]:
-    return [layer for layer in layers if isinstance(layer, AttentionLayer)]
-
-
-def _attention_only(layers: Sequence[CacheEntry]) -> bool:
-    return all(isinstance(layer, AttentionLayer) for layer in layers)
 
 
 def cache_layout(layers: Sequence[CacheEntry], kv_dtype: str, context_length: int) -> CacheLayout | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import GenaiError
 from ..lowering.exported_attention import PlainAttention, find_plain_attention, replace_plain_attention, settle_shapes
-from ..lowering.flatten import FlatDecoder, flatten_decoder
+from ..lowering.flatten import FlatDecoder, attention_layers, flatten_decoder
 from ..lowering.positions import Trial, add_position_ids, context_inputs, replace_constants, replace_tables
 from ..lowering.rows import NotFlattenable
 from ..onnx.decoder_names import GraphNames
@@ -96,7 +96,7 @@ def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDe
     run_rewrites(model, (*rotations, *_AFTER), Level.EXTENDED)
     infer_shapes(model)
     flat = flatten_decoder(model, names)
-    if any(layer.head_size != decoder.head_size for layer in flat.layers):
+    if any(layer.head_size != decoder.head_size for layer in attention_layers(flat.layers)):
         raise NotFlattenable(f"its heads do not have the size {decoder.head_size} in genai_config.json")
     return flat
 

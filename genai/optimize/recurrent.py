@@ -113,7 +113,13 @@ def take_parts_of_heads(graph: Graph, node: Node) -> bool:
     apart = made_by(graph, node.input(0), "Reshape")
     shape = getattr(graph.type_of(node.input(0)), "shape", None)
     sizes = graph.constant(node.input(1)) if node.input(1) else None
-    if apart is None or shape is None or len(shape) != 4 or sizes is None or int(node.attribute("axis", 0)) not in (3, -1):
+    if (
+        apart is None
+        or shape is None
+        or len(shape) != 4
+        or sizes is None
+        or int(node.attribute("axis", 0)) not in (3, -1)
+    ):
         return False
     heads, size = shape[2:]
     joined = [only_user(graph, name) for name in node.outputs]

@@ -19,14 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.cpu.linear.calls import has_bfloat_products
-from genai.kernels.device import PageTables, StepContext, StepFunction
+from genai.kernels.device import PageTables, StateSlots, StepContext, StepFunction
 from genai.kernels.ir import (
     Attention,
+    CausalConv,
     DenseWeight,
     Embedding,
     GatedLinear,
     Ids,
     Linear,
+    LinearAttention,
     MoE,
     Op,
     OpProgram,
@@ -219,11 +221,11 @@ class StreamedDecoder:
         layers: list[Any] = [None] * len(self._flat.layers)
         try:
             for op in program.ops:
-                if isinstance(op, Attention):
+                if isinstance(op, Attention | CausalConv | LinearAttention):
                     layout = cache_layout([self._flat.layers[op.layer]], "fp32", 0)
                     assert layout is not None  # float caches support all head sizes
                     # Every sequence may end in a partly filled block; blocks without tokens use no memory.
-                    storages.append(PagedStorage(layout, tokens, self.executor.allocate))
+                    storages.append(PagedStorage(layout, tokens, self.executor.allocate, 2 * tokens))
                     layers[op.layer] = storages[-1].layers[0]
             yield RunningStage(self.executor.compile(program, layers), outputs)
         finally:
@@ -315,19 +317,26 @@ def step_of(tokens: Tokens, first: int = 0, room: int = 0) -> StepContext:
     """Return a step of sequences [count, length] that start at position `first`, with the logits of all tokens.
 
     Args:
-        room: maximum number of tokens that each sequence may grow to; 0 means the number of tokens after this step.
+        room: maximum number of tokens that each sequence may grow to, by steps of one token; 0 means that no step
+            follows.
     """
     count, length = tokens.shape
     blocks = -(-max(room, first + length) // BLOCK_SIZE)
     tables = np.arange(count * blocks, dtype=np.int32).reshape(count, blocks)
     positions = np.arange(first, first + length)
     slots = tables[:, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+    # Each sequence alternates between two slots for its states, one for each parity of the last position.
+    own, last = 2 * np.arange(count, dtype=np.int32), first + length - 1
+    writes = np.full((count, length), -1, np.int32)
+    if room:
+        writes[:, -1] = own + last % 2
+    reads = own + (first - 1) % 2 if first else np.full(count, -1, np.int32)
     return StepContext(
         tokens=np.ascontiguousarray(tokens.reshape(-1)),
         positions=np.tile(positions, count),
         cu_seqlens_q=np.arange(count + 1, dtype=np.int32) * length,
         context_lens=np.full(count, first + length, np.int32),
-        groups=(PageTables(tables, slots.reshape(-1)),),
+        groups=(PageTables(tables, slots.reshape(-1)), StateSlots(reads.astype(np.int32), writes.reshape(-1))),
         num_decode_sequences=0,
         logits_indices=np.arange(tokens.size),
         rope_table=np.zeros(count, np.int32),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,7 @@ def linear_recurrence(x: Array, decay: Array, layer: StateLayer, step: StepConte
     return out
 
 
-def causal_conv(
-    op: ir.CausalConv, x: Array, weight: Array, bias: Array | float, layer: StateLayer, step: StepContext
-) -> Float64:
+def causal_conv(op: ir.CausalConv, x: Array, weight: Any, bias: Any, layer: StateLayer, step: StepContext) -> Float64:
     """Compute `ir.CausalConv` for rows [T, channels]."""
     out, channels = np.zeros(x.shape), x.shape[1]
     taps = weight.reshape(channels, -1).T.astype(np.float64)
@@ -37,7 +36,8 @@ def causal_conv(
             out[row] = (taps * seen[:: op.dilation]).sum(axis=0)
             history[:] = seen[1:]
             keep(row)
-    return out + bias
+    result: Float64 = out + bias
+    return result
 
 
 def linear_attention(op: ir.LinearAttention, values: dict[str, Array], layer: StateLayer, step: StepContext) -> Float64:
@@ -67,8 +67,12 @@ def linear_attention(op: ir.LinearAttention, values: dict[str, Array], layer: St
     return out.reshape(count, -1)
 
 
-def _sequences(layer: StateLayer, step: StepContext) -> Iterator[tuple[range, NDArray[np.float32], Callable[[int], None]]]:
-    """Yield each sequence's rows, its state (a copy), and a function that stores the state after a row if asked."""
+# A sequence's rows, its state (a copy), and a function that stores the state after a row if the step asks for it.
+_Sequence = tuple[range, NDArray[np.float32], Callable[[int], None]]
+
+
+def _sequences(layer: StateLayer, step: StepContext) -> Iterator[_Sequence]:
+    """Yield each sequence of a step."""
     slots = step.state_slots
     assert slots is not None
     within(slots.reads[slots.reads != -1], layer.num_slots, "slot outside the states")

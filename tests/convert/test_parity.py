@@ -20,6 +20,8 @@ from genai.engine.decoder import compute as compute_pending
 TOLERANCE = 2e-4
 REFERENCE_TOLERANCE = 1e-4
 MIXTURE_TOLERANCE = 1e-5  # of a logit
+# The delta rule subtracts what a state knows from what it should know, and a norm scales the small difference up again.
+DELTA_NET_FACTOR = 5
 # Quantised in the default run, too: each way in which projections are cut, tied, biased or routed.
 QUANTISED = ("falcon_grouped", "gemma2", "gpt2", "granitemoe", "llama_tied", "phi3", "phimoe", "qwen2_moe", "stablelm")
 
@@ -59,7 +61,11 @@ def test_whole_prompt(case: Any) -> None:
     actual, expected = compute(model, golden.tokens, [len(golden.tokens)]), golden.expected(len(golden.tokens))
     close(actual, expected)
     if golden.config.keys() & {"num_experts", "num_local_experts"}:
-        assert np.abs(actual - expected).max() <= MIXTURE_TOLERANCE
+        assert np.abs(actual - expected).max() <= MIXTURE_TOLERANCE * factor_of(golden)
+
+
+def factor_of(golden: Any) -> int:
+    return DELTA_NET_FACTOR if "linear_num_key_heads" in text_part(HFConfig(golden.config)).values else 1
 
 
 def test_chunks(case: Any) -> None:
@@ -82,7 +88,8 @@ def test_as_the_reference_device(case: Any, golden_folder: Any) -> None:
     pieces = [21, len(golden.tokens) - 24, 1, 1, 1]
     with genai.Model(golden_folder(golden.path.stem), device="reference", accuracy="fp32") as reference:
         expected = compute(reference, golden.tokens, pieces)
-    assert np.abs(compute(model, golden.tokens, pieces) - expected).max() <= REFERENCE_TOLERANCE
+    difference = np.abs(compute(model, golden.tokens, pieces) - expected).max()
+    assert difference <= REFERENCE_TOLERANCE * factor_of(golden)
 
 
 def test_greedy_tokens(case: Any) -> None:

@@ -229,6 +229,19 @@ def mixtral_experts(config: HFConfig, **fields: Any) -> ExpertsSpec:
     )
 
 
+def expert_fields(config: HFConfig, **fields: Any) -> dict[str, Any]:
+    """Return the fields for experts and for the layers that have a dense feed-forward layer instead."""
+    experts = ExpertsSpec(
+        count=config.integer("num_experts", "num_local_experts"),
+        per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        **{"normalized": config.flag("norm_topk_prob"), **fields},
+    )
+    step, dense_layers = config.integer("decoder_sparse_step", default=1), config.numbers("mlp_only_layers")
+    dense = tuple(layer for layer in range(config.num_layers) if layer in dense_layers or (layer + 1) % step)
+    return {"experts": experts, "dense_layers": dense}
+
+
 def layer_norms(*, biased: bool = True, **fields: Any) -> dict[str, Any]:
     """Return the fields for layer norms in place of RMS norms."""
     return {"norm": "layer", "norm_biases": biased, **fields}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
@@ -108,3 +109,48 @@ def _qwen(config: HFConfig, **fields: Any) -> DecoderSpec:
 def qwen3_5_text(config: HFConfig) -> DecoderSpec:
     """Qwen 3.5 (Alibaba), dense: three layers of Gated DeltaNet, then one of gated attention."""
     return _qwen(config, family="qwen3_5_text")
+
+
+def _shared_experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
+    width = config.integer("shared_expert_intermediate_size")
+    return common.expert_fields(config, shared_intermediate_size=width, shared_gate=True, **fields)
+
+
+@architecture("Qwen 3.5 MoE", *_GATED_QUERIES)
+def qwen3_5_moe_text(config: HFConfig) -> DecoderSpec:
+    """Qwen 3.5 with a mixture of experts and a gated shared expert in every layer."""
+    experts = _shared_experts(config, normalized=True)
+    width = config.integer("moe_intermediate_size")
+    return _qwen(config, family="qwen3_5_moe_text", intermediate_size=width, **experts)
+
+
+def _part_of_groups(*parts: str) -> common.TensorView:
+    """Return a view of some parts of the rows of each group: a key head with its value heads."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+        net = spec.recurrent
+        assert isinstance(net, DeltaNetSpec)
+        share = net.value_heads // net.key_heads
+        values = share * net.value_size
+        kinds = {"q": net.key_size, "k": net.key_size, "v": values, "z": values}
+        if parts[0] in ("b", "a"):
+            kinds = {"b": share, "a": share}
+        groups = tensor.reshape(net.key_heads, sum(kinds.values()), *tensor.shape[1:])
+        ends = dict(zip(kinds, np.cumsum(list(kinds.values())).tolist(), strict=True))
+        found = [groups[:, ends[part] - kinds[part] : ends[part]] for part in parts]
+        return np.concatenate([part.reshape(-1, *tensor.shape[1:]) for part in found])
+
+    return view
+
+
+@architecture(
+    "Qwen3-Next",
+    *_GATED_QUERIES,
+    Rule(r"linear_attn\.in_proj_qkv\.", "linear_attn.in_proj_qkvz.", _part_of_groups("q", "k", "v")),
+    Rule(r"linear_attn\.in_proj_z\.", "linear_attn.in_proj_qkvz.", _part_of_groups("z")),
+    Rule(r"linear_attn\.in_proj_b\.", "linear_attn.in_proj_ba.", _part_of_groups("b")),
+    Rule(r"linear_attn\.in_proj_a\.", "linear_attn.in_proj_ba.", _part_of_groups("a")),
+)
+def qwen3_next(config: HFConfig) -> DecoderSpec:
+    """Qwen3-Next: the predecessor of Qwen 3.5 MoE, with the projections of a key head stored together."""
+    return _qwen(config, **_shared_experts(config))

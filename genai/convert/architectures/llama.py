@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..hf_config import HFConfig, rope_values
 from ..rope_scaling import QueryScaling
-from ..spec import DecoderSpec, ExpertsSpec
+from ..spec import DecoderSpec
 from . import common
 from .common import Rule, architecture, decoder
 
@@ -272,20 +272,6 @@ def _max_window_layers(config: HFConfig) -> int:
     return config.integer("max_window_layers", default=28, least=0)
 
 
-def _experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
-    """Return the fields for experts and for the layers that have a dense feed-forward layer instead."""
-    experts = ExpertsSpec(
-        count=config.integer("num_experts", "num_local_experts"),
-        per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("moe_intermediate_size"),
-        normalized=config.flag("norm_topk_prob"),
-        **fields,
-    )
-    step, dense_layers = config.integer("decoder_sparse_step", default=1), config.numbers("mlp_only_layers")
-    dense = tuple(layer for layer in range(config.num_layers) if layer in dense_layers or (layer + 1) % step)
-    return {"experts": experts, "dense_layers": dense}
-
-
 @architecture("Qwen 2, 2.5")
 def qwen2(config: HFConfig) -> DecoderSpec:
     return decoder(config, family="qwen2", qkv_bias=True, **_upper_windows(config))
@@ -301,7 +287,7 @@ def qwen3(config: HFConfig) -> DecoderSpec:
 def qwen2_moe(config: HFConfig) -> DecoderSpec:
     """Qwen 1.5 and 2 MoE: a gated shared expert, and a window in every other layer below max_window_layers."""
     shared = config.integer("shared_expert_intermediate_size", least=0)
-    experts = _experts(config, shared_intermediate_size=shared, shared_gate=True)
+    experts = common.expert_fields(config, shared_intermediate_size=shared, shared_gate=True)
     windows = _windows(config, range(0, min(_max_window_layers(config), config.num_layers), 2))
     return decoder(config, qkv_bias=config.flag("qkv_bias", default=True), **experts, **windows)
 
@@ -310,7 +296,7 @@ def qwen2_moe(config: HFConfig) -> DecoderSpec:
 def qwen3_moe(config: HFConfig) -> DecoderSpec:
     windows = common.window_fields(config, window=4096)
     used = windows if config.flag("use_sliding_window") else {}
-    return decoder(config, qk_norm=True, **common.attention_biases(config), **_experts(config), **used)
+    return decoder(config, qk_norm=True, **common.attention_biases(config), **common.expert_fields(config), **used)
 
 
 def _part_of_expert(part: int | None) -> common.TensorView:

@@ -37,7 +37,7 @@ def _states(layer: StateLayer) -> States:
 
 
 @inline
-def _source(context: int, sequence: int, num_slots: int) -> int:
+def _source(context: int, sequence: int, num_slots: int) -> Any:
     """Return the slot of a sequence's first state (-1 = zeros); -2 if a slot of the sequence does not exist."""
     begin, end = _rows(context, sequence)
     source = read_int32(read_int64(context + 8 * StepField.STATE_READS) + 4 * sequence)
@@ -59,7 +59,7 @@ def _rows(context: int, sequence: int) -> Any:
 
 
 @inline
-def _target(context: int, row: int) -> int:
+def _target(context: int, row: int) -> Any:
     """Return the slot that receives the state after a row; -1 = none."""
     return np.int64(read_int32(read_int64(context + 8 * StepField.STATE_WRITES) + 4 * row))
 
@@ -361,9 +361,7 @@ def _update(
 
 
 @native_op(LinearAttentionArguments)
-def linear_attention_op(
-    arguments: LinearAttentionArguments, context: int, begin: int, end: int, scratch: int
-) -> int:
+def linear_attention_op(arguments: LinearAttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Update pieces of states in scratch memory by all rows of their sequences. Items are pieces of heads."""
     size, v_size, pieces = arguments.size, arguments.v_size, arguments.pieces
     padded = -(-size // LANES) * _VECTOR
