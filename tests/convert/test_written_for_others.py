@@ -50,8 +50,12 @@ def fitting(config: dict[str, Any]) -> DecoderSpec:
     experts = spec.experts and replace(
         spec.experts, intermediate_size=64, shared_intermediate_size=64 if spec.experts.shared_intermediate_size else 0
     )
+    recurrent = spec.recurrent and replace(
+        spec.recurrent, layers=tuple(layer for layer in spec.recurrent.layers if layer < 4)
+    )
     return replace(
         spec,
+        recurrent=recurrent,
         hidden_size=64,
         intermediate_size=96,
         head_size=size,
