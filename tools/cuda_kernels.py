@@ -169,6 +169,8 @@ WORK = {
     "rotate_keys": Work("keys of 2,048 tokens, float16", 4 * KV_HEADS * HEAD * 2048, 3 * KV_HEADS * HEAD * 2048),
     "pack_codes": Work("gate projection, 4 bits, once", _MATRIX),
     "linear_recurrence": Work("states of 4,096 numbers, one token", 5 * 4 * HIDDEN, 2 * HIDDEN),
+    "causal_convolution": Work("4,096 channels, four taps, one token", 4 * (2 + 4 + 3 + 3) * HIDDEN, 8 * HIDDEN),
+    "linear_attention": Work("32 heads of 128 x 128, one token", 2 * 4 * 32 * 128 * 128, 7 * 32 * 128 * 128),
     "reorder": Work("reordered columns of a token", (4 + 4 + 8) * HIDDEN),
     "shrink_few": Work("rank 16 of a token, float16", 2 * RANK * HIDDEN + 4 * HIDDEN, 2 * RANK * HIDDEN),
     "shrink_many": Work(

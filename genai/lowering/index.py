@@ -36,7 +36,10 @@ OPERATORS: dict[str, dict[str, str]] = {
         "com.microsoft": "MoE QMoE",
     },
     "movement": {
-        "": "Concat Dropout Expand Flatten If Reshape Shape Slice Split Squeeze TopK Transpose Unsqueeze",
+        "": (
+            "Concat ConstantOfShape Dropout Expand Flatten GatherElements If Reshape ScatterElements Shape Slice "
+            "Split Squeeze TopK Transpose Unsqueeze"
+        ),
         "genai": "LogitsRows",
     },
     "normalization": {
@@ -49,7 +52,7 @@ OPERATORS: dict[str, dict[str, str]] = {
     },
     "recurrent": {
         "": "LinearAttention",
-        "com.microsoft": "GatedRMSNorm LinearAttention LinearAttentionGate",
+        "com.microsoft": "GatedAdd GatedRMSNorm LinearAttention LinearAttentionGate",
         "genai": "CausalConv",
     },
 }

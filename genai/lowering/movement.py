@@ -56,6 +56,26 @@ def transpose_rows(at: NodeRows) -> States:
     return [State(Kind.ROWS, tuple(state.known_shape[i] for i in order), list(order).index(state.axis))]
 
 
+@row_rule("GatherElements", "ScatterElements")
+def element_rows(at: NodeRows) -> States:
+    """Return the state of elements that are selected or replaced inside each row."""
+    states = [state for state in at.states if state is not None]
+    if any(state.kind is not Kind.ROWS or state.axis != states[0].axis for state in states):
+        raise NotFlattenable("elements of rows are combined with values that are not per token")
+    for state in states:
+        at.keep_off(state, at.axis(state, 0))
+    return [states[1] if at.node.op_type == "GatherElements" else states[0]]
+
+
+@row_rule("ConstantOfShape")
+def filled_rows(at: NodeRows) -> States:
+    """Return the state of a constant with one entry per token, or of one whose shape is not known here."""
+    shape = at.lengths(0)
+    if shape is None or sum(dim.tokens for dim in shape) != 1:
+        return [State(Kind.CONTEXT)]
+    return [rows(shape)]
+
+
 @row_rule("Concat")
 def concat_rows(at: NodeRows) -> States:
     states = [state for state in at.states if state is not None]

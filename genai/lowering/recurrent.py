@@ -5,6 +5,7 @@ from __future__ import annotations
 from genai.kernels.ir import Binary, CausalConv, Gate, LinearAttention, Norm, RowsType, Unary
 
 from ..onnx.node import MS, OURS
+from .elementwise import elementwise_rows
 from .rows import Kind, NotFlattenable, RowDim, State
 from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule
 
@@ -50,6 +51,14 @@ def _check_state(at: NodeRows, index: int) -> None:
     state = at.states[index] if index < len(at.states) else None
     if state is None or state.kind is not Kind.CACHE:
         raise NotFlattenable("the state of a recurrent layer must be an input of the graph")
+
+
+@row_rule("GatedAdd", domain=MS)
+def gated_add_rows(at: NodeRows) -> States:
+    """Return the state of x + y * gate, where the gate has one number per token."""
+    if at.node.input(3):
+        raise NotFlattenable("the projection of a gate is not supported")
+    return elementwise_rows(at)
 
 
 @row_rule("LinearAttentionGate", domain=MS)

@@ -110,7 +110,8 @@ def _settle_positions(graph: Graph, name: str) -> None:
     if len(shape) != 3 or shape[0] != _AXES:
         return
     axis, row, inner = (graph.fresh_name(f"{name}/{part}") for part in ("axis", "row", "axes"))
-    rotations = [node for node in graph.consumers(name) if node.key[:2] == (MS, "MRotaryEmbedding")]
+    kinds = (MS, "MRotaryEmbedding"), (MS, "RotaryEmbedding")
+    rotations = [node for node in graph.consumers(name) if node.key[:2] in kinds]
     graph.rename(name, inner)
     for node in rotations:  # with equal positions, the sections of a head make no difference
         node.op_type = "RotaryEmbedding"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..onnx.ir import Graph, Node, OnnxModel, make_node
+from ..onnx.ir import Graph, Node, OnnxModel, Value, make_node
 from ..onnx.node import MS, OURS
+from ..onnx.types import TensorType
 from .base import Level, Rewrite, made_by, node_rule, only_user, replaced, run_rewrites
 from .simplify import merge_transposes, remove_dead_code, remove_identities
 
@@ -21,7 +22,7 @@ _LEAST = 1e-30
 
 def has_states(graph: Graph) -> bool:
     """Return True if the graph has recurrent layers."""
-    return any(node.op_type in (CONV, ATTENTION) for node in graph.nodes)
+    return any(node.op_type in (CONV, ATTENTION, "CausalConv") for node in graph.nodes)
 
 
 def prepare_states(model: OnnxModel) -> None:
@@ -39,6 +40,10 @@ def convolve_last_axis(graph: Graph, node: Node) -> bool:
     after: list[Node] = []
     if not node.attribute("channels_last", 0):
         rows, out = graph.fresh_name(f"{rows}/rows"), graph.fresh_name(f"{out}/rows")
+        known = graph.type_of(node.output(0))
+        if isinstance(known, TensorType) and known.shape is not None and len(known.shape) == len(_SWAP):
+            shape = tuple(known.shape[axis] for axis in _SWAP)
+            graph.values[out] = Value(out, TensorType(known.dtype, shape))
         before = [make_node("Transpose", [node.input(0)], [rows], name=rows, perm=_SWAP)]
         after = [make_node("Transpose", [out], [node.output(0)], name=out, perm=_SWAP)]
     convolution = make_node(

@@ -373,7 +373,7 @@ def _limits(program: OpProgram, layers: Sequence[CacheLayer | None]) -> Limits:
             blocks = layer.num_blocks
             if op.rope:
                 positions = len(program.constants.array(op.rope.cos))
-        if isinstance(op, ir.LinearRecurrence):
+        if isinstance(op, ir.CausalConv | ir.LinearAttention | ir.LinearRecurrence):
             states = layers[op.layer]
             assert isinstance(states, StateLayer)
             slots = states.num_slots

@@ -68,7 +68,11 @@ def combine_kernel(function: str) -> CudaKernel:
     return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
 
 
-LINEAR_RECURRENCE = CudaKernel("recurrence.cu", "linear_recurrence", "RecurrenceArguments", 128)
+_STATE_THREADS, _LARGEST_STATE = 128, 256
+LINEAR_RECURRENCE = CudaKernel("recurrence.cu", "linear_recurrence", "RecurrenceArguments", _STATE_THREADS)
+CONVOLUTION = CudaKernel("recurrence.cu", "causal_convolution", "ConvolutionArguments", _STATE_THREADS)
+LINEAR_ATTENTION = CudaKernel("recurrence.cu", "linear_attention", "LinearAttentionArguments", _STATE_THREADS)
+STATES = LINEAR_RECURRENCE, CONVOLUTION, LINEAR_ATTENTION
 REORDER = CudaKernel("embedding.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
 
 
@@ -245,16 +249,58 @@ def _experts(op: ir.MoE, at: CudaLowering) -> None:
 
 @lower.register
 def _linear_recurrence(op: ir.LinearRecurrence, at: CudaLowering) -> None:
-    x, decay, out, layer = at.values[op.x], at.values[op.decay], at.values.make(op.out), at.layers[op.layer]
-    assert isinstance(layer, StateLayer)
+    x, decay, out = at.values[op.x], at.values[op.decay], at.values.make(op.out)
     arguments = bind(
-        LINEAR_RECURRENCE, x=x.address, decay=decay.address, out=out.address, states=at.driver.address(layer.states),
-        starts=at.table.address("starts"), reads=at.table.address("state_reads"),
-        writes=at.table.address("state_writes"), x_stride=x.stride, decay_stride=decay.stride, out_stride=out.stride,
-        slot_stride=layer.states.strides[0] // 4, width=layer.size,
+        LINEAR_RECURRENCE, x=x.address, decay=decay.address, out=out.address, x_stride=x.stride,
+        decay_stride=decay.stride, out_stride=out.stride, width=x.width, **_states(op.layer, at),
     )  # fmt: skip
-    blocks = -(-layer.size // LINEAR_RECURRENCE.threads)
-    at.starts.append(Launch(LINEAR_RECURRENCE, arguments, {}, lambda counts: (blocks, counts["sequences"], 1)))
+    _launch_sequences(at, LINEAR_RECURRENCE, arguments, -(-x.width // _STATE_THREADS))
+
+
+@lower.register
+def _causal_conv(op: ir.CausalConv, at: CudaLowering) -> None:
+    x, out = at.values[op.x], at.values.make(op.out)
+    arguments = bind(
+        CONVOLUTION, x=x.address, out=out.address, weight=at.vector(op.weight), bias=at.vector(op.bias),
+        x_stride=x.stride, out_stride=out.stride, width=x.width, taps=at.constants.array(op.weight).shape[-1],
+        dilation=op.dilation, **_states(op.layer, at),
+    )  # fmt: skip
+    _launch_sequences(at, CONVOLUTION, arguments, -(-x.width // _STATE_THREADS))
+
+
+@lower.register
+def _linear_attention(op: ir.LinearAttention, at: CudaLowering) -> None:
+    if op.head_size > _LARGEST_STATE:
+        raise UnsupportedOp(
+            f"CUDA has no kernels for linear attention with heads of more than {_LARGEST_STATE} numbers"
+        )
+    fields: dict[str, int] = {}
+    for name in ("query", "key", "value", "decay", "beta"):
+        rows = at.values[getattr(op, name)] if getattr(op, name) else None
+        fields |= {name: rows.address if rows else 0, f"{name}_stride": rows.stride if rows else 0}
+    out, blocks = at.values.make(op.out), -(-op.v_head_size // _STATE_THREADS)
+    decays = max(at.values[op.decay].width // op.value_heads, 1) if op.decay else 1
+    arguments = bind(
+        LINEAR_ATTENTION, out=out.address, out_stride=out.stride, scale=op.scale, heads=op.heads,
+        key_heads=op.key_heads, value_heads=op.value_heads, size=op.head_size, v_size=op.v_head_size, decays=decays,
+        betas=int(bool(op.beta) and at.values[op.beta].width > 1), blocks=blocks, **fields, **_states(op.layer, at),
+    )  # fmt: skip
+    _launch_sequences(at, LINEAR_ATTENTION, arguments, op.value_heads * blocks)
+
+
+def _states(layer: int, at: CudaLowering) -> dict[str, int]:
+    """Return the arguments of the states of a layer."""
+    states = at.layers[layer]
+    assert isinstance(states, StateLayer)
+    return {
+        "states": at.driver.address(states.states), "slot_stride": states.states.strides[0] // 4,
+        "starts": at.table.address("starts"), "reads": at.table.address("state_reads"),
+        "writes": at.table.address("state_writes"),
+    }  # fmt: skip
+
+
+def _launch_sequences(at: CudaLowering, kernel: CudaKernel, arguments: Any, blocks: int) -> None:
+    at.starts.append(Launch(kernel, arguments, {}, lambda counts: (blocks, counts["sequences"], 1)))
 
 
 # --- attention -------------------------------------------------------------------------------------------------------

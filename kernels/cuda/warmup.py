@@ -30,7 +30,7 @@ from .linear import (
 )
 from .logits import GATHER
 from .lora import expand_kernels, shrink_kernels
-from .lowering import BINARY, LINEAR_RECURRENCE, REORDER, UNARY, apply_kernel, combine_kernel, embedding_kernel
+from .lowering import BINARY, REORDER, STATES, UNARY, apply_kernel, combine_kernel, embedding_kernel
 from .moe import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .norms import norm_kernel
 from .rotate_keys import rotate_keys_kernel
@@ -68,7 +68,7 @@ def all_kernels(capability: int = HOPPER) -> list[CudaKernel]:
     matrices = [_matrix(None, scalar) for scalar in ("float", "half_bits", "bfloat_bits")]
     matrices += [_matrix(reader) for reader in READERS]
     found += [embedding_kernel(one.reader, one.scalar) for one in matrices]
-    found += [pack_kernel(reader) for reader in READERS] + [REORDER, LINEAR_RECURRENCE]
+    found += [pack_kernel(reader) for reader in READERS] + [REORDER, *STATES]
     found += [
         arrange_kernel(layout) for layout in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "tiles", "bytes")
     ]

@@ -12,10 +12,12 @@ from genai.kernels.device import Executor
 from genai.kernels.ir import (
     Attention,
     Binary,
+    CausalConv,
     DenseWeight,
     Embedding,
     Ids,
     Linear,
+    LinearAttention,
     LinearRecurrence,
     LogitsRows,
     Norm,
@@ -32,6 +34,9 @@ from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage, StateSh
 
 VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_SIZE = 23, 32, 4, 2, 8
 BLOCK = 32
+TAPS = 3
+# Of a running sum, a convolution of a dilation of 2, and linear attention with two heads.
+STATE_SIZES = WIDTH, WIDTH * 2 * (TAPS - 1), 2 * 8 * 8
 Kinds = list[tuple[GroupKind, int]]
 KINDS: Kinds = [
     (GroupKind.FULL, 0),
@@ -60,9 +65,15 @@ class Weights:
         self.arrays[name] = (self._rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
         return DenseWeight(name, rows, columns, transposed=True)
 
+    def taps(self, channels: int, count: int) -> str:
+        name = f"taps{len(self.arrays)}"
+        self.arrays[name] = self._rng.standard_normal((channels, 1, count)).astype(np.float32)
+        return name
+
     def ones(self, size: int) -> str:
-        self.arrays.setdefault("ones", np.ones(size, np.float32))
-        return "ones"
+        name = f"ones{size}"
+        self.arrays.setdefault(name, np.ones(size, np.float32))
+        return name
 
 
 def random_kinds(rng: random.Random, *, chunked: bool = True) -> Kinds:
@@ -72,7 +83,7 @@ def random_kinds(rng: random.Random, *, chunked: bool = True) -> Kinds:
 
 
 def program_of(kinds: Kinds, seed: int) -> OpProgram:
-    """Residual layers: attention, or a gated recurrence."""
+    """Residual layers: attention, or a recurrence, whose kind follows from the number of the layer."""
     weights, ops = Weights(seed), list[Op]()
     widths: dict[str, tuple[int, Per]] = {}
 
@@ -90,7 +101,19 @@ def program_of(kinds: Kinds, seed: int) -> OpProgram:
     for layer, (kind, window) in enumerate(kinds):
         normed = value(f"n{layer}", WIDTH)
         ops.append(Norm(x, weights.ones(WIDTH), 1e-6, normed))
-        if kind is GroupKind.STATE:
+        if kind is GroupKind.STATE and layer % 3 == 1:
+            given, columns = linear(normed, WIDTH, f"g{layer}"), WIDTH
+            ops.append(CausalConv(given, weights.taps(WIDTH, TAPS), value(f"r{layer}", WIDTH), layer, dilation=2))
+            mixed = f"r{layer}"
+        elif kind is GroupKind.STATE and layer % 3 == 2:
+            q, k, v, gate = (
+                linear(normed, width, f"{name}{layer}") for name, width in zip("qkvd", (16, 8, 16, 2), strict=True)
+            )
+            ops.append(Unary("sigmoid", gate, value(f"b{layer}", 2)))
+            ops.append(Binary("subtract", f"b{layer}", "", value(f"e{layer}", 2), "", weights.ones(1)))
+            mixed, columns = value(f"r{layer}", 16), 16
+            ops.append(LinearAttention(q, k, v, mixed, layer, 2, 1, 2, 8, 8, 0.3, f"e{layer}", f"b{layer}"))
+        elif kind is GroupKind.STATE:
             given, gate = linear(normed, WIDTH, f"g{layer}"), linear(normed, WIDTH, f"d{layer}")
             ops.append(Unary("sigmoid", gate, value(f"s{layer}", WIDTH)))
             ops.append(LinearRecurrence(given, f"s{layer}", value(f"r{layer}", WIDTH), layer))
@@ -116,8 +139,10 @@ def program_of(kinds: Kinds, seed: int) -> OpProgram:
 
 def layout_of(kinds: Kinds, dtype: str = "float32") -> CacheLayout:
     shapes = [
-        StateShape(WIDTH) if kind is GroupKind.STATE else LayerShape(KV_HEADS, HEAD_SIZE, HEAD_SIZE, dtype)
-        for kind, _ in kinds
+        StateShape(STATE_SIZES[layer % 3])
+        if kind is GroupKind.STATE
+        else LayerShape(KV_HEADS, HEAD_SIZE, HEAD_SIZE, dtype)
+        for layer, (kind, _) in enumerate(kinds)
     ]
     return grouped_layout(shapes, kinds, BLOCK)
 

@@ -13,10 +13,9 @@ from genai.kernels.device import StateSlots, StepContext, StepError
 from genai.kernels.ir import CausalConv, LinearAttention, Op
 
 from .cuda.programs import MadeUpConstants, program
-from .test_recurrence import executor_of
+from .test_recurrence import DEVICES, executor_of
 
 SLOTS = 8
-DEVICES = pytest.mark.parametrize("device", ["reference", "cpu"])
 # Rows of each sequence, and the slot that it begins from.
 SEQUENCES = ((3, -1), (1, 2), (7, 6), (1, -1))
 # Rows whose state is kept, and where: the last one of each sequence, and one between.
@@ -46,8 +45,12 @@ def run(
 ) -> np.ndarray:  # fmt: skip
     """The rows; states change in place."""
     executor = executor_of(device)
-    compiled = executor.compile(program([op], widths, constants, ["out"]), [StateLayer(states)])
-    return np.array(executor.host(compiled.run(context, given)["out"])).reshape(-1, widths["out"])
+    held = executor.driver.upload(states) if device == "cuda" else states
+    compiled = executor.compile(program([op], widths, constants, ["out"]), [StateLayer(held)])
+    out = np.array(executor.host(compiled.run(context, given)["out"])).reshape(-1, widths["out"])
+    if device == "cuda":
+        states[:] = executor.driver.download(held)
+    return out
 
 
 def conv_case(channels: int, taps: int, dilation: int, bias: bool) -> tuple[Op, MadeUpConstants, dict[str, int], int]:
@@ -163,8 +166,9 @@ def test_linear_attention(device: str, shape: Any) -> None:
     assert np.abs(states - wanted_states).max() < 2e-5
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", ["convolution", "attention"])
-def test_bits_do_not_depend_on_the_division_into_steps(kind: str) -> None:
+def test_bits_do_not_depend_on_the_division_into_steps(device: str, kind: str) -> None:
     if kind == "convolution":
         op, constants, widths, size = conv_case(70, 4, 1, True)
         given = {"x": np.random.default_rng(0).standard_normal((9, 70)).astype(np.float32)}
@@ -172,12 +176,12 @@ def test_bits_do_not_depend_on_the_division_into_steps(kind: str) -> None:
         (op, widths, size), constants = attention_case(ATTENTION[0]), MadeUpConstants()
         given = attention_inputs(widths, 9, 16)
     states = np.zeros((SLOTS, size), np.float32)
-    whole = run("cpu", op, constants, widths, states, given, step([(9, -1)], {8: 0}))
+    whole = run(device, op, constants, widths, states, given, step([(9, -1)], {8: 0}))
     parts, slot = [], -1
     for first, last, target in ((0, 4, 1), (4, 5, 2), (5, 9, 3)):
         some = {name: rows[first:last] for name, rows in given.items()}
         context = step([(last - first, slot)], {last - first - 1: target})
-        parts.append(run("cpu", op, constants, widths, states, some, context))
+        parts.append(run(device, op, constants, widths, states, some, context))
         slot = target
     assert np.concatenate(parts).tobytes() == whole.tobytes()
     assert states[3].tobytes() == states[0].tobytes()
