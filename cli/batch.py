@@ -140,7 +140,7 @@ def batch(
             write_page(report, html)
     _say(report, flags)
     if is_for_chat and not as_chat and report.figures.done:
-        if not report.figures.generated_tokens:
+        if report.figures.done > report.figures.failed and not report.figures.generated_tokens:
             flags.voice.say(f"the replies are empty: {_FOR_CHAT}")
         elif chat is None and (lines.is_table or isinstance(lines, TextLines)):
             flags.voice.say(f"the outputs continue the prompts as raw texts: {_FOR_CHAT}; --raw hides this line")

@@ -160,7 +160,9 @@ def embed(
         new = report.texts - report.kept
         kept = f" · {report.kept:,} already done" if report.kept else ""
         rate = new / max(report.seconds, 1e-9)
-        voice.say(f"{output}: {report.texts:,} texts{kept} · {report.seconds:,.1f} s · {rate:,.0f} texts/s")
+        voice.say(
+            f"{output}: {report.texts:,} text{'s' * (report.texts != 1)}{kept} · {report.seconds:,.1f} s · {rate:,.0f} texts/s"
+        )
 
 
 def rerank(
@@ -259,7 +261,7 @@ class _Line:
 
     def show(self, progress: EmbedProgress) -> None:
         """Update the bar."""
-        counted = f"{progress.texts:,} texts"
+        counted = f"{progress.texts:,} text{'s' * (progress.texts != 1)}"
         if progress.total is None:
             self._line.count(counted)
         else:

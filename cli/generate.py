@@ -135,12 +135,18 @@ def generate(
             completions, failed = _batch(llm, rendered, flags, options, as_json=as_json)
         for completion in completions:
             _note_empty(llm, completion, flags.voice, is_only=len(completions) == 1)
+            if completion.finish_reason == "length" and _fills_context(llm, completion):
+                flags.voice.say(f"(the context of {llm.context_size:,} tokens is full, so the reply was cut off)")
             if completion.forgotten_tokens and not flags.stats:
                 flags.voice.say(f"(the context was full, so {completion.forgotten_tokens:,} tokens were dropped)")
         for completion in completions if flags.stats else ():
             say(footer(completion, llm.context_size, options.get("seed")))
     if failed:
         raise typer.Exit(1)
+
+
+def _fills_context(llm: LLM, completion: Completion) -> bool:
+    return completion.prompt_tokens + len(completion.token_ids) - completion.forgotten_tokens >= llm.context_size
 
 
 def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_json: bool) -> dict[str, Any]:

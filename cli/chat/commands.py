@@ -95,7 +95,12 @@ def _set(loop: Loop, argument: str) -> None:
         _set_variable(loop, name.removeprefix(_TEMPLATE), value)
     else:
         option, setting = read_setting(name, value)
+        before = {flag: _value(loop, flag) for flag in FLAGS}
         loop.session.set_options({option: setting})
+        changed = [flag for flag in FLAGS if flag.option != option and _value(loop, flag) != before[flag]]
+        also = "".join(f"; {flag.setting} is {_value(loop, flag)} now" for flag in changed)
+        loop.voice.say(f"({name} is {value}{also})")
+        return
     loop.voice.say(f"({name} is {value})")
 
 
@@ -256,6 +261,7 @@ def _undo(loop: Loop, argument: str) -> None:
 
 def _edit(loop: Loop, argument: str) -> None:
     loop.edit(loop.session.undo())
+    loop.voice.say("(the last message and its reply were removed; edit the message and press Enter)")
 
 
 def _save(loop: Loop, argument: str) -> None:

@@ -104,7 +104,7 @@ def _in_fields(error: GenaiError) -> GenaiError:
     """Return the error with the names of fields in place of the names of options."""
     parts = [error.what, error.why, error.fix]
     for option, name in _FIELDS.items():
-        pattern = re.compile(rf"(?<![\w'\"./-]){re.escape(option)}(?![\w'\"-])")
+        pattern = re.compile(rf"(?<![\w'\"./-])(?<!chat ){re.escape(option)}(?![\w'\"-])")
         parts = [pattern.sub(name, part) for part in parts]
     return GenaiError(*parts)
 

@@ -211,6 +211,10 @@ def test_empty_replies_of_a_chat_model_are_pointed_out(tmp_path: Path, capsys: C
     assert "the replies are empty" in (said := capsys.readouterr().err) and "add --chat" in said
     assert run_here(["batch", str(file), "-o", str(output), "--chat", "--force"]) == 0
     assert "the replies are empty" not in capsys.readouterr().err
+    failing = tmp_path / "failing.jsonl"
+    failing.write_text("{}\n")
+    assert run_here(["batch", str(failing), "-o", str(output), "--force"]) == 1
+    assert "the replies are empty" not in capsys.readouterr().err and "the line has no fields" in output.read_text()
     file.write_text("Luna has\n")
     for flags, count in ([], 1), (["--raw"], 0), (["--chat"], 0):
         assert run_here(["batch", str(file), "-o", str(output), "-n", "3", "--force", *flags]) == 0

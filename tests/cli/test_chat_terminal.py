@@ -80,6 +80,10 @@ def test_what_stands_in_quotes_is_a_message(terminal: Open) -> None:
     assert one.exit_code() == 0
 
 
+def test_a_setting_that_changes_others(terminal: Open) -> None:
+    chat(terminal).enter("/set top-k 40", r"\(top-k is 40; temperature is 1\.0 now\)")
+
+
 def test_settings(terminal: Open) -> None:
     one = chat(terminal, "--temperature", "0.5")
     assert re.search(r"\* temperature +0.5\n", one.enter("/set", r"limit\)"))
@@ -130,7 +134,7 @@ def test_taking_back(terminal: Open) -> None:
     one.enter("/edit", "there is no message yet")
     one.enter("What is 12 + 7?", "19\n.*tok/s")
     one.enter("/retry", "19\n.*tok/s")
-    one.enter("/edit", "")
+    one.enter("/edit", r"\(the last message and its reply were removed; edit the message")
     one.wait_for(re.escape("What is 12 + 7?"))
     one.enter("\x7f\x7f8?", "20\n.*tok/s")
     assert "12 + 8?<|im_end|>\n<|im_start|>assistant\n\n>>>" in one.enter("/prompt", "assistant\n")

@@ -147,6 +147,14 @@ def test_questions_are_about_what_is_piped_beside_them(tmp_path: Path) -> None:
     assert "Nora" not in run("generate", "-p", "Once", "-n", "2", "--dump-prompt", text="Nora").stderr
 
 
+def test_a_reply_that_the_full_context_ends(capsys: Any) -> None:
+    arguments = ["generate", "--raw", "-p", "Once upon a time", "-c", "32", "--ignore-eos", "--temperature", "0"]
+    assert run_here(arguments) == 0
+    assert "(the context of 32 tokens is full, so the reply was cut off)" in capsys.readouterr().err
+    assert run_here([*arguments, "-n", "3"]) == 0
+    assert "is full" not in capsys.readouterr().err
+
+
 def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
     options = [
         "generate",

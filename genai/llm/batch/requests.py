@@ -174,7 +174,7 @@ class PromptFormat:
         item = with_token_ids(item)
         if ("prompt" in item) == ("messages" in item):
             raise InputError(
-                f"the line has the fields {', '.join(map(str, fields)):.200}",
+                f"the line has the fields {', '.join(map(str, fields)):.200}" if fields else "the line has no fields",
                 "a line needs a field named prompt, text or messages",
                 "pass a template that contains the prompt's field, such as {question}",
             )
