@@ -160,9 +160,8 @@ def embed(
         new = report.texts - report.kept
         kept = f" · {report.kept:,} already done" if report.kept else ""
         rate = new / max(report.seconds, 1e-9)
-        voice.say(
-            f"{output}: {report.texts:,} text{'s' * (report.texts != 1)}{kept} · {report.seconds:,.1f} s · {rate:,.0f} texts/s"
-        )
+        counted = f"{report.texts:,} text{'s' * (report.texts != 1)}"
+        voice.say(f"{output}: {counted}{kept} · {report.seconds:,.1f} s · {rate:,.0f} texts/s")
 
 
 def rerank(

@@ -84,6 +84,7 @@ def generate(
     template_args: TemplateArgs = None,
     special: opt.SpecialTokens = None,
     literal: opt.Literal = None,
+    greedy: opt.Greedy = False,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Stop after this many seconds.")] = None,
     logprobs: Annotated[
         int | None,
@@ -106,6 +107,7 @@ def generate(
     prompts run as one batch.
     """
     model, flags = flags.with_adapter(model)
+    sampling |= opt.greedy_options(sampling) if greedy else {}
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     options |= {"timeout": timeout} if timeout is not None else {}
     options |= {"add_special_tokens": special} if special is not None else {}
@@ -302,7 +304,9 @@ def _batch(
             if as_json:
                 emit(json.dumps({"prompt_index": answer.index, "error": error_object(answer.error)}), "\n")
             say(f"error: {located(answer.error, f'prompt {answer.index}')}")
-        for completion in answer.completions:
+        for number, completion in enumerate(answer.completions, 1):
+            if len(answer.completions) > 1 and not as_json:
+                flags.voice.say(f"(sample {number} of {len(answer.completions)})")
             printed.append(replace(completion, prompt_index=answer.index))
             _show(llm, printed[-1], as_json=as_json)
 

@@ -103,6 +103,10 @@ Literal = Annotated[
         help="Treat special tokens in texts, such as <|im_end|>, as ordinary text [default: the model's setting].",
     ),
 ]
+Greedy = Annotated[
+    bool,
+    typer.Option("--greedy", help="Always choose the most likely token: temperature 0.", rich_help_panel=SAMPLING),
+]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Print the exact prompt and its token ids to stderr.")]
 CtxShift = Annotated[
     bool,
@@ -458,6 +462,17 @@ def _sequence_bias(text: str) -> tuple[tuple[int, ...], float]:
         "ID:ID=NUMBER is expected, such as 17:4=-5 or 17:4=-inf",
         "pass token ids joined by colons, and a number",
     )
+
+
+def greedy_options(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option that --greedy sets."""
+    if "temperature" in sampling:
+        raise OptionError(
+            f"--greedy cannot be used with --temperature {sampling['temperature']}",
+            "--greedy sets the temperature to 0",
+            "remove one of the two",
+        )
+    return {"temperature": 0.0}
 
 
 FLAGS = (

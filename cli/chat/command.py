@@ -41,10 +41,7 @@ def chat(
     system: Annotated[str | None, typer.Option("-s", "--system", help="System message.")] = None,
     template_args: TemplateArgs = None,
     literal: opt.Literal = None,
-    greedy: Annotated[
-        bool,
-        typer.Option("--greedy", help="Always choose the most likely token: temperature 0.", rich_help_panel=SAMPLING),
-    ] = False,
+    greedy: opt.Greedy = False,
     on_overflow: Annotated[
         str,
         typer.Option(
@@ -86,7 +83,7 @@ def chat(
     functions = None if tools is None else read_functions(tools)
     called = None if functions is None else functions.tools
     variables = read_template_args(template_args)
-    sampling |= _greedy(sampling) if greedy else {}
+    sampling |= opt.greedy_options(sampling) if greedy else {}
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
         llm = flags.load_llm(folder, alone=alone)
@@ -124,17 +121,6 @@ def chat(
                 _answer_once(session, prompt, flags, markdown=markdown)
     finally:
         session.llm.close()
-
-
-def _greedy(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the option that --greedy sets."""
-    if "temperature" in sampling:
-        raise OptionError(
-            f"--greedy cannot be used with --temperature {sampling['temperature']}",
-            "--greedy sets the temperature to 0",
-            "remove one of the two",
-        )
-    return {"temperature": 0.0}
 
 
 def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, markdown: bool) -> None:

@@ -95,7 +95,7 @@ def test_the_command(unnamed: Path, capsys: pytest.CaptureFixture[str]) -> None:
         return capsys.readouterr().out
 
     greedy = reply("chat", "--greedy")
-    assert greedy == reply("chat", "--temperature", "0") == reply("generate")
+    assert greedy == reply("chat", "--temperature", "0") == reply("generate") == reply("generate", "--greedy")
     assert reply("chat", "--seed", "1") == reply("chat", "--seed", "1")
     assert {reply("chat", "--seed", str(seed)) for seed in range(3)} != {greedy}
     assert run_here(["chat", "-p", "Hi", "--greedy", "--temperature", "0.5"]) == 2
