@@ -68,10 +68,10 @@ def combine_kernel(function: str) -> CudaKernel:
     return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
 
 
-_STATE_THREADS, _LARGEST_STATE = 128, 256
+_STATE_THREADS, _ATTENTION_THREADS, _LARGEST_STATE = 128, 32, 256
 LINEAR_RECURRENCE = CudaKernel("recurrence.cu", "linear_recurrence", "RecurrenceArguments", _STATE_THREADS)
 CONVOLUTION = CudaKernel("recurrence.cu", "causal_convolution", "ConvolutionArguments", _STATE_THREADS)
-LINEAR_ATTENTION = CudaKernel("recurrence.cu", "linear_attention", "LinearAttentionArguments", _STATE_THREADS)
+LINEAR_ATTENTION = CudaKernel("recurrence.cu", "linear_attention", "LinearAttentionArguments", _ATTENTION_THREADS)
 STATES = LINEAR_RECURRENCE, CONVOLUTION, LINEAR_ATTENTION
 REORDER = CudaKernel("embedding.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
 
@@ -278,7 +278,7 @@ def _linear_attention(op: ir.LinearAttention, at: CudaLowering) -> None:
     for name in ("query", "key", "value", "decay", "beta"):
         rows = at.values[getattr(op, name)] if getattr(op, name) else None
         fields |= {name: rows.address if rows else 0, f"{name}_stride": rows.stride if rows else 0}
-    out, blocks = at.values.make(op.out), -(-op.v_head_size // _STATE_THREADS)
+    out, blocks = at.values.make(op.out), -(-op.v_head_size // _ATTENTION_THREADS)
     decays = max(at.values[op.decay].width // op.value_heads, 1) if op.decay else 1
     arguments = bind(
         LINEAR_ATTENTION, out=out.address, out_stride=out.stride, scale=op.scale, heads=op.heads,

@@ -93,7 +93,7 @@ def test_help_has_groups(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> No
         (["generate", "--xyzzy"], "fix: `genai generate -h` shows the options"),
         (["chat", "What", "is", "this?"], 'genai chat -p "What is this?"'),
         (["generate", "-n", "x"], "'--max-tokens'"),
-        (["evalute"], "Did you mean 'eval'"),
+        (["evalute"], "did you mean `genai eval"),
         (["build"], "Missing argument 'CHECKPOINT'"),
         (["generate", "-t"], "error: genai generate: Option '-t' requires an argument"),
         (["chat", "--session"], "`genai chat -h` shows"),

@@ -128,8 +128,8 @@ def test_ministral_3_scales_queries_by_position() -> None:
     ("model_type", "why"),
     [
         ("llama4", "chunks of the sequence"),
-        ("qwen3_5", "state of fixed size"),
-        ("lfm2", "state of fixed size"),
+        ("jamba", "state of fixed size"),
+        ("lfm2_vl", "state of fixed size"),
         ("mllama", "attend to pictures"),
         ("paligemma", "in both directions"),
         ("gemma3n", "share caches"),

@@ -106,7 +106,7 @@ def test_a_decoder_without_its_output_layer(changed: Callable[..., Path]) -> Non
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("past_conv_names", "states of a fixed size"),
+        ("rnn_states_prev", "states of a fixed size"),
         ("cross_past_key_names", "has an encoder"),
         ("block_table", "paged attention"),
         ("per_layer_inputs", "changes the generated tokens"),

@@ -32,11 +32,11 @@ def _layers(config: HFConfig, kind: str, default: list[str]) -> tuple[int, ...]:
 def _feed_forward_size(config: HFConfig) -> int:
     """Return the width of the feed-forward layer, which config.json gives before it is adapted."""
     size = config.integer("block_ff_dim", "intermediate_size", default=12288)
+    multiplier = config.number("block_ffn_dim_multiplier", default=1.0)
+    multiple = config.integer("block_multiple_of", default=256)
     if not config.flag("block_auto_adjust_ff_dim", default=True):
         return size
     size = int(2 * size / 3)
-    multiplier = config.number("block_ffn_dim_multiplier", default=1.0)
-    multiple = config.integer("block_multiple_of", default=256)
     return -(-int(multiplier * size) // multiple) * multiple
 
 

@@ -116,41 +116,43 @@ struct LinearAttentionArguments {
   int blocks;
 };
 
-constexpr int LARGEST_STATE = 256;
+constexpr int LARGEST_STATE = 256, ATTENTION_THREADS = 32;
 
-// A thread has one column of a head's state, and sums along the column in order.
+// A thread has one column of a head's state in shared memory, and sums along the column in order.
 __device__ __forceinline__ void linear_attention(const LinearAttentionArguments& given) {
   const int head = blockIdx.x / given.blocks, sequence = blockIdx.y, size = given.size;
-  const int column = blockIdx.x % given.blocks * RECURRENCE_THREADS + threadIdx.x;
+  const int column = blockIdx.x % given.blocks * ATTENTION_THREADS + threadIdx.x;
+  SHARED(float, columns, LARGEST_STATE * ATTENTION_THREADS);
   if (column >= given.v_size) return;
   const int slot = given.reads[sequence], end = given.starts[sequence + 1];
   const long long inside = (long long)head * size * given.v_size + column;
   const int key_head = head * given.key_heads / given.value_heads;
   const int shared = given.heads > given.value_heads ? given.heads / given.value_heads : 1;
-  float state[LARGEST_STATE];
+  float* state = columns + threadIdx.x;
   for (int i = 0; i < size; i++)
-    state[i] = slot < 0 ? 0.0f : given.states[slot * given.slot_stride + inside + (long long)i * given.v_size];
+    state[i * ATTENTION_THREADS] = slot < 0 ? 0.0f : given.states[slot * given.slot_stride + inside + (long long)i * given.v_size];
   for (long long row = given.starts[sequence]; row < end; row++) {
     const float* key = given.key + row * given.key_stride + key_head * size;
     const float* decay = given.decay ? given.decay + row * given.decay_stride + head * given.decays : nullptr;
     float change = given.value[row * given.value_stride + head * given.v_size + column], known = 0.0f;
     for (int i = 0; i < size; i++) {
-      if (decay) state[i] *= expf(decay[given.decays > 1 ? i : 0]);
-      known = fmaf(state[i], key[i], known);
+      float& number = state[i * ATTENTION_THREADS];
+      if (decay) number *= expf(decay[given.decays > 1 ? i : 0]);
+      known = fmaf(number, key[i], known);
     }
     if (given.beta) change = (change - known) * given.beta[row * given.beta_stride + head * given.betas];
-    for (int i = 0; i < size; i++) state[i] = fmaf(key[i], change, state[i]);
+    for (int i = 0; i < size; i++) state[i * ATTENTION_THREADS] = fmaf(key[i], change, state[i * ATTENTION_THREADS]);
     for (int number = 0; number < shared; number++) {
       const int reader = given.heads < given.value_heads ? head * given.heads / given.value_heads
                                                          : head * shared + number;
       const float* query = given.query + row * given.query_stride + reader * size;
       float total = 0.0f;
-      for (int i = 0; i < size; i++) total = fmaf(state[i], query[i], total);
+      for (int i = 0; i < size; i++) total = fmaf(state[i * ATTENTION_THREADS], query[i], total);
       given.out[row * given.out_stride + (head * shared + number) * given.v_size + column] = total * given.scale;
     }
     const int target = given.writes[row];
     if (target < 0) continue;
     for (int i = 0; i < size; i++)
-      given.states[target * given.slot_stride + inside + (long long)i * given.v_size] = state[i];
+      given.states[target * given.slot_stride + inside + (long long)i * given.v_size] = state[i * ATTENTION_THREADS];
   }
 }
