@@ -218,6 +218,8 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         progress: Progress = lambda count: None,
     ) -> None:
         self._checkpoint, self._force = checkpoint, force
+        architecture = architecture.stored_in(checkpoint)
+        self._unused = re.compile(architecture.unused or "$^")
         self.reports = [progress]
         prefix, _, rest = (table := architecture.source(spec, TABLE).names[0]).partition(".")
         # Checkpoints of a base model without a head omit a prefix such as "transformer.".
@@ -284,7 +286,8 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
                 "check that config.json and the weights belong to the same model",
             )
         unread = sorted(set(self._checkpoint) - needed - {tied_head})
-        if unread := [name for name in unread if not _DERIVED.search(name) and not self._adds_nothing(name)]:
+        unread = [name for name in unread if not (_DERIVED.search(name) or self._unused.search(name))]
+        if unread := [name for name in unread if not self._adds_nothing(name)]:
             raise InputError(
                 f"the checkpoint has {len(unread)} tensors that its configuration does not use, such as {unread[0]!r}",
                 "ignoring them would change the model's output",

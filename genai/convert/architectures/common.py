@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, UnsupportedModelError
@@ -55,17 +56,27 @@ class Architecture:
         title: human-readable name.
         describe: function that reads config.json.
         rules: rules that are applied in order to each of our tensor names (the names in Llama, Qwen and Gemma 2).
+        unused: regular expression for the names of tensors that do not affect the logits, such as draft heads.
+        may_join_experts: True if a checkpoint may also store the experts of a layer in one tensor.
     """
 
     model_type: str
     title: str
     describe: Describe
     rules: tuple[Rule, ...] = ()
+    unused: str = ""
+    may_join_experts: bool = False
 
     @property
     def stores_transposed(self) -> bool:
         """True if matrices are stored as [inputs, outputs]."""
         return any(rule.view is transposed for rule in self.rules)
+
+    def stored_in(self, names: Collection[str]) -> Architecture:
+        """Return the architecture with the rules for a checkpoint with these tensors."""
+        if not self.may_join_experts or not any(name.endswith(".mlp.experts.gate_up_proj") for name in names):
+            return self
+        return replace(self, rules=(*EXPERTS_TOGETHER, *self.rules))
 
     def source(self, spec: DecoderSpec, name: str) -> TensorSource:
         """Return the source of the tensor with our name `name`."""
@@ -86,11 +97,11 @@ ARCHITECTURES: dict[str, Architecture] = {}
 """Architectures by model_type; the modules of this package add the entries."""
 
 
-def architecture(title: str, *rules: Rule) -> Callable[[Describe], Describe]:
+def architecture(title: str, *rules: Rule, **options: Any) -> Callable[[Describe], Describe]:
     """Return a decorator that registers a describe function under the model_type of its name; see Architecture."""
 
     def add(describe: Describe) -> Describe:
-        ARCHITECTURES[describe.__name__] = Architecture(describe.__name__, title, describe, rules)
+        ARCHITECTURES[describe.__name__] = Architecture(describe.__name__, title, describe, rules, **options)
         return describe
 
     return add
@@ -309,6 +320,27 @@ PACKED_QKV = (
 PACKED_GATE_UP = (
     Rule(r"mlp\.gate_proj", "mlp.gate_up_proj", lambda spec, x: x[: len(x) // 2]),
     Rule(r"mlp\.up_proj", "mlp.gate_up_proj", lambda spec, x: x[len(x) // 2 :]),
+)
+
+
+def _part_of_expert(part: int | None) -> TensorView:
+    """Return a view of one expert's gate (0), up (1) or down (None) matrix, stored as it is or transposed."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
+        matrix: NDArray[Any] = tensor[expert]
+        columns = spec.hidden_size if part is not None else spec.experts.intermediate_size if spec.experts else 0
+        if not tensor.dtype.names and matrix.shape[1] != columns:
+            matrix = matrix.T
+        return matrix if part is None else np.split(matrix, 2)[part]
+
+    return view
+
+
+# All experts of a layer in one tensor.
+EXPERTS_TOGETHER = (
+    Rule(r"mlp\.experts\.(\d+)\.gate_proj\.weight", "mlp.experts.gate_up_proj", _part_of_expert(0)),
+    Rule(r"mlp\.experts\.(\d+)\.up_proj\.weight", "mlp.experts.gate_up_proj", _part_of_expert(1)),
+    Rule(r"mlp\.experts\.(\d+)\.down_proj\.weight", "mlp.experts.down_proj", _part_of_expert(None)),
 )
 # Mixtral's names for a mixture of experts.
 MIXTRAL_EXPERTS = (

@@ -85,6 +85,10 @@ _GATED_QUERIES = (
 )
 
 
+# Heads that predict further tokens; a reply does not depend on them.
+_DRAFTS = r"^mtp\."
+
+
 def _delta_net(config: HFConfig) -> DeltaNetSpec:
     every = config.integer("full_attention_interval", default=4)
     default = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(config.num_layers)]
@@ -105,7 +109,7 @@ def _qwen(config: HFConfig, **fields: Any) -> DecoderSpec:
     )  # fmt: skip
 
 
-@architecture("Qwen 3.5", *_GATED_QUERIES)
+@architecture("Qwen 3.5", *_GATED_QUERIES, unused=_DRAFTS)
 def qwen3_5_text(config: HFConfig) -> DecoderSpec:
     """Qwen 3.5 (Alibaba), dense: three layers of Gated DeltaNet, then one of gated attention."""
     return _qwen(config, family="qwen3_5_text")
@@ -116,7 +120,7 @@ def _shared_experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
     return common.expert_fields(config, shared_intermediate_size=width, shared_gate=True, **fields)
 
 
-@architecture("Qwen 3.5 MoE", *_GATED_QUERIES)
+@architecture("Qwen 3.5 MoE", *_GATED_QUERIES, unused=_DRAFTS, may_join_experts=True)
 def qwen3_5_moe_text(config: HFConfig) -> DecoderSpec:
     """Qwen 3.5 with a mixture of experts and a gated shared expert in every layer."""
     experts = _shared_experts(config, normalized=True)
@@ -150,6 +154,8 @@ def _part_of_groups(*parts: str) -> common.TensorView:
     Rule(r"linear_attn\.in_proj_z\.", "linear_attn.in_proj_qkvz.", _part_of_groups("z")),
     Rule(r"linear_attn\.in_proj_b\.", "linear_attn.in_proj_ba.", _part_of_groups("b")),
     Rule(r"linear_attn\.in_proj_a\.", "linear_attn.in_proj_ba.", _part_of_groups("a")),
+    unused=_DRAFTS,
+    may_join_experts=True,
 )
 def qwen3_next(config: HFConfig) -> DecoderSpec:
     """Qwen3-Next: the predecessor of Qwen 3.5 MoE, with the projections of a key head stored together."""

@@ -299,25 +299,7 @@ def qwen3_moe(config: HFConfig) -> DecoderSpec:
     return decoder(config, qk_norm=True, **common.attention_biases(config), **common.expert_fields(config), **used)
 
 
-def _part_of_expert(part: int | None) -> common.TensorView:
-    """Return a view of one expert's gate (0), up (1) or down (None) matrix, stored as it is or transposed."""
-
-    def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
-        matrix: NDArray[Any] = tensor[expert]
-        columns = spec.hidden_size if part is not None else spec.experts.intermediate_size if spec.experts else 0
-        if not tensor.dtype.names and matrix.shape[1] != columns:
-            matrix = matrix.T
-        return matrix if part is None else np.split(matrix, 2)[part]
-
-    return view
-
-
-@architecture(
-    "Qwen 3-VL MoE (text)",
-    Rule(r"mlp\.experts\.(\d+)\.gate_proj\.weight", "mlp.experts.gate_up_proj", _part_of_expert(0)),
-    Rule(r"mlp\.experts\.(\d+)\.up_proj\.weight", "mlp.experts.gate_up_proj", _part_of_expert(1)),
-    Rule(r"mlp\.experts\.(\d+)\.down_proj\.weight", "mlp.experts.down_proj", _part_of_expert(None)),
-)
+@architecture("Qwen 3-VL MoE (text)", *common.EXPERTS_TOGETHER)
 def qwen3_vl_moe_text(config: HFConfig) -> DecoderSpec:
     """Qwen 3 MoE with the experts of a layer in one tensor, and with weights of experts that always add up to 1."""
     spec = qwen3_moe(config)
