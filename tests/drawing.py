@@ -3,7 +3,7 @@
 This is a pytest plugin. `@pytest.mark.drawn(n)` marks a test or some of its cases; one in n of them runs, at least one.
 Cases without the mark, a sweep's core, always run. The fixture `draw` is for tests that loop over cases themselves.
 
-A run of all tests runs one in seven of the tests and cases that take a long time (tests/costly.txt), so that each run
+A run of all tests runs one in twelve of the tests and cases that take a long time (tests/costly.txt), so that each run
 takes about the same time. A run that names files or tests runs all of them. `python -m tests.drawing LOG...` updates
 costly.txt from the output of `pytest --durations=0`.
 """
@@ -26,7 +26,7 @@ VARIABLE = "TEST_CASES"  # child processes of tests and xdist's workers draw the
 ALL = "all"
 IS_WHOLE = "TEST_IN_TURN"  # set if all tests are run
 COSTLY = Path(__file__).with_name("costly.txt")
-LEAST_SECONDS, TOGETHER = 1.0, 7
+LEAST_SECONDS, TOGETHER = 1.0, 12
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Draw:
         return set(ordered if self.word == ALL else ordered[: -(-len(ordered) // one_in)])
 
     def one_of_each(self, names: Sequence[str]) -> set[str]:
-        """Return one of the first seven names, one of the next seven, and so on."""
+        """Return one of the first twelve names, one of the next twelve, and so on."""
         if self.word == ALL:
             return set(names)
         groups = (names[first : first + TOGETHER] for first in range(0, len(names), TOGETHER))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,6 @@ from genai.common.progress import task
 from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal
-from ..help_page import SAMPLING
 from ..options import sampling_flags
 from ..reply_notes import empty_reply_reason, full_context_notes
 from ..template_args import TemplateArgs, check_template_args, read_template_args
