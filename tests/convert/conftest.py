@@ -134,7 +134,8 @@ def _rounded_weights(
         precision = {"lm_head.weight": options.head, table: options.embedding(tied=spec.tie_word_embeddings)}.get(
             name, options.precision
         )
-        stays = name.endswith(("mlp.gate.weight", "shared_expert_gate.weight", "embed_positions.weight"))
+        exact = "mlp.gate", "shared_expert_gate", "embed_positions", "linear_attn.in_proj_a", "linear_attn.in_proj_b"
+        stays = name.endswith(tuple(f"{one}.weight" for one in exact))
         if matrix.ndim == 2 and precision != "fp32" and not stays:
             form = {"bits": BITS[precision], "block_size": options.block_size}
             blocks = quantize_blocks(matrix, **form, symmetric=options.symmetric)
