@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, hidden_dims
-from .layers import write_linear, write_query_key_norm
+from .layers import write_linear, write_query_key_norm, write_split
 from .projection import Projection
 from .rope import query_table_names, table_names
 from .write_prequantized import alike
@@ -66,7 +66,7 @@ def _write_heads(export: Export, layer: int, root: str) -> tuple[str, str, str]:
         query = write_linear(export, packed, root, precision=options.precision, bias=spec.qkv_bias)
         query = _write_clip(export, f"{path}/qkv_proj", query, sum(sizes))
         if spec.qk_norm:
-            query, key, value = _write_split(export, f"{path}/qkv_proj/Split", query, sizes)
+            query, key, value = write_split(export, f"{path}/qkv_proj/Split", query, sizes)
     else:
         parts = []
         for part, name, size in zip("qkv", names, sizes, strict=True):
@@ -86,14 +86,6 @@ def _write_clip(export: Export, path: str, root: str, width: int) -> str:
     if not bound:
         return root
     return graph.node("Clip", [root, graph.float32(-bound), graph.float32(bound)], f"{path}/Clip", hidden_dims(width))
-
-
-def _write_split(export: Export, name: str, packed: str, sizes: tuple[int, int, int]) -> tuple[str, str, str]:
-    outputs = (f"{name}/output_0", f"{name}/output_1", f"{name}/output_2")
-    export.graph.nodes("Split", [packed, export.graph.int64(sizes)], outputs, name, axis=-1)
-    for output, size in zip(outputs, sizes, strict=True):
-        export.graph.value(output, FLOAT, hidden_dims(size))
-    return outputs
 
 
 def _write_rotation(export: Export, path: str, root: str, heads: int, tables: tuple[str, str]) -> str:

@@ -62,6 +62,15 @@ def write_linear(
     return graph.node("Add", inputs, f"{projection.path}/Add", dims, output=output)
 
 
+def write_split(export: Export, name: str, root: str, sizes: tuple[int, int, int]) -> tuple[str, str, str]:
+    """Write a split of the last axis into three parts; return their names."""
+    outputs = (f"{name}/output_0", f"{name}/output_1", f"{name}/output_2")
+    export.graph.nodes("Split", [root, export.graph.int64(sizes)], outputs, name, axis=-1)
+    for output, size in zip(outputs, sizes, strict=True):
+        export.graph.value(output, FLOAT, hidden_dims(size))
+    return outputs
+
+
 def write_matrix(export: Export, projection: Projection, precision: Precision, name: str = "") -> list[str]:
     """Write a projection's weights unless they are written; return the names of the matrix, scales and zero points."""
     options, name = export.options, name or projection.weight_name

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
-from .layers import write_linear
+from .layers import write_linear, write_split
 from .options import Precision
 from .projection import Projection
 from .spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
@@ -46,7 +46,7 @@ def _write_short_conv(export: Export, part: ShortConvSpec, layer: int, root: str
     path, source = f"/model/layers.{layer}/conv", f"model.layers.{layer}.conv"
     projection = Projection(f"{path}/in_proj", (f"{source}.in_proj",), (3 * hidden,), hidden)
     parts = write_linear(export, projection, root, precision=precision, bias=part.biased)
-    before, after, x = _write_split(export, f"{path}/Split", parts, (hidden, hidden, hidden))
+    before, after, x = write_split(export, f"{path}/Split", parts, (hidden, hidden, hidden))
     gated = graph.node("Mul", [before, x], f"{path}/Mul_1", hidden_dims(hidden))
     mixed = _write_convolution(export, path, f"{source}.conv", layer, gated, hidden, part.kernel, biased=part.biased)
     mixed = graph.node("Mul", [after, mixed], f"{path}/Mul_2", hidden_dims(hidden))
@@ -67,7 +67,7 @@ def _write_delta_net(export: Export, part: DeltaNetSpec, layer: int, root: str) 
     mixed, z = linear("qkv", channels, precision), linear("z", values, precision)
     b, a = linear("b", heads, _EXACT), linear("a", heads, _EXACT)
     mixed = _write_convolution(export, path, f"{source}.conv1d", layer, mixed, channels, part.kernel, silu=True)
-    query, key, value = _write_split(export, f"{path}/split_qkv/Split", mixed, (keys, keys, values))
+    query, key, value = write_split(export, f"{path}/split_qkv/Split", mixed, (keys, keys, values))
     query = _write_unit_heads(export, part, f"{path}/q_l2norm", query, scale=part.key_size**-0.5)
     key = _write_unit_heads(export, part, f"{path}/k_l2norm", key)
     decay, beta = _write_gates(export, part, path, source, a, b)
@@ -120,14 +120,6 @@ def _write_convolution(
     )  # fmt: skip
     graph.value(output, FLOAT, first)
     return graph.node("Transpose", [output], f"{path}/Transpose_2", hidden_dims(channels), perm=[0, 2, 1])
-
-
-def _write_split(export: Export, name: str, root: str, sizes: tuple[int, int, int]) -> tuple[str, str, str]:
-    outputs = f"{name}/output_0", f"{name}/output_1", f"{name}/output_2"
-    export.graph.nodes("Split", [root, export.graph.int64(sizes)], list(outputs), name, axis=-1)
-    for output, size in zip(outputs, sizes, strict=True):
-        export.graph.value(output, FLOAT, hidden_dims(size))
-    return outputs
 
 
 def _write_unit_heads(export: Export, part: DeltaNetSpec, path: str, root: str, *, scale: float = 1.0) -> str:

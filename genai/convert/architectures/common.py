@@ -271,14 +271,19 @@ def sliding_layers(config: HFConfig, pattern: int | None = None) -> tuple[int, .
     if kinds is None:
         every = config.integer("sliding_window_pattern", default=pattern or 1)
         return tuple(layer for layer in range(count) if every < 2 or (layer + 1) % every)
-    known = {"sliding_attention", "full_attention"}
-    if other := sorted({str(kind) for kind in kinds} - known):
+    return layers_of("sliding_attention", kinds)
+
+
+def layers_of(kind: str, kinds: list[Any]) -> tuple[int, ...]:
+    """Return the layers of a kind, given the kind of each layer; all other layers must have full attention."""
+    known = {kind, "full_attention"}
+    if other := sorted({str(one) for one in kinds} - known):
         raise UnsupportedModelError(
             f"layer_types in config.json contains {other[0]!r}",
             f"the supported types are {', '.join(sorted(known))}",
             "use a checkpoint with these types only",
         )
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+    return tuple(layer for layer, one in enumerate(kinds) if one == kind)
 
 
 def window_fields(config: HFConfig, pattern: int | None = None, *, window: int | None = None) -> dict[str, Any]:

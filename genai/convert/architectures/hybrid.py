@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
 from . import common
@@ -16,14 +15,7 @@ from .common import Rule, architecture, decoder
 
 def _layers(config: HFConfig, kind: str, default: list[str]) -> tuple[int, ...]:
     """Return the layers of a kind, according to layer_types; all other layers must have full attention."""
-    kinds = config.layers("layer_types", config.num_layers) or default
-    if other := sorted({str(one) for one in kinds} - {kind, "full_attention"}):
-        raise UnsupportedModelError(
-            f"layer_types in config.json contains {other[0]!r}",
-            f"the supported types are {kind} and full_attention",
-            "use a checkpoint with these types only",
-        )
-    return tuple(layer for layer, one in enumerate(kinds) if one == kind)
+    return common.layers_of(kind, config.layers("layer_types", config.num_layers) or default)
 
 
 # --- LFM2 ------------------------------------------------------------------------------------------------------------

@@ -59,6 +59,14 @@ def _rows(context: int, sequence: int) -> Any:
 
 
 @inline
+def _piece(item: int, pieces: int, width: int) -> Any:
+    """Return the sequence of an item, and the columns [first, last) of the item's piece."""
+    sequence = item // pieces
+    first = (item - sequence * pieces) * PIECE
+    return sequence, first, min(width, first + PIECE)
+
+
+@inline
 def _target(context: int, row: int) -> Any:
     """Return the slot that receives the state after a row; -1 = none."""
     return np.int64(read_int32(read_int64(context + 8 * StepField.STATE_WRITES) + 4 * row))
@@ -91,9 +99,7 @@ def linear_recurrence_op(arguments: RecurrenceArguments, context: int, begin: in
     """Update states and write rows. A piece of a state stays in a register from row to row."""
     width, states, stride = arguments.out.width, arguments.states.address, arguments.states.stride
     for item in range(begin, end):
-        sequence = item // arguments.pieces
-        first = (item - sequence * arguments.pieces) * PIECE
-        last = min(width, first + PIECE)
+        sequence, first, last = _piece(item, arguments.pieces, width)
         begin_row, end_row = _rows(context, sequence)
         source = _source(context, sequence, arguments.states.num_slots)
         if source < -1:
@@ -180,9 +186,7 @@ def causal_conv_op(arguments: ConvArguments, context: int, begin: int, end: int,
     width, taps, dilation = arguments.x.width, arguments.taps, arguments.dilation
     history = (taps - 1) * dilation
     for item in range(begin, end):
-        sequence = item // arguments.pieces
-        first = (item - sequence * arguments.pieces) * PIECE
-        last = min(width, first + PIECE)
+        sequence, first, last = _piece(item, arguments.pieces, width)
         begin_row, end_row = _rows(context, sequence)
         source = _source(context, sequence, arguments.states.num_slots)
         if source < -1:
