@@ -138,7 +138,10 @@ class PackedConvolution:
 
     Attributes:
         packed: inputs that the kernel does not read, because it holds a packed copy.
+        calls_blas: False.
     """
+
+    calls_blas = False
 
     def __init__(self, spec: NodeSpec, convolution: Any, kernel: tuple[int, ...], packed: tuple[int, ...]) -> None:
         self._spec, self._windows = replace(spec, constants=()), WindowSpec(spec)

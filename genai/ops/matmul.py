@@ -34,7 +34,10 @@ class PackedLinear:
 
     Attributes:
         packed: inputs that the kernel does not read, because it holds a packed copy.
+        calls_blas: False.
     """
+
+    calls_blas = False
 
     def __init__(self, linear: Any, shape: tuple[int, int], addend: int, packed: tuple[int, ...]) -> None:
         self._linear, self._shape, self._addend, self.packed = linear, shape, addend, packed

@@ -194,6 +194,17 @@ def files_of(index: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], li
 
 
 _FILES = files_of(OPERATORS)
+# The files whose kernels never call BLAS.
+WITHOUT_BLAS = frozenset(
+    "activations casting control detection elementwise filling indexing lookups movement normalization pooling "
+    "reduction reshaping resize slicing text trees".split()
+)
+
+
+def may_call_blas(domain: str, op_type: str) -> bool:
+    """Return True if kernels of this package for an operator may call BLAS."""
+    files = _FILES.get((domain, op_type))
+    return files is None or not WITHOUT_BLAS.issuperset(files)
 
 
 class _Unpacked:

@@ -38,7 +38,8 @@ class OpCall:
 class Plan:
     """A sequence of operator calls on numbered slots.
 
-    The last slot is always None, so index -1 reads as an absent input. Constants may be views of `files`.
+    The last slot is always None, so index -1 reads as an absent input. Constants may be views of `files`. `calls_blas`
+    is False if no kernel calls BLAS.
     """
 
     calls: tuple[OpCall, ...]
@@ -47,6 +48,7 @@ class Plan:
     output_names: tuple[str, ...]
     outputs: tuple[int, ...]
     files: Sequence[MappedFile] = ()
+    calls_blas: bool = True
 
 
 @dataclass(frozen=True)

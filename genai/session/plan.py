@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.ops.registry import Kernel, KernelError, NodeSpec, find_kernel
+from genai.ops.registry import Kernel, KernelError, NodeSpec, find_kernel, may_call_blas
 from genai.ops.support import limited
 
 from ..errors import UnsupportedOpError, malformed
@@ -141,6 +141,7 @@ class Compiler:
         self.constants: dict[str, Any] = {}
         self.weights = WeightStore(self.constants, scope.options.on_packed)
         self.calls: list[OpCall] = []
+        self.calls_blas = False
 
     def compile(self, graph: Graph, captured: Mapping[str, Any], variables: Sequence[str] = ()) -> Plan:
         """Compile. `captured`, `variables`: constants and computed values that a subgraph uses from outer graphs."""
@@ -233,12 +234,16 @@ class Compiler:
         refusal: Exception | None = None
         if entry is not None:
             try:
-                return limited(spec, entry.factory(spec)) if entry.source == "ours" else entry.factory(spec)
+                kernel = entry.factory(spec)
+                may_call = entry.source != "ours" or may_call_blas(domain, op_type)
+                self.calls_blas |= any(getattr(part, "calls_blas", may_call) for part in (kernel, *subgraphs.values()))
+                return limited(spec, kernel) if entry.source == "ours" else kernel
             except KernelError as error:
                 refusal = error
             except Exception as error:  # attributes of wrong types or lengths cause many kinds of errors
                 raise unusable(node, error) from error
         if not subgraphs and borrowed.implemented(domain, op_type, spec.version):
+            self.calls_blas = True
             try:
                 return borrowed.make(spec)
             except Exception as error:  # borrowed code may raise any exception
@@ -273,9 +278,11 @@ class Compiler:
         known = scope.bodies.get(key)
         if known is not None:
             self._count_nodes(known[1])
+            self.calls_blas |= known[0].calls_blas
             return known[0]
         before, body = scope.nodes_left[0], bound_body(function, node)
         kernel = SubplanKernel(Compiler(scope).compile(body, {}), body)
+        self.calls_blas |= kernel.calls_blas
         # The key contains object identities, so the objects must stay alive as long as the key.
         scope.bodies[key] = kernel, before - scope.nodes_left[0], (function, node)
         return kernel
@@ -302,7 +309,8 @@ class Compiler:
         keep = set(outputs) | set(used_constants.values()) | {ABSENT}
         names = tuple(value.name for value in self.graph.outputs)
         self.weights.forget_constants()
-        return Plan(_with_lifetimes(self.calls, keep), tuple(initial), inputs, names, outputs)
+        calls = _with_lifetimes(self.calls, keep)
+        return Plan(calls, tuple(initial), inputs, names, outputs, calls_blas=self.calls_blas)
 
 
 def _constant(node: Node) -> Any:
@@ -336,10 +344,11 @@ class SubplanKernel:
 
     Attributes:
         outputs: (dtype, sizes) per output; None for properties that the graph does not declare.
+        calls_blas: False if no kernel of the plan calls BLAS.
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        self._plan = plan
+        self._plan, self.calls_blas = plan, plan.calls_blas
         self._slots = tuple(plan.inputs.values())
         self.outputs = [_known_type(graph.type_of(value.name)) for value in graph.outputs]
 

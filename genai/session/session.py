@@ -260,6 +260,8 @@ def _run(plan: Plan, feeds: Feeds, stop: Stop | None, profiler: Profiler | None,
         context = RunContext(stop or _never, None if profiler is None else profiler.record)
     try:
         check_unchanged(plan.files)
+        if not plan.calls_blas:
+            return run_slots(plan, feeds, context, call)
         with BLAS_THREADS.single():
             return run_slots(plan, feeds, context, call)
     except MemoryError as error:
