@@ -17,7 +17,7 @@ from ..lowering.rows import NotFlattenable
 from ..onnx.decoder_names import GraphNames
 from ..onnx.ir import Graph, OnnxModel, Value
 from ..onnx.types import TensorType
-from ..optimize import composites, constant_folding, encoders, reshapes, simplify
+from ..optimize import composites, constant_folding, encoders, exported, reshapes, simplify
 from ..optimize.base import Level, run_rewrites
 from ..optimize.decoders import has_narrow_floats, widen_floats
 from ..optimize.dequantized import PACK_DEQUANTIZED
@@ -38,6 +38,7 @@ _BEFORE = (
     composites.fuse_layer_norm,
     composites.fuse_gelu,
     encoders.fuse_rms_norm,
+    exported.join_centred_norm,
     simplify.remove_dead_code,
 )
 _AFTER = (
@@ -50,6 +51,7 @@ _AFTER = (
     reshapes.fold_known_reshapes,
     reshapes.merge_reshapes,
     reshapes.remove_idle_reshapes,
+    exported.select_columns_of_heads,
     simplify.remove_dead_code,
 )
 # Numbers of past and new tokens for which values are evaluated, in addition to the longest context.

@@ -225,7 +225,7 @@ def _fold(graph: Graph, node: Node, targets: Mapping[str, ShapeValue | None], kn
 def merge_reshapes(graph: Graph, node: Node) -> bool:
     """Reshape(Reshape(x, a), b) -> Reshape(x, b), if dimensions that b copies are copied from x by a."""
     inner = made_by(graph, node.input(0), "Reshape")
-    first, second = None if inner is None else _target(graph, inner), _target(graph, node)
+    first, second = None if inner is None else reshape_target(graph, inner), reshape_target(graph, node)
     if inner is None or first is None or second is None:
         return False
     if any(extent == _COPY and first[axis : axis + 1] != [_COPY] for axis, extent in enumerate(second)):
@@ -238,7 +238,7 @@ def merge_reshapes(graph: Graph, node: Node) -> bool:
 @node_rule(Level.BASIC, ("", "Reshape"))
 def remove_idle_reshapes(graph: Graph, node: Node) -> bool:
     """Reshape(x, shape of x) -> x. One dimension of the shape may be -1."""
-    known, target = graph.type_of(node.input(0)), _target(graph, node)
+    known, target = graph.type_of(node.input(0)), reshape_target(graph, node)
     shape = known.shape if isinstance(known, TensorType) else None
     if shape is None or target is None or len(shape) != len(target) or target.count(-1) > 1:
         return False
@@ -246,7 +246,7 @@ def remove_idle_reshapes(graph: Graph, node: Node) -> bool:
     return all(same) and pass_through(graph, node)
 
 
-def _target(graph: Graph, node: Node) -> list[int] | None:
+def reshape_target(graph: Graph, node: Node) -> list[int] | None:
     """Return the constant target of a Reshape, or None."""
     tensor = graph.constant_tensor(node.input(1)) if len(node.inputs) == 2 else None
     if tensor is None or tensor.num_elements > MAX_ELEMENTS or any(a.ref_attr_name for a in node.attributes.values()):
