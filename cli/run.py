@@ -167,7 +167,7 @@ class _Feed:
         self._random = [value for value in session.inputs if value.name not in given]
         if self._random and not random:
             raise _no_values(self._random, file)
-        self.arrays = {**random_feed(self._random, self._sizes, seed), **given}
+        self.arrays = {**random_feed(self._random, self._sizes, seed, session.table_sizes), **given}
 
     def run(self) -> dict[str, Any]:
         """Return the results. An error names the random inputs, because the model is the least likely cause."""

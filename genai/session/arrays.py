@@ -103,14 +103,20 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
         ) from error
 
 
-def random_feed(inputs: Sequence[Value], sizes: Mapping[str, int] | Sizes, seed: int = 0) -> dict[str, Any]:
+def random_feed(
+    inputs: Sequence[Value],
+    sizes: Mapping[str, int] | Sizes,
+    seed: int = 0,
+    tables: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     """Return random inputs: normally distributed floats, small whole numbers, and ones for masks.
 
-    A mask is an input whose name contains "mask".
+    A mask is an input whose name contains "mask". Indices of a table, such as token types, are less than its size.
 
     Args:
         sizes: sizes of symbolic dimensions, and of unnamed dimensions as "INPUT:AXIS"; others get size 1. Sizes that
             depend on other inputs are a Sizes object.
+        tables: sizes of the tables that inputs are indices of, by input name; see `Session.table_sizes`.
 
     Raises:
         InputError: an input is not a tensor, or would be too large.
@@ -118,10 +124,14 @@ def random_feed(inputs: Sequence[Value], sizes: Mapping[str, int] | Sizes, seed:
     """
     known = sizes if isinstance(sizes, Sizes) else Sizes(inputs, sizes)
     generator = np.random.default_rng(seed)
-    return {value.name: _random(value, known, generator) for value in inputs}
+    limits = tables or {}
+    return {
+        value.name: _random(value, known, generator, min(_MAX_INTEGER, limits.get(value.name, _MAX_INTEGER)))
+        for value in inputs
+    }
 
 
-def _random(value: Value, sizes: Sizes, generator: np.random.Generator) -> Any:
+def _random(value: Value, sizes: Sizes, generator: np.random.Generator, limit: int) -> Any:
     name, known = value.name, value.type
     if not isinstance(known, TensorType):
         raise InputError(
@@ -143,11 +153,7 @@ def _random(value: Value, sizes: Sizes, generator: np.random.Generator) -> Any:
         return np.full(shape, "text", dtype=object)
     target = dtype.numpy_dtype
     if target.kind in "iu" or dtype.is_sub_byte:
-        values = (
-            np.ones(shape)
-            if "mask" in name
-            else generator.integers(0, _MAX_INTEGER, shape) % 2 ** min(dtype.bits - 1, 8)
-        )
+        values = np.ones(shape) if "mask" in name else generator.integers(0, limit, shape) % 2 ** min(dtype.bits - 1, 8)
         return values.astype(target)
     if target.kind == "b":
         return np.ones(shape, bool) if "mask" in name else generator.random(shape) < 0.5

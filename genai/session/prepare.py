@@ -33,6 +33,7 @@ from .execution_providers import AssignedPart, hand_over
 from .loop import Plan
 from .node_checks import check_nodes, check_result_sizes
 from .plan import PlanOptions, build_plan
+from .table_sizes import table_sizes
 
 # Rules that fuse DequantizeLinear, an operator and QuantizeLinear to a single integer operator.
 _QDQ_RULES = frozenset(
@@ -52,6 +53,7 @@ class Prepared:
         outputs: the outputs with declared types.
         parts: the assignment of nodes to providers, if it was requested.
         on_device: inputs that may be passed in device memory.
+        table_sizes: see `table_sizes`.
         read_ns: time at which the model was read, in nanoseconds of time.perf_counter_ns.
     """
 
@@ -62,6 +64,7 @@ class Prepared:
     outputs: list[Value]
     parts: list[AssignedPart]
     on_device: frozenset[str]
+    table_sizes: dict[str, int]
     read_ns: int
 
 
@@ -79,6 +82,8 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     infer_shapes(model)
     if expand_gradients(model):
         infer_shapes(model)
+    # Rewrites fuse look-ups with other nodes, so the sizes are found before.
+    sizes = table_sizes(graph)
     _check_cancelled(config)
     disabled = config.disabled_rules | (_QDQ_RULES if config.keep_qdq else frozenset())
     rules = [rule for rule in SESSION_RULES if rule.name not in disabled]
@@ -103,7 +108,8 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
     overridable = [value for value in graph.inputs if value.name in defaults]
-    return Prepared(_header(model), plan, inputs, overridable, outputs, divided.parts, divided.on_device, read_ns)
+    header = _header(model)
+    return Prepared(header, plan, inputs, overridable, outputs, divided.parts, divided.on_device, sizes, read_ns)
 
 
 def _header(model: OnnxModel) -> OnnxModel:
