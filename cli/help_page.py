@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from shlex import quote
 from typing import Any
 
-from genai.errors import OptionError
+from genai.errors import ModelFolderError, OptionError
 
 from .completions import FILES, takes_model
 from .short_help import SHORT_HELP
@@ -132,6 +133,12 @@ def usage_error(error: Any) -> OptionError:
     extra = re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)$", message)
     if extra and ctx is not None and any("--prompt" in one.opts for one in ctx.command.params):
         first = next((str(value) for name, value in ctx.params.items() if name == "model" and value), "")
+        if first and _may_be_model(first):
+            return OptionError(
+                f"{path}: unexpected text after MODEL: {extra[1]}",
+                "the command accepts only one argument, MODEL",
+                f'pass the text with -p: `{path} {quote(first)} -p "{extra[1]}"`',
+            )
         text = f"{first} {extra[1]}".strip()
         return OptionError(
             f"{path}: unexpected text after MODEL: {extra[1]}",
@@ -142,6 +149,15 @@ def usage_error(error: Any) -> OptionError:
     if parameter is not None and ctx is not None and is_from_variable(ctx, parameter):
         message += f" (set by {parameter.envvar})"
     return OptionError(f"{path}: {message}", "the command line cannot be parsed", f"`{path} -h` shows the usage")
+
+
+def _may_be_model(text: str) -> bool:
+    from genai.hub.local import may_be_model
+
+    try:
+        return may_be_model(text)
+    except ModelFolderError:  # for example, a name that several models have
+        return True
 
 
 def _unknown_command(ctx: Any, name: str) -> OptionError:

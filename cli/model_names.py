@@ -1,8 +1,15 @@
-"""The value of MODEL on the command line: a path, a name, or base+adapter."""
+"""The value of MODEL on the command line: a path, a name, or base+adapter; and of MODEL.onnx, the file of a graph."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from shlex import quote
+
+from genai.errors import GenaiError, ModelFolderError
+
+# The purpose of the commands that run a model, for messages.
+_PURPOSES = {"chat": "chat with the model", "embed": "compute vectors", "rerank": "compute scores"}
 
 
 def model_path(text: str | Path) -> Path:
@@ -18,3 +25,50 @@ def model_path(text: str | Path) -> Path:
     if has_form_of_path(given) and not exists(Path(given)):
         return Path(given).expanduser().absolute()
     return Path(given)
+
+
+def graph_path(text: str | Path) -> Path:
+    """Return MODEL.onnx as a path. Raises ModelFolderError if the text is the name or the folder of a model."""
+    path = Path(text)
+    if not path.is_file() and (folder := _model_called(str(text))) is not None:
+        command = _command_of(folder)
+        fix = f"to {_PURPOSES[command]}, run `genai {command} {quote(str(text))}`"
+        graphs = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")]) if folder.is_dir() else []
+        if graphs:
+            fix += f"; for this command, pass a graph of the model, such as {graphs[0]}"
+        raise ModelFolderError(
+            f"{text} is a model, not an ONNX file",
+            "the command reads a single graph; the name of an ONNX file ends in .onnx",
+            fix,
+        )
+    return path
+
+
+def _model_called(text: str) -> Path | None:
+    """Return the folder or GGUF file of a model on the local disk, by its name or path; None if there is none."""
+    from genai.hub.built import find_built
+    from genai.hub.choosing import ONNX
+    from genai.hub.known import BUNDLED_MODEL, bundled_model
+    from genai.hub.local import pulled_model
+
+    path = Path(text)
+    if path.is_dir():
+        is_model = any((path / name).is_file() for name in ("genai_config.json", "config.json"))
+        return path if is_model else None
+    if text == BUNDLED_MODEL:
+        return bundled_model()
+    with suppress(ModelFolderError):  # a malformed name is the name of a file that does not exist
+        if (pulled := pulled_model(text)) is not None:
+            return pulled.path if pulled.kind == ONNX else next(iter(pulled.built()), pulled.path)
+    built = find_built(text)
+    return None if built is None else built.folder
+
+
+def _command_of(folder: Path) -> str:
+    """Return the command that runs the model in a folder."""
+    from genai.embed.describe import describe_encoder, is_encoder_folder
+
+    with suppress(GenaiError):  # the other command reports a damaged folder
+        if is_encoder_folder(folder):
+            return "embed" if describe_encoder(folder)["kind"] == "encoder" else "rerank"
+    return "chat"

@@ -39,6 +39,8 @@ def with_flags_named(error: GenaiError, ctx: Any) -> None:
     """
     if isinstance(error, ModelFolderError) and ctx.command.name in _TAKE_QUESTIONS:
         _name_prompt(error, ctx)
+    if isinstance(error, UnsupportedModelError | ModelFolderError) and ctx.command.name == "quantize":
+        _name_quantize_onnx(error)
     if isinstance(error, _ABOUT_OPTIONS) or (isinstance(error, InputError) and re.match(r"\w+ = ", error.what)):
         flags = {
             python_name(parameter.name): max(parameter.opts, key=len)
@@ -74,6 +76,12 @@ def _name_prompt(error: ModelFolderError, ctx: Any) -> None:
         error.fix = hint.replace("…", f"{text:.60}")
     elif error.fix == ASK_FOR_MODEL or len(text) > _LONGEST_NAME:
         error.fix += f"; {hint}"
+
+
+def _name_quantize_onnx(error: GenaiError) -> None:
+    """Add the command that quantises graphs that generate no text to the error for such a graph."""
+    if re.search("`genai (run|embed|rerank) ", error.fix):
+        error.fix += "; to quantise the graph, use `genai quantize-onnx`"
 
 
 def _command_line(text: str, name: str, flag: str, part: str) -> str:

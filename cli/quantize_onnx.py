@@ -10,12 +10,13 @@ import typer
 
 from genai.common.memory_limits import format_bytes
 
+from .model_names import graph_path
 from .options import check_apart
 from .terminal import emit, say
 
 
 def quantize_onnx(
-    model: Annotated[Path, typer.Argument(help="Float ONNX model.", metavar="MODEL.onnx")],
+    model: Annotated[Path, typer.Argument(help="Float ONNX model.", metavar="MODEL.onnx", parser=graph_path)],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")],
     calib: Annotated[
         list[Path] | None,

@@ -12,6 +12,7 @@ import typer
 from genai.common.progress import task
 from genai.errors import GenaiError, OptionError, did_you_mean, whole_number
 
+from .model_names import graph_path
 from .options import check_apart
 from .terminal import emit, emit_line, say
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Named = list[str] | None
 # The parameter is not named "model", because GENAI_MODEL (a model folder) would then be its default.
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="ONNX file.")]
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="ONNX file.", parser=graph_path)]
 # The number of missing inputs that an error lists.
 _INPUTS_SHOWN = 3
 

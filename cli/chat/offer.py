@@ -10,6 +10,7 @@ import typer
 
 from genai.common.memory_limits import format_bytes as size
 from genai.common.progress import task
+from genai.errors import ModelFolderError
 
 from ..model_names import model_path
 from ..terminal import say, typed_line
@@ -46,10 +47,27 @@ def choose_model() -> Path | None:
         if not answer:
             return None
         if not answer.isascii() or not answer.isdigit():
-            return model_path(answer)
+            if (named := _named(answer)) is not None:
+                return named
+            continue
         if 1 <= int(answer[:9]) <= len(offers):
             return Path(offers[int(answer) - 1].name)
         say(f"genai: there is no number {answer:.9}; the numbers are 1 to {len(offers)}")
+
+
+def _named(answer: str) -> Path | None:
+    """Return the model that the user typed the name or path of, or None with a message."""
+    from genai.hub.local import may_be_model
+    from genai.lora.named import split_adapter
+    from genai.models.folders import not_a_folder
+
+    try:
+        if not may_be_model(split_adapter(answer)[0]):
+            raise not_a_folder(Path(answer))
+        return model_path(answer)
+    except ModelFolderError as error:
+        say(f"genai: {error.what}: {error.why}; {error.fix}")
+        return None
 
 
 def _offers() -> tuple[list[Offer], str]:

@@ -305,6 +305,8 @@ def _check_needs_no_build(path: Path) -> None:
     if not is_checkpoint(path):
         return
     is_file = is_gguf(path)
+    if not is_file:
+        _check_type(path)
     with_precision = '"int4"'
     with suppress(GenaiError):  # damaged files are reported when the model is built
         with_precision = f'"{default_precision(path)}"'
@@ -314,6 +316,16 @@ def _check_needs_no_build(path: Path) -> None:
         f"pass precision={with_precision} to build it once and keep it in the cache; or run `genai build "
         f"{quote(str(path))} -o FOLDER`, and pass FOLDER",
     )
+
+
+def _check_type(folder: Path) -> None:
+    """Raise UnsupportedModelError if no precision can make the checkpoint generate text, such as an encoder."""
+    try:
+        find(read_config(folder).model_type)
+    except UnsupportedModelError:
+        raise
+    except GenaiError:  # damaged files are reported when the model is built
+        return
 
 
 def _said(question: str) -> bool:

@@ -24,6 +24,7 @@ from ..common.reading import file_text, json_object
 from ..errors import GenaiError, ModelFolderError, StateError
 from .store import PARTIAL, bytes_below, folders_in, hub_folder
 
+BUILT_DECODER = "built"
 _DECODER, _ENCODER = "genai_config.json", "onnx/model.onnx"
 
 
@@ -64,7 +65,7 @@ def find_built(name: str) -> BuiltModel | None:
 
 
 def _described(folder: Path) -> BuiltModel:
-    kinds = {_DECODER: "built", _ENCODER: "built encoder"}
+    kinds = {_DECODER: BUILT_DECODER, _ENCODER: "built encoder"}
     kind = next((kind for file, kind in kinds.items() if (folder / file).is_file()), "unfinished build")
     if folder.name.startswith("."):
         kind = "unfinished build"

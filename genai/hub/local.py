@@ -85,6 +85,15 @@ def named_or(path: Path) -> Path:
     return path if built is None else built.folder
 
 
+def may_be_model(text: str) -> bool:
+    """Return True if a text is a path, the name of a model on the local disk, or has the form of a name on the hub.
+
+    Raises:
+        ModelFolderError: see `pulled_model`.
+    """
+    return exists(named_or(Path(text))) or parse(text) is not None or pulled_model(text) is not None
+
+
 def model_folder_of(reference: str | Path) -> Path:
     """Return the folder to load: the model's folder for a name in the cache, otherwise the path itself.
 

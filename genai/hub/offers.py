@@ -7,8 +7,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import AccessError, DownloadError, GenaiError
+from .built import BUILT_DECODER, BuiltModel, built_models
 from .choosing import choose
 from .client import page_of
 from .known import PROCESS_BYTES, KnownModel, known_models
@@ -30,7 +32,7 @@ class Offer:
         download_bytes: number of bytes to download; 0 = the model is in the cache.
         size_bytes: number of bytes that one token reads: the size of the model at its quantisation.
         memory_bytes: an estimate of the memory that the model needs.
-        note: a condition of the download, such as a licence to accept; "" = none.
+        note: a condition of the download, such as a licence to accept, or the source of a built model; "" = none.
     """
 
     name: str
@@ -75,8 +77,9 @@ def lookup() -> Lookup:
 
 
 def cached_offers() -> list[Offer]:
-    """Return an offer for each model in the cache."""
-    return [_cached_offer(model) for model in models()]
+    """Return an offer for each model in the cache: pulled models, and decoders that were built from local files."""
+    built = [model for model in built_models() if model.kind == BUILT_DECODER]
+    return [*map(_cached_offer, models()), *map(_built_offer, built)]
 
 
 def new_offers(results: dict[str, Listing | GenaiError]) -> tuple[list[Offer], str]:
@@ -108,6 +111,13 @@ def _cached_offer(model: PulledModel) -> Offer:
     built = model.built()
     size = bytes_below(built[0] if built else model.path) or sum(file.size for file in model.files)
     return Offer(model.name, "", 0, size, size + PROCESS_BYTES)
+
+
+def _built_offer(model: BuiltModel) -> Offer:
+    size = bytes_below(model.folder)
+    return Offer(
+        model.name, "", 0, size, size + PROCESS_BYTES, f"built from {Path(model.source).name}" if model.source else ""
+    )
 
 
 def _new_offer(model: KnownModel, result: Listing | GenaiError | None) -> Offer | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from ..common.paths import expanded
 from ..errors import ModelFolderError, did_you_mean
 from ..hub.known import BUNDLED_MODEL, configs_folder
-from ..hub.local import exists, pulled_model
+from ..hub.local import exists, may_be_model, pulled_model
+from ..models.folders import looks_like_question, not_a_folder
 from .describe import find_adapters
 
 _FOLDER = "adapters"
@@ -27,7 +28,7 @@ def split_adapter(name: str | Path) -> tuple[str, tuple[str, Path] | None]:
         The name of the base model, and the name and the path of the adapter; None if the name has no adapter.
 
     Raises:
-        ModelFolderError: there is no such adapter, or several adapters match.
+        ModelFolderError: there is no such model or adapter, or several adapters match.
 
     >>> from genai.lora.named import split_adapter
     >>> base, (adapter, path) = split_adapter("pebble+pirate")
@@ -44,6 +45,8 @@ def split_adapter(name: str | Path) -> tuple[str, tuple[str, Path] | None]:
             "a plus sign separates a model and an adapter, and one of the two is missing",
             f"write MODEL+ADAPTER, such as {BUNDLED_MODEL}+pirate",
         )
+    if not may_be_model(base):
+        raise not_a_folder(Path(text if looks_like_question(text) else base))
     return base, _find(base, adapter)
 
 

@@ -102,6 +102,11 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_LOOKED_AT = 200
 
 
+def looks_like_question(text: str) -> bool:
+    """Return True if a text has several words, and is more likely a question than a path."""
+    return len(words := text.split()) > 2 or (len(words) > 1 and text.rstrip().endswith(("?", "!", ".")))
+
+
 def not_a_folder(path: Path) -> ModelFolderError:
     """Return the error for a path that is not a folder."""
     text = str(path)
@@ -117,7 +122,7 @@ def not_a_folder(path: Path) -> ModelFolderError:
             f"the name stands for {known.repository}, which has not been pulled yet",
             f"to download the model, run `genai pull {text}` or `genai chat {text}`, or use genai.LLM(…, pull=True)",
         )
-    if re.search(r"\s", text.strip()) and (len(text.split()) > 2 or text.rstrip().endswith(("?", "!", "."))):
+    if looks_like_question(text):
         return ModelFolderError(
             f"{text!r:.80}: not a model folder",
             "this looks like a question, but the path or name of a model is expected",

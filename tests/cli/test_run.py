@@ -181,3 +181,28 @@ def test_a_dimension_that_no_input_has(model: str, capsys: pytest.CaptureFixture
     assert (
         run(["run", model, "--dim", "N=3"]) == 2 and "--dim cannot be used without --random" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "--random"], ["bench", "session"], ["quantize-onnx", "-o", "out.onnx"]], ids=" ".join
+)
+def test_a_model_in_place_of_a_graph(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the command for the model, and its graph."""
+    encoder = tmp_path / "my encoder"
+    encoder.mkdir()
+    (encoder / "config.json").write_text('{"model_type": "bert"}')
+    (encoder / "model.safetensors").touch()
+    assert run([*command, "pebble"]) == 1
+    said = capsys.readouterr().err
+    assert "pebble is a model, not an ONNX file" in said and "`genai chat pebble`" in said
+    assert str(bundled_model() / "model.onnx") in said
+    assert run([*command, str(encoder)]) == 1
+    said = capsys.readouterr().err
+    assert "is a model, not an ONNX file" in said and f"run `genai embed '{encoder}'`" in said
+    assert run([*command, "nothing"]) == 1 and "is a model" not in capsys.readouterr().err
+
+
+def test_quantising_an_encoder_names_the_command_for_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = Path(__file__).parents[1] / "embed" / "models" / "electra" / "onnx" / "model.onnx"
+    assert run(["quantize", str(encoder), "-o", str(tmp_path / "out")]) == 1
+    assert "to quantise the graph, use `genai quantize-onnx`" in capsys.readouterr().err

@@ -92,6 +92,8 @@ def test_help_has_groups(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> No
         (["chat", "--verbos"], "did you mean --verbose?"),
         (["generate", "--xyzzy"], "fix: `genai generate -h` shows the options"),
         (["chat", "What", "is", "this?"], 'genai chat -p "What is this?"'),
+        (["chat", "pebble", "Tell me more"], 'genai chat pebble -p "Tell me more"'),
+        (["generate", "org/name", "one", "two"], 'genai generate org/name -p "one two"'),
         (["generate", "-n", "x"], "'--max-tokens'"),
         (["evalute"], "did you mean `genai eval"),
         (["build"], "Missing argument 'CHECKPOINT'"),

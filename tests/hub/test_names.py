@@ -9,7 +9,7 @@ import pytest
 import genai
 from genai.cli.app import run
 from genai.convert.architectures import MODEL_TYPES
-from genai.errors import GenaiError, ModelFolderError
+from genai.errors import GenaiError, ModelFolderError, UnsupportedModelError
 from genai.hub.known import known_model, known_models
 from genai.hub.local import pulled_model
 from genai.hub.references import parse
@@ -149,3 +149,26 @@ def test_python_says_how_to_load_an_adapter(cache: Path) -> None:
     with pytest.raises(ModelFolderError, match="not a model folder") as caught:
         genai.LLM("pebble+pirate")
     assert "load_adapter" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "what", "fix"),
+    [
+        ("What is 12 + 7?", "'What is 12 + 7?'", 'genai chat -p "What is 12 + 7?"'),
+        ("2+2", "2: not a model folder", "use -p to ask a question"),
+        ("pebbel+pirate", "pebbel: not a model folder", "did you mean pebble?"),
+        ("pebble+pirat", "there is no adapter 'pirat'", "did you mean 'pirate'?"),
+    ],
+)
+def test_a_plus_sign_separates_an_adapter_only_from_a_model(typed: str, what: str, fix: str, capsys: Capture) -> None:
+    assert run(["chat", typed, "-p", "x"]) == 1
+    said = capsys.readouterr().err
+    assert what in said and fix in said
+
+
+def test_a_precision_is_no_advice_for_an_encoder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UnsupportedModelError, match="is an encoder, which does not generate text") as caught:
+        genai.LLM(tmp_path)
+    assert "genai.Embedder" in caught.value.fix
