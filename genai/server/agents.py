@@ -12,9 +12,11 @@ from typing import Any
 # Lines that agents put before the system prompt, and that change with each request. Claude Code sends its version, its
 # entry point and a hash of the request, so that no request would share a prefix with another.
 VOLATILE_HEADERS = ("x-anthropic-billing-header",)
-_HEADER = re.compile(rf"\A(?:({'|'.join(map(re.escape, VOLATILE_HEADERS))}):[^\n]*(?:\n+|\Z))")
-# Open WebUI asks for titles, tags and follow-up questions with this beginning, beside the chat.
-_TASK = "### Task:\n"
+_HEADER = re.compile(rf"({'|'.join(map(re.escape, VOLATILE_HEADERS))}):[^\n]*(?:\n+|\Z)")
+# Open WebUI asks for titles, tags and follow-up questions in this form, after a reply. Its requests for search queries
+# and its prompts with documents also begin with "### Task:", but the user waits for them.
+_TASK = re.compile(r"### Task:\n(?:Generate|Suggest|Predict) ")
+_RESULT = re.compile(r'\{ ?"(?:title|tags|follow_ups)":')
 TASK_PRIORITY = -1
 """The priority of requests for titles and tags, below that of chats."""
 
@@ -51,14 +53,15 @@ def _part(part: Any, removed: list[str]) -> Any:
 
 def without_header(text: str, removed: list[str]) -> str:
     """Return a text without volatile headers at its beginning, and add their names to `removed`."""
-    while (header := _HEADER.match(text)) is not None:
+    begin = 0
+    while (header := _HEADER.match(text, begin)) is not None:
         removed.append(header[1])
-        text = text[header.end() :]
-    return text
+        begin = header.end()
+    return text[begin:]
 
 
 def is_side_task(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if a chat page asks for a title, tags or questions beside a chat."""
+    """Return True if a chat page asks for a title, tags or follow-up questions beside a chat."""
     (message,) = messages if len(messages) == 1 else ({},)
     content = message.get("content")
-    return isinstance(content, str) and content.startswith(_TASK)
+    return isinstance(content, str) and bool(_TASK.match(content)) and bool(_RESULT.search(content))

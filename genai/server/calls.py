@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # a circular import: the server runs batches, whose requests 
     from .serving import Server
 
 _log = logger(__name__)
+T = TypeVar("T")
+_LARGE_BODY = 2**17
+"""The size in bytes from which on a body is decoded on another thread, because it can take seconds."""
 
 
 @dataclass
@@ -47,6 +50,12 @@ class Call:
     body: bytes = b""
     notes: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+
+    async def decoded(self, decode: Callable[[Call], T]) -> T:
+        """Call a function that decodes the body, without blocking the event loop for long. Raises as the function."""
+        if len(self.body) <= _LARGE_BODY:
+            return decode(self)
+        return await self.server.in_thread(decode, self)
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object.

@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import RequestError
 
 _FOLDER = Path(__file__).resolve().parent / "fields"
+_MOST_FIELDS = 500
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,12 @@ def read_fields(endpoint: str, body: Mapping[str, Any], *, strict: bool) -> Fiel
         strict: True to refuse fields without effect.
 
     Raises:
-        RequestError: a field is refused, or resembles a field that has an effect.
+        RequestError: a field is refused, or resembles a field that has an effect; or there are too many fields.
     """
+    if len(body) > _MOST_FIELDS:
+        raise RequestError(
+            400, f"the body has {len(body):,} fields", f"the limit is {_MOST_FIELDS}", "leave fields without effect out"
+        )
     table = field_table(endpoint)
     found = Fields({})
     for name, value in body.items():

@@ -63,7 +63,7 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
 
 def check_strings(options: Mapping[str, Any]) -> None:
     """Raise RequestError for options with so many strings that every step of all requests would take longer."""
-    for name in ("stop", "banned_strings"):
+    for name in ("stop", "banned_strings", "dry_sequence_breakers"):
         value = options.get(name)
         texts = [one for one in value if isinstance(one, str)] if isinstance(value, list) else [value or ""]
         if len(texts) > _MOST_STRINGS or sum(len(one) for one in texts if isinstance(one, str)) > _MOST_CHARACTERS:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeadlineError
+from ..errors import DeadlineError, RequestError
 from ..llm.completion import Completion
 from ..llm.requests import Prompt
 from ..llm.samples import Finished, Item, PreparedRequest, SampleStream, prepare_chat, prepare_completion
@@ -21,13 +21,15 @@ from .admission import Seat, Ticket
 from .events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolArguments, ToolCall, token_counts
 from .keys import Key
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a circular import: the server runs batches, whose replies are those of turns
     from ..llm.llm import LLM
     from .serving import Server
 
 
 # JavaScript reads larger numbers inexactly, so that a client could not repeat a reply with its seed.
 _SEED_BITS = 53
+# A reply with as many log-probabilities has about 400 MB. A single sample can have more, if the context allows it.
+_MOST_LOGPROBS, _MOST_ALTERNATIVES = 2**22, 20
 
 
 @dataclass
@@ -141,6 +143,13 @@ class RunningTurn:
     def usage(self) -> TokenCounts:
         """The token counts of the samples that have ended."""
         return replace(token_counts([*self.completions.values()]), reasoning=self.reasoning_tokens)
+
+    @property
+    def num_logprobs(self) -> int:
+        """The number of log-probabilities that a whole reply has."""
+        found = [*self.completions.values()]
+        tokens = sum(len(one.logprobs or ()) + len(one.prompt_logprobs or ()) for one in found) * self.turn.copies
+        return tokens * (1 + (self.turn.options.get("logprobs") or 0))
 
     @property
     def prompt_tokens(self) -> int:
@@ -265,8 +274,29 @@ async def run_turn(server: Server, turn: Turn, collect: Callable[[Sequence[Event
 
 def _prepared(server: Server, turn: Turn, options: Mapping[str, Any]) -> list[PreparedRequest]:
     if turn.messages is not None:
-        return [prepare_chat(server.llm, turn.messages, options)]
-    return [prepare_completion(server.llm, prompt, options) for prompt in turn.prompts]
+        requests = [prepare_chat(server.llm, turn.messages, options)]
+    else:
+        requests = [prepare_completion(server.llm, prompt, options) for prompt in turn.prompts]
+    _check_logprobs(turn, requests, server.context_size)
+    return requests
+
+
+def _check_logprobs(turn: Turn, requests: Sequence[PreparedRequest], context: int) -> None:
+    """Raise RequestError if the reply could have so many log-probabilities that it would fill the memory."""
+    alternatives, limit = turn.options.get("logprobs"), turn.options.get("max_tokens")
+    if alternatives is None:
+        return
+    tokens = 0
+    for request in requests:
+        room = context - len(request.prompt)
+        scored = len(request.prompt) if "prompt_logprobs" in turn.options else 0
+        tokens += (scored + (room if limit is None else min(limit, room))) * request.num_samples * turn.copies
+    most = max(_MOST_LOGPROBS, context * (1 + _MOST_ALTERNATIVES))
+    if (count := tokens * (1 + alternatives)) > most:
+        raise RequestError(
+            400, f"the reply can have {count:,} log-probabilities", f"the limit is {most:,}",
+            "set a smaller max_tokens, or ask for fewer samples or fewer alternatives per token", param="logprobs",
+        )  # fmt: skip
 
 
 async def _admitted(server: Server, turn: Turn, seat: Seat, cost: int, deadline: float | None) -> Ticket:

@@ -56,10 +56,14 @@ def test_messages_that_are_only_a_header() -> None:
 
 
 def test_tasks_beside_a_chat() -> None:
-    task = {"role": "user", "content": "### Task:\nGenerate a concise, 3-5 word title with an emoji."}
+    title = '### Task:\nGenerate a concise title.\n### Output:\nJSON format: { "title": "your title" }'
+    task = {"role": "user", "content": title}
     assert is_side_task([task])
     assert not is_side_task([task, task]) and not is_side_task([]) and not is_side_task([{"role": "user"}])
     assert not is_side_task([{"role": "user", "content": "What is ### Task:\n?"}])
+    for awaited in ("Respond to the user query using the provided context", "Analyze the chat history"):
+        assert not is_side_task([{"role": "user", "content": title.replace("Generate", f"{awaited}: generate")}])
+    assert not is_side_task([{"role": "user", "content": "### Task:\nGenerate an image prompt."}])
 
 
 def test_a_conversation_computes_only_what_is_new(running: Running) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
+from ...engine.sampling.batch import TokenLogprob
 from ...errors import RequestError
 from ..agents import TASK_PRIORITY, is_side_task
 from ..calls import Call, JsonReply, converted
 from ..events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolArguments, ToolCall
 from ..fields import Fields, read_fields
-from ..replies import error_frame
+from ..replies import error_frame, whole_reply
 from ..sampling import reasoning_variables, response_format, sampling_options, text_format, time_limit
 from ..serving import Server
 from ..sse import DONE, EventStream, frame
@@ -50,14 +51,20 @@ class ChatRequest(msgspec.Struct):
 async def create(call: Call) -> JsonReply | EventStream:
     """Reply to a conversation."""
     server = call.server
-    fields = read_fields("chat", call.json(), strict=server.options.strict)
-    request: ChatRequest = converted(fields.values, ChatRequest)
-    turn = _turn(call, request, fields)
-    call.check_ignored(fields.ignored)
+    request, turn = await call.decoded(_decoded)
     encoder = ChatEncoder(server, request)
     if request.stream:
         return EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
-    return JsonReply(encoder.whole(await run_turn(server, turn, encoder.collect)))
+    return await whole_reply(server, encoder, await run_turn(server, turn, encoder.collect))
+
+
+def _decoded(call: Call) -> tuple[ChatRequest, Turn]:
+    """Return the request in a call's body, and its turn."""
+    fields = read_fields("chat", call.json(), strict=call.server.options.strict)
+    request: ChatRequest = converted(fields.values, ChatRequest)
+    turn = _turn(call, request, fields)
+    call.check_ignored(fields.ignored)
+    return request, turn
 
 
 async def _frames(call: Call, turn: Turn, encoder: ChatEncoder) -> AsyncIterator[bytes]:
@@ -180,6 +187,8 @@ class ChatEncoder:
         self._sends_usage = options is not None and options.include_usage
         self._texts: TokenTexts = server.token_texts
         self._logprobs: dict[int, list[dict[str, Any]]] = {}
+        self._entries: dict[int, Sequence[TokenLogprob]] = {}
+        self._written: dict[int, list[dict[str, Any]]] = {}
         self._messages: dict[int, dict[str, Any]] = {}
         self._ends: dict[int, Finish] = {}
 
@@ -252,7 +261,7 @@ class ChatEncoder:
             elif isinstance(event, ToolArguments):
                 message["tool_calls"][event.index]["function"]["arguments"] += event.text
             elif isinstance(event, Logprobs):
-                self._logprobs.setdefault(event.sample, []).extend(map(self._texts.chat_entry, event.entries))
+                self._entries[event.sample] = event.entries  # a whole reply has one such event per sample
             else:
                 self._ends[event.sample] = event
 
@@ -268,7 +277,11 @@ class ChatEncoder:
             message["content"] = ""
         if "reasoning_content" in message:
             message["reasoning"] = message["reasoning_content"]
-        logprobs = self._logprobs.get(sample)
+        logprobs = None
+        if (entries := self._entries.get(sample)) is not None:
+            # Copies of a sample share the entries. They are converted once, because they can be large.
+            logprobs = self._written.get(id(entries)) or [*map(self._texts.chat_entry, entries)]
+            self._written[id(entries)] = logprobs
         return {
             "index": sample,
             "message": {**message, "refusal": None},

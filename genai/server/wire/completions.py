@@ -17,7 +17,7 @@ from ..errors import ErrorReply
 from ..events import Event, Finish, Logprobs, Text
 from ..fields import Fields, read_fields
 from ..gaps import gap_prompt
-from ..replies import error_frame
+from ..replies import error_frame, whole_reply
 from ..sampling import response_format, sampling_options, time_limit
 from ..serving import Server
 from ..sse import DONE, EventStream, frame
@@ -53,14 +53,20 @@ class CompletionRequest(msgspec.Struct):
 async def create(call: Call) -> JsonReply | EventStream:
     """Complete one or more prompts."""
     server = call.server
-    fields = read_fields("completions", call.json(), strict=server.options.strict)
-    request: CompletionRequest = converted(fields.values, CompletionRequest)
-    turn = _turn(call, request, fields)
-    call.check_ignored(fields.ignored)
+    request, turn = await call.decoded(_decoded)
     encoder = _Encoder(server, request, turn)
     if request.stream:
         return EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
-    return JsonReply(encoder.whole(await run_turn(server, turn, encoder.collect)))
+    return await whole_reply(server, encoder, await run_turn(server, turn, encoder.collect))
+
+
+def _decoded(call: Call) -> tuple[CompletionRequest, Turn]:
+    """Return the request in a call's body, and its turn."""
+    fields = read_fields("completions", call.json(), strict=call.server.options.strict)
+    request: CompletionRequest = converted(fields.values, CompletionRequest)
+    turn = _turn(call, request, fields)
+    call.check_ignored(fields.ignored)
+    return request, turn
 
 
 async def _frames(call: Call, turn: Turn, encoder: _Encoder) -> AsyncIterator[bytes]:
@@ -110,17 +116,17 @@ def _prompts(given: str | list[Any]) -> list[str | list[int]]:
     if isinstance(given, str):
         return [given]
     found: list[Any] = [given] if given and all(_is_token(one) for one in given) else given
+    if not 0 < len(found) <= _MOST_PROMPTS:
+        raise RequestError(
+            400, f"prompt has {len(found):,} prompts", f"1 to {_MOST_PROMPTS:,} are possible",
+            "send several requests", param="prompt",
+        )  # fmt: skip
     for index, prompt in enumerate(found):
         if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(map(_is_token, prompt))):
             raise RequestError(
                 400, f"prompt[{index}] is neither a text nor a list of token ids",
                 "a prompt is a text or a list of whole numbers", "correct the prompt", param="prompt",
             )  # fmt: skip
-    if not 0 < len(found) <= _MOST_PROMPTS:
-        raise RequestError(
-            400, f"prompt has {len(found):,} prompts", f"1 to {_MOST_PROMPTS:,} are possible",
-            "send several requests", param="prompt",
-        )  # fmt: skip
     return found
 
 

@@ -46,15 +46,19 @@ class EmbeddingRequest(msgspec.Struct):
 
 async def create(call: Call) -> JsonReply:
     """Return a vector for each text."""
-    options = call.server.options
-    fields = read_fields("embeddings", call.json(), strict=options.strict)
+    work = await call.decoded(_decoded)
+    return JsonReply(await call.server.encoders.run(call.key, call.server.options.timeout, work))
+
+
+def _decoded(call: Call) -> Callable[[Callable[[], None]], msgspec.Raw]:
+    """Return the work that the body of a call asks for."""
+    fields = read_fields("embeddings", call.json(), strict=call.server.options.strict)
     request: EmbeddingRequest = converted(fields.values, EmbeddingRequest)
     name, embedder = call.server.encoders.embedder(request.model)
     texts = _texts(request.input)
     prompts = _prompts(embedder, request, fields)
     call.check_ignored(fields.ignored)
-    work = partial(_body, embedder, name, request, texts, prompts)
-    return JsonReply(await call.server.encoders.run(call.key, options.timeout, work))
+    return partial(_body, embedder, name, request, texts, prompts)
 
 
 def _texts(given: Any) -> Sequence[Any]:

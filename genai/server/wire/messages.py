@@ -17,7 +17,7 @@ __all__ = ["ROUTES", "count_tokens", "create", "error_body"]
 
 async def create(call: Call) -> JsonReply | EventStream:
     """Reply to a conversation."""
-    request, turn = _decoded(call)
+    request, turn = await call.decoded(_decoded)
     encoder = MessageEncoder(call.server, request)
     if request.stream:
         return EventStream(_frames(call, turn, encoder), error_frame(call.server, call.id))
@@ -27,7 +27,7 @@ async def create(call: Call) -> JsonReply | EventStream:
 
 async def count_tokens(call: Call) -> JsonReply:
     """Return the number of tokens of a conversation's prompt."""
-    _, turn = _decoded(call)
+    _, turn = await call.decoded(_decoded)
     with call.server.admission.seat(call.key.name):
         return JsonReply({"input_tokens": await count_prompt_tokens(call.server, turn)})
 

@@ -37,8 +37,13 @@ class RerankRequest(msgspec.Struct):
 
 async def create(call: Call) -> JsonReply:
     """Return the documents in the order of their relevance."""
-    options = call.server.options
-    fields = read_fields("rerank", call.json(), strict=options.strict)
+    work = await call.decoded(_decoded)
+    return JsonReply(await call.server.encoders.run(call.key, call.server.options.timeout, work))
+
+
+def _decoded(call: Call) -> Callable[[Callable[[], None]], msgspec.Raw]:
+    """Return the work that the body of a call asks for."""
+    fields = read_fields("rerank", call.json(), strict=call.server.options.strict)
     request: RerankRequest = converted(fields.values, RerankRequest)
     name, reranker = call.server.encoders.reranker(request.model)
     documents = _documents(request)
@@ -48,8 +53,7 @@ async def create(call: Call) -> JsonReply:
             param="top_n",
         )  # fmt: skip
     call.note_ignored(fields.ignored)
-    work = partial(_body, reranker, name, request, documents)
-    return JsonReply(await call.server.encoders.run(call.key, options.timeout, work))
+    return partial(_body, reranker, name, request, documents)
 
 
 def _documents(request: RerankRequest) -> Sequence[str]:

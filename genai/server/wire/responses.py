@@ -36,7 +36,7 @@ class _Decoded:
 
 async def create(call: Call) -> JsonReply | EventStream:
     """Reply to a conversation."""
-    decoded = _decoded(call)
+    decoded = await call.decoded(_decoded)
     encoder = ResponseEncoder(call.server, decoded.request)
     if decoded.request.stream:
         return EventStream(
@@ -67,7 +67,7 @@ def _store(call: Call, decoded: _Decoded, whole: dict[str, Any]) -> None:
 
 async def count_tokens(call: Call) -> JsonReply:
     """Return the number of tokens of a conversation's prompt."""
-    turn = _decoded(call).turn
+    turn = (await call.decoded(_decoded)).turn
     with call.server.admission.seat(call.key.name):
         return JsonReply(
             {"object": "response.input_tokens", "input_tokens": await count_prompt_tokens(call.server, turn)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -44,21 +45,34 @@ class TemplateRequest(msgspec.Struct):
 
 async def tokenize(call: Call) -> JsonReply:
     """Return the token ids of a text or a conversation."""
+    return await _in_thread(call, _tokenized)
+
+
+async def _in_thread(call: Call, work: Callable[[Call], dict[str, Any]]) -> JsonReply:
+    """Return the reply that a function makes on another thread, because texts can be long."""
+
+    def body() -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(work(call)))
+
+    with call.server.admission.seat(call.key.name):
+        return JsonReply(await call.server.in_thread(body))
+
+
+def _tokenized(call: Call) -> dict[str, Any]:
     request: TokenizeRequest = converted(call.json(), TokenizeRequest)
     call.server.adapter_of(request.model)
-    ids = await call.server.in_thread(_encoded, call, request)
-    texts = [call.server.token_texts.text(token) for token in ids]
-    tokens: Any = ids
-    if request.with_pieces:
-        tokens = [{"id": token, "piece": text} for token, text in zip(ids, texts, strict=True)]
-    return JsonReply(
-        {
-            "count": len(ids),
-            "max_model_len": call.server.llm.context_size,
-            "tokens": tokens,
-            "token_strs": texts if request.return_token_strs else None,
-        }
-    )
+    tokens: list[Any] = _encoded(call, request)
+    count, texts = len(tokens), None
+    if request.with_pieces or request.return_token_strs:
+        texts = [call.server.token_texts.text(token) for token in tokens]
+        if request.with_pieces:
+            tokens = [{"id": token, "piece": text} for token, text in zip(tokens, texts, strict=True)]
+    return {
+        "count": count,
+        "max_model_len": call.server.llm.context_size,
+        "tokens": tokens,
+        "token_strs": texts if request.return_token_strs else None,
+    }
 
 
 def _encoded(call: Call, request: TokenizeRequest) -> list[int]:
@@ -82,17 +96,24 @@ def _rendered(call: Call, messages: Any, tools: Any, variables: Any) -> str:
 
 async def detokenize(call: Call) -> JsonReply:
     """Return the text of token ids."""
+    return await _in_thread(call, _detokenized)
+
+
+def _detokenized(call: Call) -> dict[str, Any]:
     request: DetokenizeRequest = converted(call.json(), DetokenizeRequest)
     call.server.adapter_of(request.model)
-    text = await call.server.in_thread(call.server.llm.tokenizer.decode, request.tokens)
-    return JsonReply({"prompt": text, "content": text})
+    text = call.server.llm.tokenizer.decode(request.tokens)
+    return {"prompt": text, "content": text}
 
 
 async def apply_template(call: Call) -> JsonReply:
     """Return the prompt of a conversation."""
+    return await _in_thread(call, _applied)
+
+
+def _applied(call: Call) -> dict[str, Any]:
     request: TemplateRequest = converted(call.json(), TemplateRequest)
-    text = await call.server.in_thread(_rendered, call, request.messages, request.tools, request.chat_template_kwargs)
-    return JsonReply({"prompt": str(text)})
+    return {"prompt": str(_rendered(call, request.messages, request.tools, request.chat_template_kwargs))}
 
 
 async def tokenizer_info(call: Call) -> JsonReply:
