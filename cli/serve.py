@@ -78,6 +78,7 @@ def serve(
     batch_dir: Annotated[
         Path | None, typer.Option("--batch-dir", help="Private folder for /v1/files and /v1/batches.")
     ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Serve no chat page at /.")] = False,
     reuse_replies: Annotated[
         bool,
         typer.Option(
@@ -123,7 +124,7 @@ def serve(
         keys=keys, max_queue=max_queue, max_per_key=max_per_key, timeout=timeout, max_body=max_body * 2**20,
         strict=strict, reuse_replies=reuse_replies, allowed_hosts=address.hosts(tuple(allow_host or ())),
         allowed_origins=tuple(allow_origin or ()), drain_seconds=drain_timeout,
-        keep_headers=keep_headers, adapter_dir=adapter_dir, batch_dir=batch_dir,
+        keep_headers=keep_headers, adapter_dir=adapter_dir, batch_dir=batch_dir, page=not no_page,
     )  # fmt: skip
     if log_prompts and request_log is None:
         raise OptionError(

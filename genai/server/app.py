@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from starlette.routing import Match, Route
 
 from ..errors import RequestError
+from . import page
 from .calls import Call, FileReply, JsonReply, TextReply
 from .errors import RETRY_SECONDS, ErrorReply
 from .guards import check_host, check_origin, cors_headers
@@ -30,6 +31,7 @@ from .wire import (
     models,
     rerank,
     responses,
+    streams,
     tokens,
 )  # fmt: skip
 
@@ -44,6 +46,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
 # Every wire module lists its endpoints: method, path, and handler.
 _WIRES: tuple[Any, ...] = (
     health, models, chat, completions, messages, responses, tokens, adapters, embeddings, rerank, files, batches,
+    streams,
 )  # fmt: skip
 
 
@@ -85,7 +88,7 @@ class App:
         self.server = server
         self._routes = [
             Route(path, _endpoint(wire, path, handle, is_open=is_open), methods=[method])
-            for wire in _WIRES
+            for wire in (_WIRES if not server.options.page else (*_WIRES, page))
             for method, path, handle, is_open in wire.ROUTES
         ]
         if server.batches is not None:
@@ -274,7 +277,7 @@ class _Exchange:
     async def _respond(self, reply: JsonReply | TextReply) -> None:
         body = reply.body()
         headers = {"content-type": reply.content_type, "content-length": str(len(body)), **self._notes, **reply.headers}
-        if reply.status == 204:
+        if reply.status in (204, 304):
             del headers["content-type"], headers["content-length"]
         await self._send(response_start(reply.status, headers))
         await self._send({"type": "http.response.body", "body": body})

@@ -22,6 +22,7 @@ from .keys import Key
 from .metrics import Metrics
 from .request_log import RequestLog
 from .response_store import ResponseStore
+from .stream_store import StreamStore
 from .token_texts import TokenTexts
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class ServerOptions:
         keep_headers: True to keep the lines of agents that change with each request; see genai/server/agents.py.
         adapter_dir: folder from which requests may load adapters; None = requests cannot load or unload adapters.
         batch_dir: private folder for files and batches; None = there are none.
+        page: True to serve the chat page at /.
         drain_seconds: maximum number of seconds that running requests may take after the server was told to stop.
 
     Raises:
@@ -65,6 +67,7 @@ class ServerOptions:
     keep_headers: bool = False
     adapter_dir: Path | None = None
     batch_dir: Path | None = None
+    page: bool = True
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -102,6 +105,7 @@ class Server:
         created: the time of the start, in seconds since 1970.
         encoders: the models for embeddings and reranking.
         batches: the files and batches; None = there are none.
+        streams: the streams that continue without their client.
 
     Args:
         llm: the model that generates text; the caller closes it. None = only encoders are served.
@@ -130,6 +134,7 @@ class Server:
         self.body_bytes = 0
         self.encoders.share_limits(self.admission)
         self.responses = ResponseStore()
+        self.streams = StreamStore(self)
         self.batches = None if self.options.batch_dir is None else Batches(self, self.options.batch_dir)
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
         self.chooses_seeds = llm is not None and llm.params().seed is None

@@ -54,7 +54,9 @@ async def create(call: Call) -> JsonReply | EventStream:
     request, turn = await call.decoded(_decoded)
     encoder = ChatEncoder(server, request)
     if request.stream:
-        return EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
+        stream = EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
+        identifier = call.headers.get("x-stream-id")
+        return stream if identifier is None else server.streams.start(call.key, identifier, stream)
     return await whole_reply(server, encoder, await run_turn(server, turn, encoder.collect))
 
 
@@ -228,7 +230,7 @@ class ChatEncoder:
         """Return the last chunks: the token counts, if they were requested, and the end of the stream."""
         if not self._sends_usage:
             return DONE
-        return frame({**self._head, "object": _CHUNK, "choices": [], "usage": usage(running.usage)}) + DONE
+        return frame({**self._head, "object": _CHUNK, "choices": [], **_costs(running)}) + DONE
 
     def _chunk(self, sample: int, delta: dict[str, Any], end: Finish | None = None) -> bytes:
         logprobs = self._logprobs.pop(sample, None) if delta.keys() != {"role", "content"} else None
@@ -304,6 +306,23 @@ def end_fields(end: Finish) -> dict[str, Any]:
     reason = "tool_calls" if end.has_calls and completion.finish_reason == "stop" else completion.finish_reason
     # As in vLLM, stop_reason is a stop string or a token of stop_token_ids, and null for the end of a reply.
     return {"finish_reason": reason, "stop_reason": None if completion.stopped_by in end.eos else completion.stopped_by}
+
+
+def _costs(running: RunningTurn) -> dict[str, Any]:
+    """Return the token counts and, for a single sample, the speed in the form of llama.cpp."""
+    counts, ended = running.usage, [*running.completions.values()]
+    if len(ended) != 1:
+        return {"usage": usage(counts)}
+    timings = ended[0].timings
+    times = {
+        "cache_n": counts.cached,
+        "prompt_n": counts.prompt - counts.cached,
+        "prompt_ms": timings.time_to_first_token * 1000,
+        "predicted_n": counts.completion,
+        "predicted_ms": timings.decode_seconds * 1000,
+        "predicted_per_second": timings.tokens_per_second(counts.completion),
+    }
+    return {"usage": usage(counts), "timings": times}
 
 
 def usage(counts: TokenCounts) -> dict[str, Any]:
