@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,8 +218,7 @@ class Batches:
             unanswered = _unanswered(self.files.path(entry["input_file_id"]), journal) if failed and is_expired else ()
 
             def write(file: BinaryIO, failed: bool = failed, unanswered: Any = unanswered) -> None:
-                with journal.open("rb") as lines:
-                    file.writelines(line for line in lines if _is_failed(line) == failed)
+                file.writelines(_answered(journal, failed))
                 file.writelines(unanswered)
 
             made = self.files.add(
@@ -257,7 +256,7 @@ class _BatchRun:
     async def finish(self, path: Path) -> str:
         """Process all lines that have no response. Return the reason of the end: a status of the batch."""
         lines = open_lines(path, "jsonl")
-        pending = (line for line in lines if line.number not in self._journal.answered)
+        pending = _by_beginning(lines, self._journal.answered)
         running: set[asyncio.Task[None]] = set()
         reason: str | None = None
         try:
@@ -342,10 +341,44 @@ def _is_failed(line: bytes) -> bool:
     return b'", "error": null' not in line[:100]
 
 
+def _by_beginning(lines: Lines, answered: Container[int]) -> Iterator[Line]:
+    """Yield the lines without a response. Prompts with the same beginning are adjacent, so they share cached blocks.
+
+    All lines are in memory. A file is not larger than the body of a request.
+    """
+    pending = [line for line in lines if line.number not in answered]
+    yield from sorted(pending, key=lambda line: _beginning(lines.fields(line)["body"]))
+
+
+def _beginning(body: Mapping[str, Any]) -> str:
+    """Return a text that is equal up to a point for requests whose prompts are equal up to a point."""
+    names = ("model", "tools", "instructions", "messages", "prompt", "input")
+    return json.dumps([body.get(name) for name in names], ensure_ascii=False)
+
+
+def _answered(journal: Path, failed: bool) -> Iterator[bytes]:
+    """Yield the responses in the order of the requests: those that failed, or the others."""
+    places: list[tuple[int, int]] = []
+    with journal.open("rb") as file:
+        begin = 0
+        for line in file:
+            if _is_failed(line) == failed:
+                places.append((_number_of(line), begin))
+            begin += len(line)
+        for _, begin in sorted(places):
+            file.seek(begin)
+            yield file.readline()
+
+
+def _number_of(response: bytes) -> int:
+    """Return the line number of a response's request."""
+    return int(response[:100].split(b"_")[3])
+
+
 def _unanswered(path: Path, journal: Path) -> Iterator[bytes]:
     """Yield a line with an error for each request without a response, because the batch has expired."""
     with journal.open("rb") as file:
-        answered = {int(line[:100].split(b"_")[3]) for line in file}
+        answered = {_number_of(line) for line in file}
     lines = open_lines(path, "jsonl")
     error = {"code": "batch_expired", "message": "This request could not be executed before the completion window"}
     for line in lines:

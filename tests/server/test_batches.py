@@ -84,7 +84,7 @@ def test_a_batch_with_the_sdk(serve: Callable[..., Running]) -> None:
         assert dict(done.request_counts) == {"total": 7, "completed": 6, "failed": 1}
         assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at
         answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
-        assert sorted(one["custom_id"] for one in answers) == [f"q{n}" for n in range(6)]
+        assert [one["custom_id"] for one in answers] == [f"q{n}" for n in range(6)]
         for one in answers:
             number = one["custom_id"][1:]
             alone = running.chat(f"What is {number} + 7?", max_tokens=5, temperature=0, model="words").json()
@@ -220,6 +220,29 @@ def test_wrong_inputs(serve: Callable[..., Running]) -> None:
             (error,) = failed.errors.data
             assert (error.code, error.line) == (code, line) and said in error.message
             assert "/" not in error.message or CHAT in error.message
+
+
+def test_equal_beginnings_are_computed_once(served_folder: Path, tmp_path: Path) -> None:
+    """The cache holds four of six beginnings, which take turns in the file. The responses have the file's order."""
+    beginnings = [f"Story {n}. " + "Once there was a small boat at sea. " * 12 for n in range(6)]
+    lines = [
+        {"custom_id": f"q{n}", "method": "POST", "url": CHAT, "body": {"max_tokens": 1, "messages": [
+            {"role": "system", "content": beginnings[n % 6]}, {"role": "user", "content": f"What is {n} + 7?"}]}}
+        for n in range(24)
+    ]  # fmt: skip
+    content = "".join(json.dumps(one) + "\n" for one in lines).encode()
+    with genai.LLM(served_folder, threads=2, max_sequences=2, cache_bytes=2**20) as small:
+        running = Running(Server(small, ServerOptions(batch_dir=tmp_path / "batches"), name="pebble"))
+        try:
+            with _client(running) as client:
+                done = _until(client, _created(client, content).id, "completed")
+                answers = client.files.content(done.output_file_id).text.splitlines()
+            assert [json.loads(line)["custom_id"] for line in answers] == [f"q{n}" for n in range(24)]
+            stats = small.stats()
+        finally:
+            running.close()
+    computed = stats.prompt_tokens - stats.cached_tokens
+    assert computed < 0.4 * stats.prompt_tokens  # all, in the order of the file
 
 
 def test_streams_are_refused(serve: Callable[..., Running]) -> None:

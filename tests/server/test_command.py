@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,32 @@ def test_the_time_limit_of_sigterm(start: Callable[..., Process]) -> None:
         rest = [line for line in lines if line]
     assert rest[-2] == "event: error" and json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "stopping"
     assert served.process.wait(30) == 0
+
+
+def test_sigkill_ends_streams_with_an_error(start: Callable[..., Process], tmp_path: Path) -> None:
+    """Clients see an error, and the next server starts at the same port, with the same log and the same batches."""
+    log = tmp_path / "log"
+    options = ["--request-log", str(log), "--batch-dir", str(tmp_path / "batches")]
+    served = start(*options)
+    assert served.client.get("/v1/models").status_code == 200
+    body = {**NEVER_ENDS, "stream": True}
+    with ExitStack() as stack:
+        ask = served.client.stream
+        streams = [stack.enter_context(ask("POST", "/v1/chat/completions", json=body)) for _ in range(3)]
+        lines = [stream.iter_lines() for stream in streams]
+        assert all(next(one).startswith("data: {") for one in lines)
+        served.process.kill()
+        for one in lines:
+            with pytest.raises(httpx.TransportError):
+                assert "data: [DONE]" not in [*one]
+    assert served.process.wait(30) == -signal.SIGKILL
+    again = start("--port", served.url.rpartition(":")[2], *options)
+    assert again.url == served.url
+    answer = again.client.post("/v1/chat/completions", json={"messages": NEVER_ENDS["messages"], "max_tokens": 1})
+    assert answer.status_code == 200 and again.client.get("/v1/batches").json()["data"] == []
+    assert again.close() == ""
+    paths = [json.loads(line)["path"] for line in log.read_text(encoding="utf-8").splitlines()]
+    assert paths == ["/v1/models", "/v1/chat/completions", "/v1/batches"]
 
 
 WRONG: list[tuple[list[str], str]] = [
