@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 from ..common.locks import locked
 from ..common.log import logger
 from ..errors import GenaiError, RequestError, StateError
-from ..llm.batch.journal import Journal, LineId, digest
+from ..llm.batch.journal import Answered, Journal, LineId, digest
 from ..llm.batch.lines import Line, Lines, open_lines
 from .calls import Call, JsonReply
 from .file_store import Entries, Entry, FileStore, open_folder, owner_of
@@ -341,7 +341,7 @@ def _is_failed(line: bytes) -> bool:
     return b'", "error": null' not in line[:100]
 
 
-def _by_beginning(lines: Lines, answered: Container[int]) -> Iterator[Line]:
+def _by_beginning(lines: Lines, answered: Answered) -> Iterator[Line]:
     """Yield the lines without a response. Prompts with the same beginning are adjacent, so they share cached blocks.
 
     All lines are in memory. A file is not larger than the body of a request.
