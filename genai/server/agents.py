@@ -17,6 +17,13 @@ _HEADER = re.compile(rf"({'|'.join(map(re.escape, VOLATILE_HEADERS))}):[^\n]*(?:
 # and its prompts with documents also begin with "### Task:", but the user waits for them.
 _TASK = re.compile(r"### Task:\n(?:Generate|Suggest|Predict) ")
 _RESULT = re.compile(r'\{ ?"(?:title|tags|follow_ups)":')
+# The headers in which agents and chat pages name a conversation: OpenAI's SDK for agents and others, Codex CLI, Claude
+# Code, Cline, opencode, Open WebUI.
+SESSION_HEADERS = (
+    "x-session-id", "session_id", "session-id", "x-claude-code-session-id", "x-task-id", "x-session-affinity",
+    "x-opencode-session", "x-openwebui-chat-id",
+)  # fmt: skip
+_LONGEST_SESSION = 100
 TASK_PRIORITY = -1
 """The priority of requests for titles and tags, below that of chats."""
 
@@ -65,3 +72,9 @@ def is_side_task(messages: Sequence[Mapping[str, Any]]) -> bool:
     (message,) = messages if len(messages) == 1 else ({},)
     content = message.get("content")
     return isinstance(content, str) and bool(_TASK.match(content)) and bool(_RESULT.search(content))
+
+
+def session_name(headers: Mapping[str, str], prompt_cache_key: str | None) -> str | None:
+    """Return the name that a client gives to a conversation; None if it gives none."""
+    given = (prompt_cache_key, *(headers.get(name) for name in SESSION_HEADERS))
+    return next((name[:_LONGEST_SESSION] for name in given if name), None)

@@ -12,7 +12,7 @@ import msgspec
 
 from ..common.log import logger
 from ..errors import RequestError
-from .agents import without_headers
+from .agents import session_name, without_headers
 from .fields import check_strict
 from .keys import Key
 
@@ -87,6 +87,11 @@ class Call:
         if removed:
             self.notes["x-removed-headers"] = ", ".join(dict.fromkeys(removed))
         return messages
+
+    def note_session(self, prompt_cache_key: str | None = None) -> None:
+        """Write the name that the client gives to the conversation, if any, to the request log."""
+        if (name := session_name(self.headers, prompt_cache_key)) is not None:
+            self.record["session"] = name
 
     def note_ignored(self, names: list[str]) -> None:
         """Name fields without effect in a response header and in the log."""

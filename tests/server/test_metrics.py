@@ -89,16 +89,22 @@ def test_the_request_log(llm: genai.LLM, tmp_path: Path) -> None:
         running.chat("My secret", user="me", seed=3, max_tokens=2)
         running.chat("My secret", stream=True, max_tokens=2)
         running.post("/v1/completions", {"prompt": 5})
+        message = {"role": "user", "content": "Hi"}
+        running.post("/v1/messages", {"messages": [message], "max_tokens": 1}, **{"X-Claude-Code-Session-Id": "c1"})
+        key = {"prompt_cache_key": "k" * 200, "max_output_tokens": 1}
+        running.post("/v1/responses", {"input": "Hi", **key}, session_id="not this one")
 
     lines = _lines(llm, tmp_path / "log", requests)
-    whole, streamed, wrong = map(json.loads, lines)
+    whole, streamed, wrong, message, response = map(json.loads, lines)
+    assert "session" not in whole and message["session"] == "c1" and response["session"] == "k" * 100
+    assert "ignored_fields" not in response
     assert whole["path"] == "/v1/chat/completions" and whole["status"] == streamed["status"] == 200
     assert whole["completion_tokens"] == streamed["completion_tokens"] == 2 and whole["seed"] == 3
     assert whole["finish_reasons"] == ["length"] and whole["ignored_fields"] == ["user"]
     assert wrong["status"] == 400 and "prompt" in wrong["error"] and whole["id"] != wrong["id"]
     assert "secret" not in "".join(lines) and (tmp_path / "log").stat().st_mode & 0o777 == 0o600
     more = _lines(llm, tmp_path / "log", lambda running: running.chat("My secret", max_tokens=1), with_prompts=True)  # type: ignore[arg-type, return-value]
-    assert len(more) == 4 and "My secret" in json.loads(more[-1])["body"]
+    assert len(more) == 6 and "My secret" in json.loads(more[-1])["body"]
 
 
 def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_request_of_codex(running: Running) -> None:
     assert answer.status_code == 200, answer.text
     assert events_of(answer.text)[-1]["type"] in ("response.completed", "response.incomplete")
     assert answer.headers["x-ignored-fields"].split(", ") == [
-        "prompt_cache_key", "client_metadata", "tools[1] (custom)", "tools[2] (namespace)", "tools[3] (web_search)",
+        "client_metadata", "tools[1] (custom)", "tools[2] (namespace)", "tools[3] (web_search)",
         "tools[4] (image_generation)", "text.verbosity", "reasoning.summary", "reasoning.effort",
         "input[9] (web_search_call)",
     ]  # fmt: skip

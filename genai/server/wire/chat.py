@@ -45,6 +45,7 @@ class ChatRequest(msgspec.Struct):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     timeout: float | None = None
 
 
@@ -66,6 +67,7 @@ def _decoded(call: Call) -> tuple[ChatRequest, Turn]:
     request: ChatRequest = converted(fields.values, ChatRequest)
     turn = _turn(call, request, fields)
     call.check_ignored(fields.ignored)
+    call.note_session(request.prompt_cache_key)
     return request, turn
 
 

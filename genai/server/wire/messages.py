@@ -53,6 +53,7 @@ def _decoded(call: Call) -> tuple[MessagesRequest, Turn]:
     options = {**chat_options(server, request, fields), **time_limit(server, request.timeout)}
     messages = call.without_headers(conversation(request, fields.ignored))
     call.check_ignored(fields.ignored)
+    call.note_session()
     turn = Turn(
         call.key, options, messages, stream=request.stream, cache_salt=request.cache_salt, record=call.record
     )  # fmt: skip

@@ -102,6 +102,7 @@ def _decoded(call: Call) -> _Decoded:
         )  # fmt: skip
     messages = call.without_headers(conversation(server, request.instructions, items, fields.ignored))
     call.check_ignored(fields.ignored)
+    call.note_session(request.prompt_cache_key)
     turn = Turn(
         call.key, options, messages, stream=request.stream, cache_salt=request.cache_salt, record=call.record
     )  # fmt: skip

@@ -36,6 +36,7 @@ class ResponsesRequest(msgspec.Struct):
     metadata: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     timeout: float | None = None
 
 
