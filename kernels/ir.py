@@ -363,7 +363,7 @@ class Attention(Op):
     Queries and keys are normalised and rotated first.
 
     Attributes:
-        query: [T, heads * head_size], followed in each row by the keys and values if `key` is "".
+        query: [T, heads * head_size], followed in each row by the keys and values if `key` and `stored` are "".
         layer: index of the cache layer.
         scale: factor on scores; 0 = 1 / sqrt(head_size).
         softcap: limit of scores, which become softcap * tanh(score / softcap); 0 = off.
@@ -379,6 +379,8 @@ class Attention(Op):
             Only if not `causal`.
         q_norm, k_norm: float32 [head_size], weights of an RMS norm per head before the rotation.
         epsilon: epsilon of that norm.
+        stored: result of the op that has already written the keys and values of these rows to the pages of `layer`;
+            this op then only reads them, and `key` and `value` are "" (Gemma 3n).
     """
 
     query: In
@@ -402,6 +404,12 @@ class Attention(Op):
     q_norm: Constant = ""
     k_norm: Constant = ""
     epsilon: float = 1e-6
+    stored: In = ""
+
+    @property
+    def is_packed(self) -> bool:
+        """True if each row of `query` also holds the keys and values."""
+        return not self.key and not self.stored
 
 
 @dataclass(frozen=True)

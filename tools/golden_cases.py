@@ -65,6 +65,16 @@ _DELTA_EXPERTS = {**_DELTA_NET, **EXPERTS, "num_experts": 5, "shared_expert_inte
 _LFM = {**DERIVED, "layer_types": [*["conv", "conv", "full_attention"] * 2, "conv"], "conv_L_cache": 3}
 
 
+_GEMMA4: dict[str, Any] = {
+    **HEADS, "num_hidden_layers": 8, "sliding_window": 9, "global_head_dim": 10, "hidden_size_per_layer_input": 0,
+    "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2 + ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 50000.0},
+    },
+}  # fmt: skip
+
+
 def _nested(text: dict[str, Any], kind: str = "", pictures: dict[str, Any] = _PICTURES, **more: Any) -> dict[str, Any]:
     named = {"model_type": kind} if kind else {}
     return {"text_config": text, "vision_config": {**named, **pictures}, **more}
@@ -181,6 +191,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
             },
         },
+    ),
+    "gemma4_text": ("gemma4_text", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4": (
+        "gemma4",
+        _nested(
+            {
+                **_GEMMA4,
+                "num_kv_shared_layers": 3,
+                "use_double_wide_mlp": True,
+                "hidden_size_per_layer_input": 10,
+                "vocab_size_per_layer_input": VOCAB,
+                "final_logit_softcapping": 3.0,
+            },
+            pictures={**_PICTURES, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 4},
+        ),
+    ),
+    "gemma4_unified": (
+        "gemma4_unified",
+        _nested(_GEMMA4, pictures={"patch_size": 4, "mm_embed_dim": 16, "mm_posemb_size": 4, "output_proj_dims": 54}),
     ),
     "smollm3": ("smollm3", {**DERIVED, "no_rope_layer_interval": 3}),
     "smollm3_windows": ("smollm3", {**DERIVED, "use_sliding_window": True, "sliding_window": 9}),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, hidden_dims
+from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, caches_window, hidden_dims
 from .layers import write_linear, write_query_key_norm, write_split
 from .projection import Projection
 from .rope import query_table_names, table_names
+from .spec import DecoderSpec
 from .write_prequantized import alike
 
 MASK = "attention_mask"
@@ -29,13 +30,19 @@ def write_lengths(export: Export) -> Lengths:
 
 def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> str:
     """Write the attention of one layer and return its output, to be added to the residual stream."""
-    spec, path = export.spec, f"/model/layers.{layer}/attn"
-    query, key, value = _write_heads(export, layer, root)
+    spec, path = export.spec.at(layer), f"/model/layers.{layer}/attn"
+    query, key, value = _write_heads(export, spec, layer, root)
     if spec.rotated(layer) and not export.options.fused_rope:
         tables = query_table_names(spec, layer), table_names(spec, layer)
-        query = _write_rotation(export, f"{path}/q_rotary", query, spec.num_attention_heads, tables[0])
-        key = _write_rotation(export, f"{path}/k_rotary", key, spec.num_key_value_heads, tables[1])
-    mixed = _write_group_query_attention(export, layer, (query, key, value), lengths)
+        query = _write_rotation(export, spec, layer, "q", query, tables[0])
+        if spec.cache_layer(layer) == layer:
+            key = _write_rotation(export, spec, layer, "k", key, tables[1])
+    source = spec.cache_layer(layer)
+    if source == layer:
+        export.stored[layer] = key, value
+    else:  # the node stores the same keys and values again, which only other runtimes do
+        key, value = export.stored[source]
+    mixed = _write_group_query_attention(export, spec, layer, (query, key, value), lengths)
     if spec.attention_gate:
         mixed = _write_gate(export, layer, root, mixed)
     output = Projection(
@@ -54,29 +61,38 @@ def _write_gate(export: Export, layer: int, root: str, mixed: str) -> str:
     return graph.node("Mul", [mixed, share], f"{path}/Mul", dims)
 
 
-def _write_heads(export: Export, layer: int, root: str) -> tuple[str, str, str]:
-    """Write queries, keys and values; the last two names are "" if the first value holds all three."""
-    spec, options = export.spec, export.options
-    sizes = (spec.query_size, spec.key_value_size, spec.key_value_size)
+def _write_heads(export: Export, spec: DecoderSpec, layer: int, root: str) -> tuple[str, str, str]:
+    """Write queries, keys and values.
+
+    The last two names are "" if the first value holds all three, or if the layer attends to the keys and values of
+    another layer.
+    """
+    options = export.options
+    own = 1 if spec.cache_layer(layer) != layer else 2 if spec.reuses_keys(layer) else 3
+    sizes = (spec.query_size, spec.key_value_size, spec.key_value_size)[:own]
     path, source = f"/model/layers.{layer}/attn", f"model.layers.{layer}.self_attn"
-    names = tuple(f"{source}.{part}_proj" for part in "qkv")
+    names = tuple(f"{source}.{part}_proj" for part in "qkv"[:own])
     key = value = ""
-    if options.packed_qkv and options.fused_rope and alike(export, names, options.precision):
+    normed = spec.qk_norm or spec.value_norm
+    if own > 1 and options.packed_qkv and options.fused_rope and alike(export, names, options.precision):
         packed = Projection(f"{path}/qkv_proj", names, sizes, spec.hidden_size)
         query = write_linear(export, packed, root, precision=options.precision, bias=spec.qkv_bias)
         query = _write_clip(export, f"{path}/qkv_proj", query, sum(sizes))
-        if spec.qk_norm:
-            query, key, value = write_split(export, f"{path}/qkv_proj/Split", query, sizes)
+        if normed or own < 3:
+            query, key, *rest = write_split(export, f"{path}/qkv_proj/Split", query, sizes)
+            value = rest[0] if rest else key
     else:
         parts = []
-        for part, name, size in zip("qkv", names, sizes, strict=True):
+        for part, name, size in zip("qkv", names, sizes, strict=False):
             projection = Projection(f"{path}/{part}_proj", (name,), (size,), spec.hidden_size)
-            value = write_linear(export, projection, root, precision=options.precision, bias=spec.qkv_bias)
-            parts.append(_write_clip(export, projection.path, value, size))
-        query, key, value = parts
+            result = write_linear(export, projection, root, precision=options.precision, bias=spec.qkv_bias)
+            parts.append(_write_clip(export, projection.path, result, size))
+        query, key, value = (*parts, *([parts[1]] if own == 2 else ["", ""]))[:3]
+    if spec.value_norm and value:
+        value = write_query_key_norm(export, spec, layer, value, "v_norm", spec.num_key_value_heads)
     if spec.qk_norm:
-        query = write_query_key_norm(export, layer, query, "q_norm", spec.num_attention_heads)
-        key = write_query_key_norm(export, layer, key, "k_norm", spec.num_key_value_heads)
+        query = write_query_key_norm(export, spec, layer, query, "q_norm", spec.num_attention_heads)
+        key = key and write_query_key_norm(export, spec, layer, key, "k_norm", spec.num_key_value_heads)
     return query, key, value
 
 
@@ -88,25 +104,30 @@ def _write_clip(export: Export, path: str, root: str, width: int) -> str:
     return graph.node("Clip", [root, graph.float32(-bound), graph.float32(bound)], f"{path}/Clip", hidden_dims(width))
 
 
-def _write_rotation(export: Export, path: str, root: str, heads: int, tables: tuple[str, str]) -> str:
-    spec, partial = export.spec, export.spec.partial_rotary_factor != 1
+def _write_rotation(
+    export: Export, spec: DecoderSpec, layer: int, which: str, root: str, tables: tuple[str, str]
+) -> str:
+    """Write the rotation of queries ("q") or keys ("k")."""
+    partial = spec.partial_rotary_factor != 1
+    heads = spec.num_attention_heads if which == "q" else spec.num_key_value_heads
     return export.graph.node(
         "RotaryEmbedding",
         [root, POSITIONS, *tables],
-        f"{path}/RotaryEmbedding",
+        f"/model/layers.{layer}/attn/{which}_rotary/RotaryEmbedding",
         hidden_dims(heads * spec.head_size),
         domain=CONTRIB,
         interleaved=int(spec.rope_interleaved),
         num_heads=heads if partial else 0,
-        rotary_embedding_dim=spec.rotary_size if partial else 0,
+        rotary_embedding_dim=spec.local_rotary_size if partial else 0,
     )
 
 
-def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, str, str], lengths: Lengths) -> str:
-    spec = export.spec
-    fused = export.options.fused_rope and spec.rotated(layer)
+def _write_group_query_attention(
+    export: Export, spec: DecoderSpec, layer: int, heads: tuple[str, str, str], lengths: Lengths
+) -> str:
+    fused, source = export.options.fused_rope and spec.rotated(layer), spec.cache_layer(layer)
     name = f"/model/layers.{layer}/attn/GroupQueryAttention"
-    past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
+    past = [f"past_key_values.{source}.key", f"past_key_values.{source}.value"]
     tables = table_names(spec, layer) if fused else ("", "")
     window = spec.window(layer)
     attributes = {
@@ -118,7 +139,7 @@ def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, s
         "do_rotary": int(fused),
         "rotary_interleaved": int(spec.rope_interleaved and spec.rotated(layer)),
     }
-    if window is not None and export.options.windowed_kv_cache:
+    if caches_window(spec, export.options, layer):
         attributes["sliding_window_cache"] = 1
     output = f"{name}/output_0"
     sinks = _write_sinks(export, layer) if spec.sinks else ""
@@ -126,6 +147,7 @@ def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, s
         "GroupQueryAttention",
         # The last three inputs are position_ids, attention_bias and head_sink.
         [*heads, *past, *lengths, *tables, "", "", sinks],
+        # Without these outputs, onnxruntime ignores the past. Those of a layer without a cache are not read.
         [output, f"present.{layer}.key", f"present.{layer}.value"],
         name,
         domain=CONTRIB,

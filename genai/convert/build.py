@@ -127,7 +127,8 @@ def _planned(
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
     options = options or ExportOptions(precision=checkpoint.precision)
     # LongRoPE's tables depend on the length, which is known only inside the operator.
-    fits = spec.rotary_size % _ROTATED_TOGETHER == 0 or isinstance(spec.rope_scaling, LongRope)
+    sizes = (spec.rotary_size, spec.local_rotary_size)
+    fits = not any(size % _ROTATED_TOGETHER for size in sizes) or isinstance(spec.rope_scaling, LongRope)
     # onnxruntime cannot rotate inside the attention operator, or this operator has one table for queries and keys.
     if options.fused_rope and (not fits or spec.query_scaling is not None):
         options = replace(options, fused_rope=False)

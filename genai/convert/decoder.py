@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from genai.kernels.weights import num_blocks
-
 from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
 from .feed_forward import write_feed_forward
-from .graph_writer import CONTRIB, FLOAT, INT64, POSITIONS, UINT8, Dims, Export, hidden_dims, takes_positions
-from .layers import Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm
-from .options import BITS
+from .graph_writer import FLOAT, INT64, POSITIONS, Export, caches_window, hidden_dims, takes_positions
+from .layers import Residual, write_linear, write_norm, write_plain_norm
+from .lookup import write_lookup
+from .per_layer_nodes import write_per_layer_inputs, write_per_layer_update
 from .projection import Projection
 from .recurrent_nodes import state_dims, write_recurrent
 from .rope import write_rope_tables
-from .weights import Chunks, row_chunks
-from .write_prequantized import as_stored, write_prequantized_embedding
+from .weights import row_chunks
 
 
 def write_decoder(export: Export) -> None:
@@ -23,9 +21,11 @@ def write_decoder(export: Export) -> None:
     _write_inputs(export)
     lengths = write_lengths(export)
     residual = Residual(write_embedding(export))
+    given = write_per_layer_inputs(export, residual.stream)
     write_rope_tables(export, TOTAL_LENGTH)
     for layer in range(export.spec.num_layers):
         residual = _write_layer(export, layer, residual, lengths)
+        residual = _write_end(export, layer, residual, given)
     final = f"/model/layers.{export.spec.num_layers}/final_norm_layernorm"
     write_head(export, write_norm(export, residual, final, last=True)[0])
     _write_caches(export, "present", "total")
@@ -49,6 +49,21 @@ def _write_layer(export: Export, layer: int, residual: Residual, lengths: Length
     normed, residual = write_norm(export, Residual(residual.stream, update), f"{path}/{location}_layernorm")
     update = write_feed_forward(export, layer, normed)
     return Residual(residual.stream, _write_post_norm(export, f"{path}/post_feedforward_layernorm", update))
+
+
+def _write_end(export: Export, layer: int, residual: Residual, given: tuple[str, ...]) -> Residual:
+    """Write the parts of a layer that follow its feed-forward layer: per-layer inputs, and the scale of the layer."""
+    spec, graph, path, dims = export.spec, export.graph, f"/model/layers.{layer}", hidden_dims(export.spec.hidden_size)
+    if residual.update is None or not (given or spec.layer_scales):
+        return residual
+    stream = graph.node("Add", [residual.stream, residual.update], f"{path}/Add", dims)
+    if given:
+        update = write_per_layer_update(export, layer, stream, given[layer])
+        stream = graph.node("Add", [stream, update], f"{path}/per_layer_projection/Add", dims)
+    if spec.layer_scales:
+        scale = graph.float32(float(export.weights.vector(f"model.layers.{layer}.layer_scalar", 1)[0]))
+        stream = graph.node("Mul", [stream, scale], f"{path}/layer_scalar/Mul", dims)
+    return Residual(stream)
 
 
 def _write_post_norm(export: Export, path: str, update: str) -> str:
@@ -80,11 +95,12 @@ def _write_caches(export: Export, prefix: str, length: str) -> None:
     spec, graph = export.spec, export.graph
     declare = graph.input if length == "past" else graph.output
     for kind in ("key", "value"):
-        for layer in (layer for layer in range(spec.num_layers) if not spec.is_recurrent(layer)):
-            windowed = spec.window(layer) is not None and export.options.windowed_kv_cache
-            tokens = f"{length}_{'sliding' if windowed else 'sequence'}_length"
-            dims: Dims = ["batch_size", spec.num_key_value_heads, tokens, "kv_cache_dim"]
-            declare(f"{prefix}.{layer}.{kind}", FLOAT, dims)
+        for layer in spec.cached_layers:
+            windowed = caches_window(spec, export.options, layer)
+            tokens, sizes = f"{length}_{'sliding' if windowed else 'sequence'}_length", spec.at(layer)
+            # onnxruntime-genai reads sizes that differ between layers from the graph.
+            size: int | str = sizes.head_size if spec.varies else "kv_cache_dim"
+            declare(f"{prefix}.{layer}.{kind}", FLOAT, ["batch_size", sizes.num_key_value_heads, tokens, size])
     for name, dims in state_dims(spec):
         declare(f"{length if length == 'past' else prefix}.{name}", FLOAT, dims)
 
@@ -143,45 +159,7 @@ def write_head(export: Export, root: str) -> None:
 
 def _write_vectors(export: Export) -> str:
     spec, options = export.spec, export.options
-    projection = Projection(_PATH, (TABLE,), (spec.vocab_size,), spec.hidden_size)
+    table = Projection(_PATH, (TABLE,), (spec.vocab_size,), spec.hidden_size)
     precision = options.embedding(tied=spec.tie_word_embeddings)
     shared = spec.tie_word_embeddings and precision == options.head
-    precision = as_stored(export, projection, precision)
-    if precision == "blocks":
-        return write_prequantized_embedding(
-            export, head_projection(export) if shared else projection, "input_ids", _PATH
-        )
-    matrix = write_matrix(export, head_projection(export), precision) if shared else []
-    dims, name = (spec.vocab_size, spec.hidden_size), f"{TABLE}.weight"
-    if precision in BITS:
-        return _write_quantized_lookup(
-            export, matrix or write_matrix(export, projection, precision, name), BITS[precision]
-        )
-    if shared:
-        table = export.graph.node("Transpose", matrix, f"{_PATH}/Transpose", dims, perm=[1, 0])
-    else:
-        chunks = Chunks(lambda: [(name, export.weights.tensor(name, dims))])
-        table = write_float_tensor(export, name, dims, chunks, precision)
-    return export.graph.node("Gather", [table, "input_ids"], f"{_PATH}/Gather", hidden_dims(spec.hidden_size))
-
-
-def _write_quantized_lookup(export: Export, matrix: list[str], bits: int) -> str:
-    graph, spec, block_size = export.graph, export.spec, export.options.block_size
-    padded = num_blocks(spec.hidden_size, block_size) * block_size
-    shape = [spec.vocab_size, padded * bits // 8]
-    rows = graph.node("Reshape", [matrix[0], graph.int64(shape)], f"{_PATH}/Reshape", shape, element=UINT8)
-    vectors = graph.node(
-        "GatherBlockQuantized",
-        [rows, "input_ids", *matrix[1:]],
-        f"{_PATH}/GatherBlockQuantized",
-        hidden_dims(padded),
-        domain=CONTRIB,
-        bits=bits,
-        block_size=block_size,
-        gather_axis=0,
-        quantize_axis=1,
-    )
-    if padded == spec.hidden_size:
-        return vectors
-    bounds = [graph.int64([0]), graph.int64([spec.hidden_size]), graph.int64([-1])]
-    return graph.node("Slice", [vectors, *bounds], f"{_PATH}/Slice", hidden_dims(spec.hidden_size))
+    return write_lookup(export, table, precision, head_projection(export) if shared else None)

@@ -31,7 +31,7 @@ def write_feed_forward(export: Export, layer: int, root: str) -> str:
     if (experts := export.spec.routed(layer)) is not None:
         return _write_experts(export, layer, experts, root)
     return _write_mlp(
-        export, root, f"/model/layers.{layer}/mlp", f"model.layers.{layer}.mlp", export.spec.intermediate_size
+        export, root, f"/model/layers.{layer}/mlp", f"model.layers.{layer}.mlp", export.spec.mlp_size(layer)
     )
 
 
@@ -45,13 +45,13 @@ def _write_mlp(export: Export, root: str, path: str, source: str, width: int) ->
 
     gate = project("gate_proj", root, width, spec.hidden_size) if spec.gated_mlp else None
     up = project("up_proj", root, width, spec.hidden_size)
-    active = _write_activation(export, f"{path}/act_fn", gate or up, width)
+    active = write_activation(export, f"{path}/act_fn", gate or up, width)
     if gate is not None:
         active = graph.node("Mul", [active, up], f"{path}/Mul", wide)
     return project("down_proj", active, spec.hidden_size, width)
 
 
-def _write_activation(export: Export, path: str, root: str, width: int) -> str:
+def write_activation(export: Export, path: str, root: str, width: int) -> str:
     """Write the architecture's activation function for values of this width."""
     graph, wide, kind = export.graph, hidden_dims(width), export.spec.hidden_activation
     if kind == "silu":

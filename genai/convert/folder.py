@@ -18,7 +18,7 @@ from ..text.backend import load_tokenizer
 from ..text.files import older_generation_values
 from ..text.sources.choosing import has_tokenizer
 from .decoder import write_decoder
-from .graph_writer import DataFile, Export, GraphWriter, takes_positions
+from .graph_writer import DataFile, Export, GraphWriter, caches_window, takes_positions
 from .options import ExportOptions
 from .spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
 from .weights import Weights
@@ -140,14 +140,13 @@ def _decoder_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]
         "inputs": inputs,
         "outputs": outputs,
         "num_attention_heads": spec.num_attention_heads,
-        "num_hidden_layers": spec.num_layers,
+        "num_hidden_layers": spec.num_layers if spec.num_cached_layers is None else spec.num_cached_layers,
         "num_key_value_heads": spec.num_key_value_heads,
     }
     if isinstance(spec.recurrent, ShortConvSpec):
         kinds = ["conv" if spec.is_recurrent(layer) else "full_attention" for layer in range(spec.num_layers)]
         decoder |= {"layer_types": kinds, "conv_cache_size": spec.recurrent.kernel - 1}
-    windowed = [layer for layer in range(spec.num_layers) if spec.window(layer) is not None]
-    if windowed and options.windowed_kv_cache:
+    if windowed := [layer for layer in spec.cached_layers if caches_window(spec, options, layer)]:
         decoder["sliding_window"] = {
             "window_size": spec.sliding_window,
             "slide_key_value_cache": False,

@@ -244,6 +244,7 @@ class Export:
         options: the export's options.
         weights: the weights to read.
         prequantized: the matrices of quantised blocks that have been written, by name.
+        stored: the names of the keys and values that each layer stores, by layer.
         reordered: names of values with permuted columns, by the original value's name and the order's bytes.
     """
 
@@ -252,6 +253,7 @@ class Export:
     options: ExportOptions
     weights: Weights
     prequantized: dict[str, WrittenWeight] = field(default_factory=dict)
+    stored: dict[int, tuple[str, str]] = field(default_factory=dict)
     reordered: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
 
@@ -259,6 +261,15 @@ def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:
     """Return True if the graph needs position ids, for a position table or for rotation outside the attention node."""
     rotates = any(spec.rotated(layer) for layer in range(spec.num_layers))
     return spec.position_embeddings or (rotates and not options.fused_rope)
+
+
+def caches_window(spec: DecoderSpec, options: ExportOptions, layer: int) -> bool:
+    """Return True if a layer caches only the tokens within its window.
+
+    A cache that another layer also reads is never cut, because both operators would drop tokens from it.
+    """
+    is_shared = spec.num_cached_layers is not None
+    return options.windowed_kv_cache and spec.window(layer) is not None and not is_shared
 
 
 def hidden_dims(width: int, *, sequence: int | str = "sequence_length") -> Dims:

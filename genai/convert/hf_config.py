@@ -176,14 +176,16 @@ def rope_fields(
     values = rope_values(config, kind)
     share = config.number("partial_rotary_factor", "rotary_pct", default=partial or 1.0)
     share = values.number("partial_rotary_factor", default=share, positive=True)
+    context = config.integer("max_position_embeddings", "n_positions", default=2048)
+    scaling = _scaling(config, values, context)
+    if isinstance(scaling, rope_scaling.ProportionalRope):  # tables of whole heads
+        share = 1.0
     if partial is None and share != 1:
         raise UnsupportedModelError(
             f"config.json: partial_rotary_factor is {share}",
             f"{config.model_type} models rotate only whole heads",
             "check that model_type in config.json matches the weights",
         )
-    context = config.integer("max_position_embeddings", "n_positions", default=2048)
-    scaling = _scaling(config, values, context)
     if isinstance(scaling, rope_scaling.DynamicScaling):
         context = math.ceil(context * scaling.factor)
     elif isinstance(scaling, rope_scaling.YarnScaling):  # some give the original length, some the scaled one
@@ -275,6 +277,10 @@ _READERS: dict[str, Callable[[HFConfig, HFConfig, int], rope_scaling.RopeScaling
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": lambda config, values, context: rope_scaling.ProportionalRope(
+        share=values.number("partial_rotary_factor", default=1.0, positive=True),
+        factor=values.number("factor", default=1.0, positive=True),
+    ),
     "su": _longrope,
 }
 

@@ -15,6 +15,7 @@ from genai.quant.methods.rtn import quantize_blocks
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
 from .options import BITS, Precision
 from .projection import Projection
+from .spec import DecoderSpec
 from .weights import Chunks, narrowed, not_finite
 from .write_prequantized import as_stored, write_prequantized_linear
 
@@ -62,9 +63,9 @@ def write_linear(
     return graph.node("Add", inputs, f"{projection.path}/Add", dims, output=output)
 
 
-def write_split(export: Export, name: str, root: str, sizes: tuple[int, int, int]) -> tuple[str, str, str]:
-    """Write a split of the last axis into three parts; return their names."""
-    outputs = (f"{name}/output_0", f"{name}/output_1", f"{name}/output_2")
+def write_split(export: Export, name: str, root: str, sizes: tuple[int, ...]) -> tuple[str, ...]:
+    """Write a split of the last axis; return the names of the parts."""
+    outputs = tuple(f"{name}/output_{index}" for index in range(len(sizes)))
     export.graph.nodes("Split", [root, export.graph.int64(sizes)], outputs, name, axis=-1)
     for output, size in zip(outputs, sizes, strict=True):
         export.graph.value(output, FLOAT, hidden_dims(size))
@@ -75,12 +76,12 @@ def write_matrix(export: Export, projection: Projection, precision: Precision, n
     """Write a projection's weights unless they are written; return the names of the matrix, scales and zero points."""
     options, name = export.options, name or projection.weight_name
     if precision not in BITS:
-        chunks = Chunks(lambda: _matrices(export, projection), transposed=True)
+        chunks = Chunks(lambda: named_matrices(export, projection), transposed=True)
         return [write_float_tensor(export, name, (projection.columns, projection.outputs), chunks, precision)]
     bits = BITS[precision]
     names = [name + suffix for suffix in (f"_Q{bits}", "_scales", "_zero_points")]
     dims = (projection.outputs, num_blocks(projection.columns, options.block_size), options.block_size * bits // 8)
-    return write_quantized(export, names, dims, _matrices(export, projection), bits, np.concatenate)
+    return write_quantized(export, names, dims, named_matrices(export, projection), bits, np.concatenate)
 
 
 def write_float_tensor(
@@ -134,7 +135,8 @@ def write_quantized(
     return names
 
 
-def _matrices(export: Export, projection: Projection) -> Matrices:
+def named_matrices(export: Export, projection: Projection) -> Matrices:
+    """Yield the matrices of a projection with their names."""
     for prefix, rows in zip(projection.weights, projection.rows, strict=True):
         name = f"{prefix}.weight"
         yield name, export.weights.tensor(name, (rows, projection.columns))
@@ -160,8 +162,8 @@ def write_norm(export: Export, residual: Residual, path: str, *, last: bool = Fa
     """
     graph, dims = export.graph, hidden_dims(export.spec.hidden_size)
     if residual.update is None:
-        normed = write_plain_norm(export, residual.stream, path) if export.spec.pre_norms else residual.stream
-        return normed, residual
+        has_norm = last or export.spec.pre_norms
+        return write_plain_norm(export, residual.stream, path, last=last) if has_norm else residual.stream, residual
     if not export.spec.pre_norms and not last:
         stream = graph.node("Add", [residual.stream, residual.update], f"{path}/Add", dims)
         return stream, Residual(stream)
@@ -180,16 +182,19 @@ def write_norm(export: Export, residual: Residual, path: str, *, last: bool = Fa
     return normed, Residual(stream)
 
 
-def write_plain_norm(export: Export, root: str, path: str) -> str:
-    """Normalise a value other than the residual stream."""
-    return _write_bare_norm(
-        export, [root, *_write_parameters(export, path)], path, hidden_dims(export.spec.hidden_size)
-    )
+def write_plain_norm(export: Export, root: str, path: str, *, last: bool = False) -> str:
+    """Normalise a value, to which nothing is added first."""
+    parameters = _write_parameters(export, path, last=last)
+    return write_bare_norm(export, [root, *parameters], path, hidden_dims(export.spec.hidden_size))
 
 
-def write_query_key_norm(export: Export, layer: int, root: str, which: str, heads: int) -> str:
-    """Normalise queries ("q_norm") or keys ("k_norm"), per head or over all heads together."""
-    graph, spec, path = export.graph, export.spec, f"/model/layers.{layer}/attn/{which}"
+def write_query_key_norm(export: Export, spec: DecoderSpec, layer: int, root: str, which: str, heads: int) -> str:
+    """Normalise queries ("q_norm"), keys ("k_norm") or values ("v_norm"), per head or over all heads together.
+
+    Args:
+        spec: the specification with the layer's sizes.
+    """
+    graph, path = export.graph, f"/model/layers.{layer}/attn/{which}"
     size, wide = spec.head_size, hidden_dims(heads * spec.head_size)
 
     def learned(width: int) -> list[str]:
@@ -197,20 +202,26 @@ def write_query_key_norm(export: Export, layer: int, root: str, which: str, head
         return _write_learned(export, name, source, width, biased=spec.qk_norm_biases)
 
     if spec.qk_norm_scope == "all":
-        return _write_bare_norm(export, [root, *learned(heads * size)], path, wide)
+        return write_bare_norm(export, [root, *learned(heads * size)], path, wide)
     rows = f"sequence_length * num_{'attention' if which == 'q_norm' else 'key_value'}_heads"
     dims: Dims = ["batch_size", rows, size]
     split = graph.node("Reshape", [root, graph.int64([0, -1, size])], f"{path}/Reshape_1", dims)
-    apart = spec.qk_norm_scope == "heads"
-    parameters = [_write_ones(export, size)] if apart else learned(size)
+    apart, plain = spec.qk_norm_scope == "heads", which == "v_norm"
+    parameters = [_write_ones(export, size)] if apart or plain else learned(size)
     operator = f"{path}/{_OPERATORS[spec.norm]}"
-    normed = _write_bare_norm(export, [split, *parameters], operator, dims, name=operator)
+    normed = write_bare_norm(export, [split, *parameters], operator, dims, name=operator)
     joined = graph.node("Reshape", [normed, graph.int64([0, -1, heads * size])], f"{path}/Reshape_2", wide)
-    return graph.node("Mul", [joined, *learned(heads * size)], f"{path}/Mul", wide) if apart else joined
+    if plain or not apart:
+        return joined
+    return graph.node("Mul", [joined, *learned(heads * size)], f"{path}/Mul", wide)
 
 
-def _write_bare_norm(export: Export, inputs: list[str], path: str, dims: Dims, *, name: str = "") -> str:
-    attributes: dict[str, Any] = {"epsilon": float(export.spec.rms_norm_eps), "axis": -1, "stash_type": 1}
+def write_bare_norm(
+    export: Export, inputs: list[str], path: str, dims: Dims, *, name: str = "", epsilon: float | None = None
+) -> str:
+    """Write a norm of the last axis of the first input, with the other inputs as its parameters."""
+    epsilon = export.spec.rms_norm_eps if epsilon is None else epsilon
+    attributes: dict[str, Any] = {"epsilon": float(epsilon), "axis": -1, "stash_type": 1}
     operator, output = _OPERATORS[export.spec.norm], f"{path}/output_0"
     return export.graph.node(operator, inputs, name or f"{path}/LayerNorm", dims, output=output, **attributes)
 

@@ -18,6 +18,8 @@ from .hf_config import HFConfig
 _DECODERS = {
     "aya_vision": "cohere2",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
     "internvl": "qwen2",
     "llava": "llama",
@@ -41,6 +43,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072,
     },
+    "gemma4_text": {
+        "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072,
+    },
     "llama": {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "max_position_embeddings": 2048,
@@ -50,6 +56,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
     },
 }  # fmt: skip
+_DEFAULTS["gemma4_unified_text"] = {**_DEFAULTS["gemma4_text"], "max_position_embeddings": 262144}
 _PART = "text_config"
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Keys of the reader of pictures in configurations without text_config, and of tokens that stand for pictures.
@@ -60,7 +67,7 @@ _TEXT_NAMES = (
     (re.compile(r"^model\.text_model\."), "model."),
 )
 _PICTURE_NAMES = re.compile(
-    r"^(model\.)?(connector|image_newline|multi_modal_projector|vision_model|vision_tower|visual)\b"
+    r"^(model\.)?(audio_tower|connector|embed_audio|embed_vision|image_newline|multi_modal_projector|vision_embedder|vision_model|vision_tower|visual)\b"
 )
 
 

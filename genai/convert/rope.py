@@ -21,6 +21,7 @@ from .rope_scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRope,
+    ProportionalRope,
     QueryScaling,
     YarnScaling,
     long_rope_magnitude,
@@ -58,6 +59,9 @@ def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
         frequencies = _llama3_frequencies(frequencies, scaling)
     elif isinstance(scaling, FrequencyFactors):
         frequencies, factor = _frequencies(spec, spec.rope_theta, scaling.divisors), scaling.attention_factor
+    elif isinstance(scaling, ProportionalRope):
+        frequencies = frequencies / np.float32(scaling.factor)
+        frequencies[int(scaling.share * spec.rotary_size // 2) :] = 0
     elif isinstance(scaling, YarnScaling):
         frequencies = _yarn_frequencies(spec, frequencies, scaling)
         factor = yarn_magnitude(scaling.factor) if scaling.attention_factor is None else scaling.attention_factor
@@ -89,7 +93,7 @@ def write_rope_tables(export: Export, total_length: str) -> None:
     spec, graph = export.spec, export.graph
     layers = [layer for layer in range(spec.num_layers) if spec.rotated(layer)]
     if any(spec.local_rope(layer) for layer in layers):
-        local = _frequencies(spec, spec.local_rope_theta or spec.rope_theta)
+        local = _frequencies(spec, spec.local_rope_theta or spec.rope_theta, size=spec.local_rotary_size)
         _write_tables(export, (LOCAL_COS, LOCAL_SIN), local, 1.0)
     if all(spec.local_rope(layer) for layer in layers):
         return
@@ -126,19 +130,22 @@ def _write_tables(
             rotation_tables(frequencies, range(i, min(i + _POSITIONS_AT_ONCE, length)), factor, queries)[index]
             for i in starts
         )
-        export.graph.initializer(name, (length, export.spec.rotary_size // 2), np.float32, chunks)
+        export.graph.initializer(name, (length, frequencies.shape[-1]), np.float32, chunks)
 
 
-def _frequencies(spec: DecoderSpec, theta: float, divisors: tuple[float, ...] = ()) -> NDArray[np.float32]:
-    wavelengths = _wavelengths(spec, theta)
+def _frequencies(
+    spec: DecoderSpec, theta: float, divisors: tuple[float, ...] = (), size: int | None = None
+) -> NDArray[np.float32]:
+    """Return the frequencies of `size` rotated elements, by default those of the layers without a window."""
+    wavelengths = _wavelengths(theta, spec.rotary_size if size is None else size)
     if divisors:
         wavelengths *= np.array(divisors, np.float32)
     return np.float32(1) / wavelengths
 
 
-def _wavelengths(spec: DecoderSpec, theta: float) -> NDArray[np.float32]:
+def _wavelengths(theta: float, size: int) -> NDArray[np.float32]:
     """Return the wavelengths in positions per radian."""
-    exponents = np.arange(0, spec.rotary_size, 2, dtype=np.float32) / np.float32(spec.rotary_size)
+    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
 
 
@@ -175,7 +182,7 @@ def _yarn_frequencies(spec: DecoderSpec, frequencies: NDArray[np.float32], scali
     first, last = max(first, 0), min(last, spec.rotary_size - 1)
     pairs = np.arange(spec.rotary_size // 2, dtype=np.float32)
     stretched = np.clip((pairs - np.float32(first)) / np.float32(last - first or 0.001), 0, 1)
-    slow = np.float32(1) / (np.float32(scaling.factor) * _wavelengths(spec, spec.rope_theta))
+    slow = np.float32(1) / (np.float32(scaling.factor) * _wavelengths(spec.rope_theta, spec.rotary_size))
     blended: NDArray[np.float32] = slow * stretched + frequencies * (1 - stretched)
     return blended
 

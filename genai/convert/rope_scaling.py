@@ -84,6 +84,19 @@ class FrequencyFactors:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProportionalRope:
+    """Rotation of only a part of each head, with the frequencies of a rotation of the whole head (Gemma 4).
+
+    Attributes:
+        share: fraction of the frequencies that rotate; the others are 0.
+        factor: divisor of all frequencies.
+    """
+
+    share: float
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueryScaling:
     """Queries multiplied by 1 + beta * ln(1 + floor(position / length)), which keeps attention sharp at far positions.
 
@@ -96,7 +109,9 @@ class QueryScaling:
     length: int
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRope | FrequencyFactors
+RopeScaling = (
+    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRope | FrequencyFactors | ProportionalRope
+)
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from ..errors import InputError
-from .rope_scaling import DynamicScaling, Llama3Scaling, LongRope, QueryScaling, RopeScaling
+from .rope_scaling import DynamicScaling, Llama3Scaling, LongRope, ProportionalRope, QueryScaling, RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,28 @@ class DeltaNetSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PerLayerInputs:
+    """A vector for each token and layer, which the layer adds to the residual stream (Gemma 3n, Gemma 4).
+
+    The vector is the mean of an embedding of the token and a projection of the token's ordinary embedding, times
+    sqrt(2). The layer multiplies it by a gate, projects it, and normalises the result.
+
+    Attributes:
+        size: elements of a vector.
+        vocab_size: number of tokens that have embeddings; all other tokens have the embedding of token 0.
+    """
+
+    size: int
+    vocab_size: int
+
+    def table(self, vocab_size: int) -> dict[str, int]:
+        """Return the names and row counts of the matrices that make up the embeddings of `vocab_size` tokens."""
+        rest = vocab_size - self.vocab_size
+        name = "model.embed_tokens_per_layer"
+        return {name: self.vocab_size, **({f"{name}_rest": rest} if rest > 0 else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
     """One decoder: a stack of layers, each with attention over the past, or a recurrent part, and a feed-forward layer.
 
@@ -120,8 +142,17 @@ class DecoderSpec:
         qk_norm_scope: scope of the norm of queries and keys: each head with one shared weight vector ("head"), each
             head with separate weights ("heads"), or all heads together ("all").
         attention_gate: True if the attention's result is multiplied by the sigmoid of a projection.
+        full_head_size, full_key_value_heads: head_size and num_key_value_heads of the layers without a window; None
+            means that all layers have the same sizes.
+        value_norm: True if each value head is normalised, without learned weights.
+        keys_as_values: True if values are the keys before their norm, in the layers without a window.
+        num_cached_layers: number of layers that have keys and values. Each later layer attends to the keys and values
+            of the last of these layers with the same window. None means all layers.
         recurrent: recurrent parts in place of the attention of some layers; None means none.
         gated_mlp: True for down(activation(gate(x)) * up(x)), False for down(activation(up(x))).
+        intermediate_sizes: width of the feed-forward layer of each layer; None means intermediate_size.
+        per_layer_inputs: vectors per token and layer; None means none.
+        layer_scales: True if the residual stream is multiplied by a learned number after each layer.
         experts: the mixture of experts that replaces the feed-forward layer, except in dense_layers.
         embedding_scale, residual_scale, logit_scale: factors for the embeddings, for the output of each attention and
             feed-forward layer, and for the logits.
@@ -170,8 +201,16 @@ class DecoderSpec:
     qk_norm_scope: Literal["head", "heads", "all"] = "head"
     qk_norm_biases: bool = False
     attention_gate: bool = False
+    full_head_size: int | None = None
+    full_key_value_heads: int | None = None
+    value_norm: bool = False
+    keys_as_values: bool = False
+    num_cached_layers: int | None = None
     recurrent: ShortConvSpec | DeltaNetSpec | None = None
     gated_mlp: bool = True
+    intermediate_sizes: tuple[int, ...] | None = None
+    per_layer_inputs: PerLayerInputs | None = None
+    layer_scales: bool = False
     experts: ExpertsSpec | None = None
     dense_layers: tuple[int, ...] = ()
     pre_norms: bool = True
@@ -192,7 +231,7 @@ class DecoderSpec:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        for check in (_check_sizes, _check_attention, _check_recurrent, _check_rope, _check_experts, _check_tokens):
+        for check in _CHECKS:
             check(self)
 
     @property
@@ -207,8 +246,50 @@ class DecoderSpec:
 
     @property
     def rotary_size(self) -> int:
-        """The number of elements of a head that are rotated."""
+        """The number of elements of a head that are rotated, in the layers that do not rotate with local_rope_theta."""
+        return int((self.full_head_size or self.head_size) * self.partial_rotary_factor)
+
+    @property
+    def local_rotary_size(self) -> int:
+        """The number of elements of a head that are rotated, in the layers that rotate with local_rope_theta."""
         return int(self.head_size * self.partial_rotary_factor)
+
+    @property
+    def varies(self) -> bool:
+        """True if the sizes of keys and values differ between layers."""
+        return not {self.full_head_size, self.full_key_value_heads} <= {None}
+
+    def at(self, layer: int) -> DecoderSpec:
+        """Return the specification with head_size and num_key_value_heads of one layer."""
+        if not self.varies or self.window(layer) is not None:
+            return self
+        return replace(
+            self, head_size=self.full_head_size or self.head_size, full_head_size=None, full_key_value_heads=None,
+            num_key_value_heads=self.full_key_value_heads or self.num_key_value_heads,
+        )  # fmt: skip
+
+    def cache_layer(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer attends to."""
+        count = self.num_layers if self.num_cached_layers is None else self.num_cached_layers
+        if layer < count:
+            return layer
+        return max((one for one in range(count) if self.window(one) == self.window(layer)), default=-1)
+
+    @property
+    def cached_layers(self) -> list[int]:
+        """The layers that have keys and values."""
+        return [
+            layer for layer in range(self.num_layers)
+            if self.cache_layer(layer) == layer and not self.is_recurrent(layer)
+        ]  # fmt: skip
+
+    def mlp_size(self, layer: int) -> int:
+        """Return the width of a layer's feed-forward layer."""
+        return self.intermediate_size if self.intermediate_sizes is None else self.intermediate_sizes[layer]
+
+    def reuses_keys(self, layer: int) -> bool:
+        """Return True if a layer's values are its keys before their norm."""
+        return self.keys_as_values and self.window(layer) is None
 
     def window(self, layer: int) -> int | None:
         """Return the layer's sliding window in tokens, or None."""
@@ -282,6 +363,51 @@ def _check_attention(spec: DecoderSpec) -> None:
         )
 
 
+def _check_layers(spec: DecoderSpec) -> None:
+    sizes = spec.intermediate_sizes
+    if sizes is not None and (len(sizes) != spec.num_layers or not all(1 <= size <= MAX_SIZE for size in sizes)):
+        raise _error(
+            f"intermediate_sizes is {sizes!r:.80}", f"each of the {spec.num_layers} layers needs a positive width"
+        )
+    for name in ("full_head_size", "full_key_value_heads"):
+        value = getattr(spec, name)
+        if value is not None and not 1 <= value <= MAX_SIZE:
+            raise _error(f"{name} is {value}", f"the value must be from 1 to {MAX_SIZE}")
+    if spec.full_key_value_heads is not None and spec.num_attention_heads % spec.full_key_value_heads:
+        raise _error(
+            f"num_attention_heads is {spec.num_attention_heads} and full_key_value_heads is "
+            f"{spec.full_key_value_heads}",
+            "the number of query heads must be a multiple of the number of key/value heads",
+        )
+    if spec.full_head_size is not None and spec.local_rope_theta is None:
+        raise _error(
+            f"full_head_size is {spec.full_head_size}, but local_rope_theta is None",
+            "heads of two sizes need two rotations",
+        )
+    inputs = spec.per_layer_inputs
+    if inputs is not None and not (1 <= inputs.size <= MAX_SIZE and 1 <= inputs.vocab_size <= MAX_SIZE):
+        raise _error(
+            f"per-layer inputs have {inputs.size} elements and {inputs.vocab_size} tokens",
+            f"both numbers must be from 1 to {MAX_SIZE}",
+        )
+
+
+def _check_sharing(spec: DecoderSpec) -> None:
+    count = spec.num_cached_layers
+    if count is None:
+        return
+    if not 1 <= count <= spec.num_layers:
+        raise _error(f"num_cached_layers is {count}", f"the value must be from 1 to {spec.num_layers}")
+    if spec.recurrent is not None and count < spec.num_layers:
+        raise _error("layers of a decoder with recurrent parts share keys and values", "states cannot be shared")
+    if lonely := [layer for layer in range(count, spec.num_layers) if spec.cache_layer(layer) < 0]:
+        kind = "a" if spec.window(lonely[0]) else "no"
+        raise _error(
+            f"layer {lonely[0]} has {kind} window and attends to the keys and values of an earlier layer",
+            f"none of the first {count} layers has {kind} window",
+        )
+
+
 def _check_recurrent(spec: DecoderSpec) -> None:
     recurrent = spec.recurrent
     if recurrent is None:
@@ -308,12 +434,14 @@ def _check_recurrent(spec: DecoderSpec) -> None:
 
 
 def _check_rope(spec: DecoderSpec) -> None:
-    if not 0 < spec.partial_rotary_factor <= 1 or spec.rotary_size < 2 or spec.rotary_size % 2:
-        raise _error(
-            f"partial_rotary_factor is {spec.partial_rotary_factor} and head_size is {spec.head_size}, so "
-            f"{spec.rotary_size} elements are rotated",
-            "the number of rotated elements must be even, at least 2, and at most head_size",
-        )
+    for head_size in (spec.head_size, spec.full_head_size or spec.head_size):
+        rotated = int(head_size * spec.partial_rotary_factor)
+        if not 0 < spec.partial_rotary_factor <= 1 or rotated < 2 or rotated % 2:
+            raise _error(
+                f"partial_rotary_factor is {spec.partial_rotary_factor} and head_size is {head_size}, so "
+                f"{rotated} elements are rotated",
+                "the number of rotated elements must be even, at least 2, and at most head_size",
+            )
     if not spec.rope_theta > 1 or not (spec.local_rope_theta is None or spec.local_rope_theta > 1):
         raise _error(
             f"rope_theta is {spec.rope_theta} and local_rope_theta is {spec.local_rope_theta}",
@@ -329,6 +457,8 @@ def _check_rope(spec: DecoderSpec) -> None:
             f"low_freq_factor is {scaling.low_freq_factor} and high_freq_factor is {scaling.high_freq_factor}",
             "low_freq_factor must be less than high_freq_factor",
         )
+    if isinstance(scaling, ProportionalRope) and not 0 < scaling.share <= 1:
+        raise _error(f"{scaling.share} of the frequencies rotate", "the fraction must be from 0 to 1")
     if isinstance(scaling, DynamicScaling) and spec.rotary_size < 4:
         raise _error(
             f"{spec.rotary_size} elements of a head are rotated", "dynamic scaling needs at least 4 rotated elements"
@@ -403,3 +533,9 @@ def _check_tokens(spec: DecoderSpec) -> None:
 
 def _error(problem: str, why: str) -> InputError:
     return InputError(f"invalid decoder specification: {problem}", why, "correct the model's configuration")
+
+
+_CHECKS = (
+    _check_sizes, _check_attention, _check_layers, _check_sharing, _check_recurrent, _check_rope, _check_experts,
+    _check_tokens,
+)  # fmt: skip

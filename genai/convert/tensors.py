@@ -28,6 +28,12 @@ def _tensors(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
     yield "model.embed_tokens.weight", table
     if spec.position_embeddings:
         yield "model.embed_positions.weight", (spec.context_length, spec.hidden_size)
+    if (inputs := spec.per_layer_inputs) is not None:
+        width = spec.num_layers * inputs.size
+        for name, rows in inputs.table(spec.vocab_size).items():
+            yield f"{name}.weight", (rows, width)
+        yield "model.per_layer_model_projection.weight", (width, spec.hidden_size)
+        yield "model.per_layer_projection_norm.weight", (inputs.size,)
     for layer in range(spec.num_layers):
         for name, shape in _layer(spec, layer):
             yield f"model.layers.{layer}.{name}", shape
@@ -47,9 +53,15 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield from _learned(spec, "pre_feedforward_layernorm")
     if spec.post_norms:
         yield from _learned(spec, "post_feedforward_layernorm")
-    yield from _recurrent(spec) if spec.is_recurrent(layer) else _attention(spec)
+    yield from _recurrent(spec) if spec.is_recurrent(layer) else _attention(spec.at(layer), layer)
     experts = spec.routed(layer)
-    yield from _mlp(spec, "mlp", spec.intermediate_size) if experts is None else _experts(spec, experts)
+    yield from _mlp(spec, "mlp", spec.mlp_size(layer)) if experts is None else _experts(spec, experts)
+    if (inputs := spec.per_layer_inputs) is not None:
+        yield "per_layer_input_gate.weight", (inputs.size, spec.hidden_size)
+        yield "per_layer_projection.weight", (spec.hidden_size, inputs.size)
+        yield "post_per_layer_input_norm.weight", (spec.hidden_size,)
+    if spec.layer_scales:
+        yield "layer_scalar", (1,)
 
 
 def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
@@ -73,16 +85,20 @@ def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
         yield "linear_attn.out_proj.weight", (hidden, part.value_width)
 
 
-def _attention(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
+def _attention(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
+    """Yield the tensors of a layer's attention; `spec` has the layer's sizes."""
     hidden, queries, keys = spec.hidden_size, spec.query_size, spec.key_value_size
-    for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+    cached = spec.cache_layer(layer) == layer
+    own = [("k", keys), ("v", keys)][: 1 if spec.reuses_keys(layer) else 2] if cached else []
+    for name, rows in (("q", queries), *own):
         yield from _linear(f"self_attn.{name}_proj", rows, hidden, spec.qkv_bias)
     if spec.attention_gate:
         yield from _linear("self_attn.gate_proj", queries, hidden, spec.qkv_bias)
     yield from _linear("self_attn.o_proj", hidden, queries, spec.o_bias)
     if spec.sinks:
         yield "self_attn.sinks", (spec.num_attention_heads,)
-    for name, width in (("q_norm", queries), ("k_norm", keys)) if spec.qk_norm else ():
+    norms = (("q_norm", queries), ("k_norm", keys))[: 2 if cached else 1]
+    for name, width in norms if spec.qk_norm else ():
         size = spec.head_size if spec.qk_norm_scope == "head" else width
         yield f"self_attn.{name}.weight", (size,)
         if spec.qk_norm_biases:
@@ -136,7 +152,7 @@ def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str]
         else _tensor_bytes(spec, options, name, shape)
         for name, shape in tensor_shapes(spec).items()
     )
-    tables = 2 * 4 * spec.context_length * (spec.rotary_size // 2)
+    tables = 2 * 4 * spec.context_length * (max(spec.rotary_size, spec.local_rotary_size) // 2)
     copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta or spec.query_scaling else 1
     return weights + copies * tables + _BESIDE_WEIGHTS
 
@@ -161,6 +177,8 @@ def _tensor_bytes(spec: DecoderSpec, options: ExportOptions, name: str, shape: S
         apart = spec.tie_word_embeddings and precision != options.head
         head = _matrix_bytes(shape, options.head, options) if apart else 0
         return head + _matrix_bytes(shape, precision, options)
+    if name.startswith("model.embed_tokens_per_layer"):
+        return _matrix_bytes(shape, options.embedding_precision or options.precision, options)
     return _matrix_bytes(shape, options.precision, options)
 
 

@@ -12,6 +12,9 @@ from ..ops.registry import NodeSpec
 from .rows import Kind, NotFlattenable, RowDim, State
 from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule, stored_weights
 
+STORED = 11
+"""The index of an input of PagedAttention: the result of the operator that has stored the keys and values."""
+
 
 @row_rule("GroupQueryAttention", domain=MS)
 def group_query_attention_rows(at: NodeRows) -> States:
@@ -74,7 +77,7 @@ def paged_attention(spec: LoweringSpec) -> Lowered | None:
     """Lower attention over cache pages.
 
     Inputs: query (or packed QKV), key, value, cos, sin, long cos, long sin, head sink, q norm, k norm, bias by
-    distance.
+    distance, result of the operator that has stored the keys and values (see `Attention.stored`).
     """
     attributes, out = spec.attributes, spec.outputs[0]
     heads, kv_heads = int(attributes["num_heads"]), int(attributes["kv_num_heads"])
@@ -82,9 +85,10 @@ def paged_attention(spec: LoweringSpec) -> Lowered | None:
     key, value = (spec.inputs[index] if spec.has(index) else "" for index in (1, 2))
     widths = [heads * head_size, kv_heads * head_size, kv_heads * v_head_size]
     # The result of a host node has no type yet, so it gets the type that attention requires.
-    input_widths = (
-        {spec.inputs[0]: widths[0], key: widths[1], value: widths[2]} if key else {spec.inputs[0]: sum(widths)}
-    )
+    stored = spec.inputs[STORED] if spec.has(STORED) else ""
+    input_widths = {spec.inputs[0]: widths[0] if key or stored else sum(widths)}
+    if key:
+        input_widths |= {key: widths[1], value: widths[2]}
     for index, width in enumerate(input_widths.values()):
         known = spec.rows(index)
         if known is not None and known.width != width:
@@ -96,7 +100,7 @@ def paged_attention(spec: LoweringSpec) -> Lowered | None:
         window=int(attributes.get("window", -1)), bias=spec.constant_name(10),
         sinks=spec.constant_name(7), smooth_softmax=bool(attributes.get("smooth_softmax", 0)), rope=_rope(spec),
         q_norm=spec.constant_name(8), k_norm=spec.constant_name(9),
-        epsilon=float(attributes.get("qk_norm_epsilon", 1e-6)), op_type=spec.op_type,
+        epsilon=float(attributes.get("qk_norm_epsilon", 1e-6)), stored=stored, op_type=spec.op_type,
     )  # fmt: skip
     input_types = {
         name: RowsType((1, -1, width), width)

@@ -89,8 +89,9 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     thresholds = {_threshold(graph, node, names) for node in analysis.table_choices}
     if len(thresholds) > 1:
         raise NotFlattenable("RoPE tables change at several lengths")
-    nodes = [*analysis.attention, *analysis.recurrent]
-    entries = [_layer_of(node, names, analysis) for node in analysis.attention]
+    owners = _owners(analysis.attention)
+    nodes = [*owners, *analysis.recurrent]
+    entries = [_layer_of(node, names, analysis) for node in owners]
     entries += [_recurrent_layer(graph, node, names, analysis) for node in analysis.recurrent]
     layers = _numbered(entries)
 
@@ -101,6 +102,9 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     tables = {name: pair for node in analysis.table_choices for name, pair in _add_tables(graph, node).items()}
     for node, layer in zip(nodes, layers, strict=True):
         if isinstance(layer, AttentionLayer):
+            for reader in owners[node]:
+                _rewrite_attention(reader, layer, tables)
+                reader.inputs = [reader.inputs[0], "", "", *reader.inputs[3:], "", node.outputs[0]]
             _rewrite_attention(node, layer, tables)
         else:
             _rewrite_recurrent(node, layer)
@@ -210,6 +214,35 @@ def _branch_constants(graph: Graph, branch: Graph) -> list[str]:
 
 # A cache entry that has the number of its layer in the model, and its place among the layer's entries.
 _Entry = tuple[int, CacheEntry]
+
+
+_PAST = slice(3, 5)
+
+
+def _owners(attention: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Return the nodes that store keys and values, each with the later nodes that only read them.
+
+    A node reads the keys and values of another node if its inputs are the same past tensors, keys and values (Gemma 3n
+    and Gemma 4). Both nodes would store the same numbers.
+    """
+    owners: dict[tuple[str, ...], Node] = {}
+    readers: dict[Node, list[Node]] = {}
+    for node in attention:
+        owner = owners.setdefault(tuple(node.inputs[_PAST]), node)
+        if owner is node:
+            readers[node] = []
+        elif _stored_alike(owner) == _stored_alike(node) and node.input(1):
+            readers[owner].append(node)
+        else:
+            raise NotFlattenable(f"attention {node.name!r} and {owner.name!r} share a past tensor, but not its content")
+    return readers
+
+
+def _stored_alike(node: Node) -> tuple[object, ...]:
+    """Return all inputs and attributes that affect the keys and values that a node stores, and their window."""
+    names = ("kv_num_heads", "do_rotary", "rotary_interleaved", "local_window_size", "qk_norm_epsilon")
+    inputs = [node.input(index) for index in (1, 2, 7, 8, 15)]
+    return *inputs, *(node.attribute(name, None) for name in names)
 
 
 def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> _Entry:

@@ -139,6 +139,8 @@ def add_attention(
     rows = tile_rows(op, layer)
     kernel, blocks = store_kernel_of(layer.kind), -(-(op.heads + 2 * op.kv_heads) // _WARPS)
     sizes = {name: getattr(op, name) for name in ("heads", "kv_heads", "head_size", "v_head_size")}
+    if op.stored:  # only queries are rotated
+        sizes["kv_heads"] = 0
     arguments = bind(
         kernel,
         fresh=fresh,
@@ -200,6 +202,7 @@ class SplitLaunch:
             self._fresh = {
                 together: split_kernel(layer.kind, op.head_size, size, together, fresh=True)
                 for together in dict.fromkeys((1, self._together))
+                if not op.stored
             }
         else:
             self._split, self._join = any_kernels(layer.kind)

@@ -310,9 +310,10 @@ def _launch_sequences(at: CudaLowering, kernel: CudaKernel, arguments: Any, bloc
 def _attention(op: ir.Attention, at: CudaLowering) -> None:
     query, layer = at.values[op.query], at.layers[op.layer]
     assert isinstance(layer, PagedLayer)
+    key = value = query
     if op.key:
         key, value = at.values[op.key], at.values[op.value]
-    else:
+    elif op.is_packed:
         widths = [op.heads * op.head_size, op.kv_heads * op.head_size]
         value = query.columns(sum(widths), op.kv_heads * op.v_head_size)
         query, key = query.columns(0, widths[0]), query.columns(widths[0], widths[1])

@@ -27,7 +27,12 @@ def rotate(x: Array, cosine: Array, sine: Array, interleaved: bool = False) -> F
 
 
 def split_heads(op: Attention, query: Array, key: Any = None, value: Any = None) -> list[Array]:
-    """Return query [..., heads, head_size], key and value [..., kv_heads, size]; without `key`, `query` holds all."""
+    """Return query [..., heads, head_size], key and value [..., kv_heads, size], unless they are stored.
+
+    If `op` is packed, `query` holds all three.
+    """
+    if op.stored:
+        return [query.reshape(*query.shape[:-1], op.heads, op.head_size)]
     if key is None:
         widths = np.array([op.heads, op.kv_heads]) * op.head_size
         query, key, value = np.split(query, np.cumsum(widths), axis=-1)
@@ -75,13 +80,14 @@ def attention(
     op: Attention, rows: Sequence[Any], layer: PagedLayer, step: StepContext, constant: Callable[[str], Any]
 ) -> Float64:
     """Compute the attention of query, key and value (or None), [T, ...], and return [T, heads * v_head_size]."""
-    q, k, v = split_heads(op, *rows)
+    q, *fresh = split_heads(op, *rows)
     rotation = rotations(op.rope, step, constant)
     q = rotated(q, constant(op.q_norm), op.epsilon, rotation)
-    k = rotated(k, constant(op.k_norm), op.epsilon, rotation)
-    slots = step.page_tables[layer.group].slot_mapping
-    within(slots, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
-    write_pages(layer, slots, k, v)
+    if fresh:
+        k = rotated(fresh[0], constant(op.k_norm), op.epsilon, rotation)
+        slots = step.page_tables[layer.group].slot_mapping
+        within(slots, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
+        write_pages(layer, slots, k, fresh[1])
     out = attend_pages(op, q, layer, step, constant(op.sinks), constant(op.bias))
     return out.reshape(len(out), op.heads * op.v_head_size)
 

@@ -63,6 +63,9 @@ def fitting(config: dict[str, Any]) -> DecoderSpec:
         partial_rotary_factor=partial,
         rope_scaling=scaling,
         experts=experts,
+        full_head_size=spec.full_head_size and 2 * size,
+        num_cached_layers=spec.num_cached_layers and 3,
+        intermediate_sizes=spec.intermediate_sizes and (96, 96, 96, 128),
         **{
             field: tuple(layer for layer in getattr(spec, field) or () if layer < 4) if getattr(spec, field) else value
             for field, value in (("sliding_layers", None), ("rope_layers", None), ("dense_layers", ()))

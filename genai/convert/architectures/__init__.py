@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...errors import UnsupportedModelError
 from ..encoders.families import encoder_types
-from . import gpt, hybrid, llama  # noqa: F401 (imported to fill ARCHITECTURES)
+from . import gemma, gpt, hybrid, llama  # noqa: F401 (imported to fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
 
 MODEL_TYPES = sorted(ARCHITECTURES)

@@ -153,7 +153,8 @@ def decoder(
         rope_kind: kind of layers to read the rotation for, if the kinds differ.
         family: model type for genai_config.json: a type that onnxruntime-genai supports, or "decoder".
     """
-    wrong = {name: why for name, why in _REFUSED.items() if config.get(name)}
+    # "vision": only pictures are attended to in both directions
+    wrong = {name: why for name, why in _REFUSED.items() if config.get(name) not in (None, False, "", "vision")}
     if not config.flag("is_causal", default=True):
         wrong["is_causal"] = "only causal attention is supported"
     for name, why in wrong.items():

@@ -161,14 +161,16 @@ def attention_phases(
 
     Args:
         op: the op.
-        rows: queries [T, heads * head_size], keys [T, kv_heads * head_size] and values [T, kv_heads * v_head_size],
-            which the operators do not change; they may be columns of one packed projection.
+        rows: queries [T, heads * head_size], and unless `op.stored` is set, keys [T, kv_heads * head_size] and values
+            [T, kv_heads * v_head_size]. The operators do not change them; they may be columns of one packed projection.
         out: [T, heads * v_head_size].
         layer: the pages; query heads h * group to (h + 1) * group - 1 use KV head h.
         constant: function that returns the contiguous array with a name, or None for "".
     """
     found = [constant(name) for name in (op.sinks, op.q_norm, op.k_norm)]
     sinks, q_norm, k_norm = (None if one is None else one.reshape(-1) for one in found)
+    if op.stored:  # the arguments have places for keys and values, which no operator reads
+        rows = [rows[0]] * 3
     _check(op, (*rows, out), layer, {"sinks": sinks, "q_norm": q_norm, "k_norm": k_norm})
     if sinks is None and op.smooth_softmax:
         sinks = np.zeros(op.heads, np.float32)
@@ -203,7 +205,7 @@ def attention_phases(
         "make_ready": make_heads_ready,
         **({} if op.rope is None else _rope_arguments(op.rope, layer.head_size, constant)),
     }
-    return _phases(shared, layer, group)
+    return _phases(shared, layer, group)[1 if op.stored else 0 :]
 
 
 def _bias_arguments(op: Attention, bias: Float32 | None) -> dict[str, Any]:
@@ -259,6 +261,8 @@ def _check(op: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapp
         raise ValueError(f"softcap is {op.softcap}, expected 0 or a positive number")
     widths = (heads * head_size, kv_heads * head_size, kv_heads * v_head_size, heads * v_head_size)
     for name, given, width in zip(("query", "key", "value", "out"), rows, widths, strict=True):
+        if op.stored and name in ("key", "value"):
+            continue
         if given.width != width:
             raise ValueError(f"{name} has rows of {given.width} numbers, expected {width}")
     for name, vector in vectors.items():

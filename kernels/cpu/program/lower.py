@@ -164,13 +164,14 @@ def _states(layer: int, at: Lowering) -> StateLayer:
 def _attention(op: ir.Attention, at: Lowering) -> None:
     query, layer = at.rows(op.query), at.layers[op.layer]
     assert isinstance(layer, PagedLayer)
+    rows = [query]
     if op.key:
-        key, value = at.rows(op.key), at.rows(op.value)
-    else:
+        rows += [at.rows(op.key), at.rows(op.value)]
+    elif op.is_packed:
         widths = [op.heads * op.head_size, op.kv_heads * op.head_size]
         value = query.columns(sum(widths), op.kv_heads * op.v_head_size)
-        query, key = query.columns(0, widths[0]), query.columns(widths[0], widths[1])
-    phases = attention_phases(op, (query, key, value), at.make(op.out), layer, lambda name: table(at.constants, name))
+        rows = [query.columns(0, widths[0]), query.columns(widths[0], widths[1]), value]
+    phases = attention_phases(op, rows, at.make(op.out), layer, lambda name: table(at.constants, name))
     at.run(phases, list(op.inputs), [op.out])
 
 

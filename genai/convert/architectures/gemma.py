@@ -1,0 +1,86 @@
+"""Gemma 4: heads of two sizes, keys and values that layers share, and inputs per layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..hf_config import HFConfig, rope_values
+from ..spec import DecoderSpec, PerLayerInputs
+from . import common
+from .common import architecture, decoder
+
+
+def _full_layers(config: HFConfig) -> dict[str, Any]:
+    """Return the sizes of the layers without a window, which config.json gives per layer or for all of them."""
+    default = {"head_dim": config.integer("global_head_dim", default=512)}
+    if config.flag("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
+        default["num_key_value_heads"] = config.integer("num_global_key_value_heads")
+    given = config.get("per_layer_config")
+    if given is None:
+        found = default
+    elif isinstance(given, dict) and all(isinstance(one, dict) for one in given.values()):
+        windows = set(common.sliding_layers(config, pattern=6))
+        full = [str(layer) for layer in range(config.num_layers) if layer not in windows]
+        if set(given) != set(full) or any(one != given[full[0]] for one in given.values()):
+            raise config.wrong("per_layer_config", given, f"the same sizes for the layers {', '.join(full)}")
+        found = given[full[0]] if full else {}
+    else:
+        raise config.wrong("per_layer_config", given, "an object with an object for each layer")
+    sizes = config.with_values(found, part="per_layer_config")
+    head_size = sizes.integer("head_dim", default=config.integer("head_dim", default=256))
+    heads = sizes.integer("num_key_value_heads", default=config.integer("num_key_value_heads", default=4))
+    return {"full_head_size": head_size, "full_key_value_heads": heads}
+
+
+def _shared_layers(config: HFConfig, default: int) -> dict[str, Any]:
+    """Return the number of layers that have keys and values, if it is not the number of all layers."""
+    count = config.integer("num_kv_shared_layers", default=default, least=0)
+    if count >= config.num_layers:
+        raise config.wrong("num_kv_shared_layers", count, f"an integer from 0 to {config.num_layers - 1}")
+    return {"num_cached_layers": config.num_layers - count} if count else {}
+
+
+def _inputs(config: HFConfig, default: int) -> PerLayerInputs | None:
+    size = config.integer("hidden_size_per_layer_input", default=default, least=0)
+    rows = config.integer("vocab_size_per_layer_input", default=262144)
+    return PerLayerInputs(size=size, vocab_size=rows) if size else None
+
+
+def _gemma(config: HFConfig, *, window: int, inputs: int = 256, **fields: Any) -> DecoderSpec:
+    """Return a decoder with the values that Gemma 3n and Gemma 4 share; `window` and `inputs` are defaults."""
+    local = rope_values(config, "sliding_attention").get("rope_theta")
+    return decoder(
+        config, theta=1e6, rope_kind="full_attention", tied=True, head_size=256, post_norms=True, qk_norm=True,
+        value_norm=True, attention_scale=1.0, embedding_scale=config.integer("hidden_size") ** 0.5,
+        local_rope_theta=config.number("rope_local_base_freq", default=local or 10000.0),
+        per_layer_inputs=_inputs(config, inputs), **common.attention_biases(config),
+        **common.window_fields(config, window=window), **fields,
+    )  # fmt: skip
+
+
+def _gemma4(config: HFConfig, **options: Any) -> DecoderSpec:
+    shared, width = _shared_layers(config, 0), config.integer("intermediate_size")
+    first = shared.get("num_cached_layers", config.num_layers)
+    widths = tuple(width if layer < first else 2 * width for layer in range(config.num_layers))
+    return _gemma(
+        config, family="gemma4_text", layer_scales=True, keys_as_values=config.flag("attention_k_eq_v"),
+        logit_softcap=config.optional_number("final_logit_softcapping"),
+        intermediate_sizes=widths if config.flag("use_double_wide_mlp") else None, **_full_layers(config), **shared,
+        **options,
+    )  # fmt: skip
+
+
+# Some checkpoints store projections that are never used: of layers that attend to the keys of other layers.
+_UNUSED = r"\.self_attn\.(k_proj|v_proj|k_norm)\."
+
+
+@architecture("Gemma 4 (text)", unused=_UNUSED)
+def gemma4_text(config: HFConfig) -> DecoderSpec:
+    """Gemma 4: larger heads in the layers without a window, and a learned scale per layer."""
+    return _gemma4(config, window=512)
+
+
+@architecture("Gemma 4 Unified (text)", unused=_UNUSED)
+def gemma4_unified_text(config: HFConfig) -> DecoderSpec:
+    """Gemma 4 12B: Gemma 4 without inputs per layer."""
+    return _gemma4(config, window=1024, inputs=0)
