@@ -113,6 +113,12 @@ def generate(
     options |= {"add_special_tokens": special} if special is not None else {}
     options |= {"ctx_shift": flags.shift} if flags.shift else {}
     if beams is not None:
+        if 1 <= beams < samples:
+            raise OptionError(
+                f"--samples {samples} cannot be used with --beams {beams}",
+                "a beam search returns at most one text per beam",
+                f"use --beams {samples}, or a smaller --samples",
+            )
         options |= {"num_beams": beams, "num_return_sequences": options.pop("n", 1)}
     options |= _beam_options(beams, length_penalty, early_stopping)
     variables = read_template_args(template_args)
@@ -136,7 +142,10 @@ def generate(
         else:
             completions, failed = _batch(llm, rendered, flags, options, as_json=as_json)
         for completion in completions:
-            _note_empty(llm, completion, flags.voice, is_only=len(completions) == 1)
+            if (reason := empty_reason(llm, completion, completion.text)) is not None:
+                flags.voice.say(f"({_named(completion, completions)}{reason})")
+            if completion.finish_reason == "timeout" and timeout is not None:
+                flags.voice.say(f"({_named(completion, completions)}the time limit of {timeout:g} s ended the reply)")
             if completion.finish_reason == "length" and _fills_context(llm, completion):
                 flags.voice.say(f"(the context of {llm.context_size:,} tokens is full, so the reply was cut off)")
             if completion.forgotten_tokens and not flags.stats:
@@ -220,10 +229,9 @@ def _check_texts(llm: LLM, texts: Sequence[str], special: bool | None) -> None:
             raise InputError(where, "there is no text to continue", 'pass text with -p, such as -p "Once upon a time"')
 
 
-def _note_empty(llm: LLM, completion: Completion, voice: Voice, *, is_only: bool) -> None:
-    """Print the reason if a completion shows no text."""
-    if (reason := empty_reason(llm, completion, completion.text)) is not None:
-        voice.say(f"({'' if is_only else f'prompt {completion.prompt_index}: '}{reason})")
+def _named(completion: Completion, completions: Sequence[Completion]) -> str:
+    """Return the beginning of a note about one of several completions; "" if there is only one."""
+    return f"prompt {completion.prompt_index}: " if len(completions) > 1 else ""
 
 
 def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, with_input: bool, voice: Voice) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from genai.errors import (
     ContextOverflowError,
+    DeadlineError,
     GenaiError,
     InputError,
     ModelFolderError,
@@ -21,7 +22,7 @@ from genai.errors import (
 
 from .variables import is_from_variable, python_name
 
-_ABOUT_OPTIONS = (OptionError, ContextOverflowError, UnsupportedModelError)
+_ABOUT_OPTIONS = (OptionError, ContextOverflowError, DeadlineError, UnsupportedModelError)
 # The commands that have -p, and so the only commands whose errors name it.
 _TAKE_QUESTIONS = {
     "chat": 'use -p to ask a question: `genai chat -p "…"`',
@@ -135,6 +136,7 @@ def _typed(text: str) -> str:
     """Replace Python's notation: None, tuples with one value, and lists of texts."""
     text = text.replace(", or LLM.load_adapter)", ")")
     text = re.sub(r", or None \(([^()]*)\)", r"; default: \1", text)
+    text = text.replace(", raise the priority,", ",")  # no command has this option
     text = text.replace(", or None,", "").replace(" (truncate=True)", " (--truncate)")
     text = re.sub(r"\(('[^']*'|-?[\w.]+),\)", r"\1", text)
     return text.replace('pass a list such as ["yes", "no"]', "give each allowed text, such as --choice yes --choice no")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -136,8 +137,17 @@ def serve(
         server = Server(llm, options, name=name, log=log, encoders=encoders)
         url = address.url(bound)
         try:
-            run(server, bound, address, lambda: say(f"genai serve: {server.name} at {url}/v1"))
+            on_stop = partial(_say_stopping, drain_timeout)
+            run(server, bound, address, lambda: say(f"genai serve: {server.name} at {url}/v1"), on_stop)
+        except KeyboardInterrupt:
+            say("genai serve: stopped; the running requests ended with an error")
+            raise typer.Exit(130) from None
         finally:
             server.close()
             if log is not None:
                 log.close()
+
+
+def _say_stopping(seconds: float, running: int) -> None:
+    requests = "1 request" if running == 1 else f"{running} requests"
+    say(f"genai serve: finishing {requests} in at most {seconds:g} seconds; Ctrl-C stops at once")

@@ -114,7 +114,13 @@ def check_packages() -> None:
         ) from None  # fmt: skip
 
 
-def serve(server: Server, bound: socket.socket, address: Address, on_ready: Callable[[], None]) -> None:
+def serve(
+    server: Server,
+    bound: socket.socket,
+    address: Address,
+    on_ready: Callable[[], None],
+    on_stop: Callable[[int], None] = lambda running: None,
+) -> None:
     """Serve until SIGTERM or Ctrl-C. Running requests are finished first, for a limited time.
 
     Args:
@@ -122,6 +128,10 @@ def serve(server: Server, bound: socket.socket, address: Address, on_ready: Call
         bound: a socket of `Address.bind`.
         address: the address.
         on_ready: called when the server accepts requests.
+        on_stop: called with the number of running requests if there are some at the first signal.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: a second Ctrl-C or SIGTERM ended the running requests.
     """
     check_packages()
     import uvicorn
@@ -138,7 +148,11 @@ def serve(server: Server, bound: socket.socket, address: Address, on_ready: Call
             server.start()
             on_ready()
 
-    asyncio.run(_live(server, Quiet(_config(server, address)), bound))
+    second = asyncio.run(_live(server, Quiet(_config(server, address)), bound, on_stop))
+    if second == signal.SIGINT:
+        raise KeyboardInterrupt
+    if second is not None:
+        raise SystemExit(128 + second)
 
 
 def _config(server: Server, address: Address) -> Any:
@@ -208,36 +222,45 @@ class LoopErrors:
             _log.warning("new connections wait: the limit of open files is reached; raise it with `ulimit -n`")
 
 
-async def _live(server: Server, http: Any, bound: socket.socket) -> None:
+async def _live(
+    server: Server, http: Any, bound: socket.socket, on_stop: Callable[[int], None]
+) -> signal.Signals | None:
+    """Serve until a signal arrives; return the second signal if it arrives before the running requests have ended."""
     loop, stops = asyncio.get_running_loop(), asyncio.Event()
     loop.set_exception_handler(LoopErrors())
-    count = 0
+    signals: list[signal.Signals] = []
 
-    def stop() -> None:
-        nonlocal count
-        count += 1
+    def stop(number: signal.Signals) -> None:
+        signals.append(number)
         server.admission.is_draining = True
         stops.set()
-        if count > 1:
-            http.should_exit = http.force_exit = True
+        if len(signals) == 1 and server.num_tasks:
+            on_stop(server.num_tasks)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     serving = asyncio.create_task(http.serve(sockets=[bound]))
     stopping = asyncio.create_task(stops.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not serving.done():
-        await _drain(server)
+        await _drain(server, lambda: len(signals) > 1)
         http.should_exit = True
+        http.force_exit = len(signals) > 1
     stopping.cancel()
     await serving
+    return signals[1] if signals[1:] else None
 
 
-async def _drain(server: Server) -> None:
-    """Wait until all requests have ended, or the time limit has passed; then end the rest with an error."""
+async def _drain(server: Server, is_urgent: Callable[[], bool]) -> None:
+    """Wait until all requests have ended, or the time limit has passed; then end the rest with an error.
+
+    Args:
+        server: the server.
+        is_urgent: returns True if the requests should end at once.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + server.options.drain_seconds
-    while server.num_tasks and loop.time() < end:
+    while server.num_tasks and loop.time() < end and not is_urgent():
         await asyncio.sleep(0.02)
     server.stop_running()
     end = loop.time() + 1.0

@@ -238,7 +238,8 @@ class Server:
         if not self._is_stopped:
             return None
         return RequestError(
-            503, "the server was stopped before the reply ended", "its time limit for running requests passed",
+            503, "the server was stopped before the reply ended",
+            "its time limit for running requests passed, or a second signal ended them",
             "send the request again later", code="stopping", headers={"retry-after": "1"},
         )  # fmt: skip
 

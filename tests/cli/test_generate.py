@@ -284,3 +284,28 @@ def test_a_terminal_breaks_lines_between_words(
     assert shown.split() == piped.split()
     assert run_here([*command, "--json"]) == 0
     assert all(json.loads(line)["text"] in piped for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_time_limit_is_noted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+
+    class AfterSomeSteps(float):
+        """A deadline that passes after some steps."""
+
+        steps = 0
+
+        def __le__(self, other: float) -> bool:
+            self.steps += 1
+            return self.steps > 5
+
+    with monkeypatch.context() as patch:
+        patch.setattr("genai.llm.request_options.RequestOptions.deadline", AfterSomeSteps())
+        assert run_here(["generate", "-p", "Tell me a story", "--ignore-eos", "--timeout", "3600"]) == 0
+    assert "(the time limit of 3600 s ended the reply)" in capsys.readouterr().err
+    assert run_here(["generate", "-p", "x", "--timeout", "1e-9"]) == 1
+    said = capsys.readouterr().err
+    assert "fix: raise --timeout, or shorten the prompt" in said
+
+
+def test_more_samples_than_beams(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["generate", "-p", "x", "--beams", "2", "--samples", "3"]) == 2
+    assert "--samples 3 cannot be used with --beams 2" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_sigterm_ends_streams_whole(start: Callable[..., Process]) -> None:
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert served.process.wait(30) == 0
-    assert served.close() == ""
+    assert served.close() == "genai serve: finishing 1 request in at most 30 seconds; Ctrl-C stops at once\n"
 
 
 def test_the_time_limit_of_sigterm(start: Callable[..., Process]) -> None:
@@ -112,6 +112,21 @@ def test_sigkill_ends_streams_with_an_error(start: Callable[..., Process], tmp_p
     assert again.close() == ""
     paths = [json.loads(line)["path"] for line in log.read_text(encoding="utf-8").splitlines()]
     assert paths == ["/v1/models", "/v1/chat/completions", "/v1/batches"]
+
+
+def test_a_second_signal_ends_requests_at_once(start: Callable[..., Process]) -> None:
+    served = start("--drain-timeout", "3600", "--ctx-size", "1024")
+    body = {"messages": NEVER_ENDS["messages"], "ignore_eos": True, "n": 30, "temperature": 1, "stream": True}
+    with served.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.stderr is not None and "finishing 1 request" in served.process.stderr.readline()
+        served.process.send_signal(signal.SIGINT)
+        rest = [line for line in lines if line]
+    assert rest[-2] == "event: error" and "a second signal" in rest[-1]
+    assert served.process.wait(30) == 130
+    assert served.close() == "genai serve: stopped; the running requests ended with an error\n"
 
 
 WRONG: list[tuple[list[str], str]] = [
