@@ -230,16 +230,21 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
         say(f"lines with another model name ({others}) were processed with {report.model}")
     kept = f" · {report.kept:,} already done" if report.kept else ""
     say(
-        f"{report.output}: {figures.done:,} lines{kept} · {figures.failed:,} failed · {figures.seconds:,.1f} s · "
+        f"{report.output}: {_lines(figures.done)}{kept} · {figures.failed:,} failed · {figures.seconds:,.1f} s · "
         f"prompt {figures.prompt_tokens / seconds:,.0f} tok/s ({figures.cached_tokens:,} of "
         f"{figures.prompt_tokens:,} cached) · generated {figures.generated_tokens / seconds:,.0f} tok/s"
     )
     if figures.failed:
         most = ", ".join(f"{count:,} {kind}" for kind, count in report.errors.most_common(3))
+        for first in report.failures[:1]:
+            say(f"line {first.number} failed: {first.text}")
         say(f"failed: {most}; the output contains the reasons; to retry, run the command again with --retry-errors")
     if journal_path(report.output) != report.output:
         say(f"{journal_path(report.output).name} has the responses in OpenAI's format; --resume continues from it")
     if report.kept_failed:
-        say(
-            f"{report.kept_failed:,} lines failed in an earlier run; to retry them, run the command with --retry-errors"
-        )
+        failed = _lines(report.kept_failed)
+        say(f"{failed} failed in an earlier run; to retry them, run the command with --retry-errors")
+
+
+def _lines(count: int) -> str:
+    return f"{count:,} line{'s' * (count != 1)}"

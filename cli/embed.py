@@ -40,7 +40,9 @@ Input = Annotated[
 Column = Annotated[str, typer.Option("--column", help="Field of a line that contains the text.")]
 Format = Annotated[
     str | None,
-    typer.Option("--format", help="Input format: jsonl, text, csv, tsv or parquet [default: INPUT's extension]."),
+    typer.Option(
+        "--format", help="Input format: jsonl, text, csv, tsv or parquet [default: INPUT's extension; jsonl for stdin]."
+    ),
 ]
 MaxLength = Annotated[
     int | None, typer.Option("--max-length", help="Maximum number of tokens of a text [default: the model's].", min=1)
@@ -155,7 +157,8 @@ def embed(
                     column=column, begin=begin, settings=settings, progress=line.show,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                voice.say(f"the vectors so far are kept; to continue, run the command again with --resume ({output})")
+                vectors = "1 vector is" if line.texts == 1 else f"{line.texts:,} vectors are"
+                voice.say(f"{vectors} kept; to continue, run the command again with --resume ({output})")
                 raise
         new = report.texts - report.kept
         kept = f" · {report.kept:,} already done" if report.kept else ""
@@ -244,7 +247,7 @@ def _check_sources(model: object, input: Path | None, texts: list[str] | None, o
         raise OptionError(
             "give INPUT or -p, but not both" if input is not None else "there is no text",
             f"{model} is MODEL, the first argument; texts come from INPUT, the second argument, or from -p",
-            "pass INPUT, or -p TEXT",
+            "pass INPUT, or -p TEXT; to read stdin with one text per line, pass - --format text",
         )
     if texts and output is not None:
         raise OptionError(
@@ -253,13 +256,18 @@ def _check_sources(model: object, input: Path | None, texts: list[str] | None, o
 
 
 class _Line:
-    """The live progress bar."""
+    """The live progress bar.
+
+    Attributes:
+        texts: number of texts in the output so far.
+    """
 
     def __init__(self) -> None:
-        self._line = progress_task("Embedding")
+        self._line, self.texts = progress_task("Embedding"), 0
 
     def show(self, progress: EmbedProgress) -> None:
         """Update the bar."""
+        self.texts = progress.texts
         counted = f"{progress.texts:,} text{'s' * (progress.texts != 1)}"
         if progress.total is None:
             self._line.count(counted)

@@ -32,7 +32,10 @@ from .pooling import Floats
 FORMATS = {".npy": "npy", ".jsonl": "jsonl", ".parquet": "parquet"}
 # The column of the input that contains the texts by default.
 TEXT_COLUMN = "text"
-_LINES_AT_A_TIME = 1024
+# A part is the number of lines that are computed before they are written: more for fast models, so that batches have
+# texts of similar lengths, and fewer for slow models, so that little is lost if the run is interrupted.
+_LINES_AT_A_TIME, _FIRST_LINES = 1024, 32
+_SECONDS_PER_PART = 0.5
 _SECONDS_BETWEEN_SYNCS = 1.0
 # An .npy file begins with a header of this size, which is written last, because it contains the number of rows.
 _HEADER_BYTES = 128
@@ -111,7 +114,7 @@ def embed_file(
         column: field of a line that contains its text.
         begin: "new": the file must not exist; "force": replace it; "resume": continue an interrupted run.
         settings: everything that determines a vector; a run continues only with the same settings.
-        progress: called after each part.
+        progress: called at the beginning and after each part.
 
     Raises:
         InputError: a line has no such field or cannot be embedded (the message has its number); the input changed; or
@@ -125,11 +128,19 @@ def embed_file(
         iterator = iter(lines)
         kept, done = file.count, 0
         done = file.skip(iterator)
-        while part := list(islice(iterator, _LINES_AT_A_TIME)):
+        progress(EmbedProgress(file.count, done, lines.total))
+        most = min(_FIRST_LINES, _LINES_AT_A_TIME)
+        while part := list(islice(iterator, most)):
+            start = time.monotonic()
             texts, ids = zip(*(text_of(lines, line, column) for line in part), strict=True)
             file.append(part, ids, _embedded(embed, texts, part))
             done += sum(line.size for line in part)
             progress(EmbedProgress(file.count, done, lines.total))
+            seconds = time.monotonic() - start
+            if seconds < _SECONDS_PER_PART:
+                most = min(2 * most, _LINES_AT_A_TIME)
+            elif seconds > 4 * _SECONDS_PER_PART:
+                most = max(most // 2, 1)
         file.finish()
     return EmbedReport(file.count, kept, time.monotonic() - began)
 

@@ -98,15 +98,19 @@ def test_lines_that_fail_are_said_and_tried_again(questions: Path, tmp_path: Pat
         file.write('{"custom_id": "bad", "prompt": "x", "top_p": 2}\n')
     assert run_here(["batch", str(questions), "-o", str(output)]) == 1
     shown = capsys.readouterr().err
-    assert "1 failed" in shown and "OptionError" in shown and "--retry-errors" in shown
+    assert (
+        "1 failed" in shown
+        and "OptionError" in shown
+        and "line 31 failed: top_p = 2" in shown
+        and "--retry-errors" in shown
+    )
     assert run_here(["batch", str(questions), "-o", str(output), "--resume"]) == 1  # the line has no reply yet
     assert (
-        "1 lines failed in an earlier run; to retry them, run the command with --retry-errors"
-        in capsys.readouterr().err
+        "1 line failed in an earlier run; to retry them, run the command with --retry-errors" in capsys.readouterr().err
     )
     questions.write_text(questions.read_text().replace('"top_p": 2', '"top_p": 0.5, "max_tokens": 2, "seed": 1'))
     assert run_here(["batch", str(questions), "-o", str(output), "--retry-errors"]) == 0
-    assert "1 lines · 30 already done" in capsys.readouterr().err
+    assert "1 line · 30 already done" in capsys.readouterr().err
     assert len(output.read_text().splitlines()) == 31
 
 

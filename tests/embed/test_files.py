@@ -73,7 +73,7 @@ def test_formats(lines: Path, tmp_path: Path, ending: str) -> None:
     report = write(lines, output, progress=seen.append)
     assert (report.texts, report.kept) == (50, 0)
     np.testing.assert_array_equal(read(output), EXPECTED)
-    assert [one.texts for one in seen] == [7, 14, 21, 28, 35, 42, 49, 50]
+    assert [one.texts for one in seen] == [0, 7, 14, 21, 28, 35, 42, 49, 50]
     assert seen[-1].done == seen[-1].total == lines.stat().st_size
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", output.name]
 
@@ -237,10 +237,35 @@ def test_endings(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_texts_on_stdin_that_are_not_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog\n")))
-    with pytest.raises(genai.InputError, match="line 1: the text is not JSON") as caught:
-        write(Path("-"), tmp_path / "out.npy")
-    assert "for one text per line, add --format text" in caught.value.fix
+    """Text is refused before the model is loaded; a later line that is not JSON is named."""
+    for texts, said in (
+        (b"a dog\n", "stdin is not JSON Lines: it begins with 'a dog'"),
+        (b'{"text": "a dog"}\na cat\n', "line 2: the text is not JSON"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(texts))))
+        with pytest.raises(genai.InputError, match=said) as caught:
+            write(Path("-"), tmp_path / "out.npy")
+        assert "for one text per line, add --format text" in caught.value.fix
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"\n" + texts))))
+        assert len([*open_lines(Path("-"), "text")]) == texts.count(b"\n")
+
+
+def test_the_first_parts_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow model writes its first vectors early; a fast model computes more and more texts at a time."""
+    source, sizes, shown = tmp_path / "in.txt", [], []
+    source.write_text("text\n" * 400)
+    monkeypatch.setattr(files, "_LINES_AT_A_TIME", 128)
+
+    def counted(texts: Sequence[str]) -> Any:
+        sizes.append(len(texts))
+        return embed(texts)
+
+    for seconds, expected in ((1e9, [32, 64, 128, 128, 48]), (-1.0, [32, *[16, 8, 4, 2], *[1] * 338])):
+        monkeypatch.setattr(files, "_SECONDS_PER_PART", seconds)
+        sizes.clear()
+        write(source, tmp_path / "out.npy", counted, begin="force", progress=lambda now: shown.append(now.texts))
+        assert sizes == expected
+    assert shown[:3] == [0, 32, 96]
 
 
 def test_an_empty_input(tmp_path: Path) -> None:

@@ -431,13 +431,15 @@ def open_lines(path: Path, format: str | None = None) -> Lines:
             f"format = {format!r}", f"allowed: {', '.join(FORMATS)}", "choose one of these formats, or leave format out"
         )
     if str(path) == "-":
-        format = format or "jsonl"
         if format == "parquet":
             raise InputError(
                 "stdin cannot be read as Parquet",
                 "the index of a Parquet file is at its end",
                 "pass the path of the file",
             )
+        if format is None:
+            _check_begins_as_json(sys.stdin.buffer)
+            format = "jsonl"
         return _opened(format, "stdin", None, sys.stdin.buffer)
     format = format or _BY_SUFFIX.get(path.suffix.lower(), "" if path.suffix else "text")
     file = InputFile(path)
@@ -448,6 +450,19 @@ def open_lines(path: Path, format: str | None = None) -> Lines:
             f"specify the format ({', '.join(FORMATS)}), or rename the file",
         )
     return _opened(format, str(path), file, None)
+
+
+def _check_begins_as_json(stream: BinaryIO) -> None:
+    """Raise InputError if a stream begins with another text than JSON. Nothing is taken from the stream."""
+    peek = getattr(stream, "peek", None)  # absent from streams without a buffer
+    start = peek(1).removeprefix(codecs.BOM_UTF8).lstrip() if peek is not None else b""
+    if start and not start.startswith((b"{", b"[")):
+        shown = start.splitlines()[0].decode("utf-8", "replace")
+        raise InputError(
+            f"stdin is not JSON Lines: it begins with {shown!r:.60}",
+            "stdin is read as JSON Lines unless a format is set",
+            "for one text per line, add --format text; for JSON Lines, pass one JSON object per line",
+        )
 
 
 def _opened(format: str, name: str, file: InputFile | None, stream: BinaryIO | None) -> Lines:
