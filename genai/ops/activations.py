@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.functions import activation, gated
+from genai.kernels.cpu.arrays.functions import gated
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import MS, OURS
-from .elementwise import exact_erf
+from .elementwise import compiled, exact_erf
 from .registry import operator
 from .shape_rules import same_as_input, shape_rule
 from .support import widened
@@ -33,14 +33,12 @@ def _activation(name: str, since_version: int = 1) -> Callable[[Callable[..., An
     return add
 
 
-@_activation("Sigmoid")
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x)), without overflow for large |x|."""
     decay = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, decay) / (1 + decay)
 
 
-@_activation("LeakyRelu", 6)
 def leaky_relu(x: Any, *, alpha: float = 0.01) -> Any:
     """x, times alpha where x is negative."""
     return np.where(x < 0, x * x.dtype.type(alpha), x)
@@ -62,7 +60,6 @@ def _celu(x: Any, *, alpha: float = 1.0) -> Any:
     return np.maximum(x, 0) + np.minimum(0, scale * np.expm1(np.minimum(x, 0) / scale))
 
 
-@_activation("HardSigmoid", 6)
 def hard_sigmoid(x: Any, *, alpha: float = 0.2, beta: float = 0.5) -> Any:
     """alpha * x + beta, clipped to [0, 1]."""
     return np.clip(x * x.dtype.type(alpha) + x.dtype.type(beta), 0, 1)
@@ -80,23 +77,51 @@ def _shrink(x: Any, *, lambd: float = 0.5, bias: float = 0.0) -> Any:
     return np.where(x < -lambd, x + shift, np.where(x > lambd, x - shift, zero))
 
 
-_activation("HardSwish", 14)(lambda x: x * hard_sigmoid(x, alpha=1 / 6))
+operator("Sigmoid")(lambda x, *, threads: compiled("sigmoid", x, otherwise=sigmoid, threads=threads))
+operator("HardSwish", since_version=14)(
+    lambda x, *, threads: compiled("hard_swish", x, otherwise=_hard_swish, threads=threads)
+)
+
+
+def _hard_swish(x: Any) -> Any:
+    return x * hard_sigmoid(x, alpha=1 / 6)
+
+
+@operator("LeakyRelu", since_version=6)
+def _leaky_relu(x: Any, *, alpha: float = 0.01, threads: Threads | None) -> Any:
+    return compiled("leaky_relu", x, alpha, otherwise=partial(leaky_relu, alpha=alpha), threads=threads)
+
+
+@operator("HardSigmoid", since_version=6)
+def _hard_sigmoid(x: Any, *, alpha: float = 0.2, beta: float = 0.5, threads: Threads | None) -> Any:
+    numpy_form = partial(hard_sigmoid, alpha=alpha, beta=beta)
+    return compiled("hard_sigmoid", x, alpha, beta, otherwise=numpy_form, threads=threads)
+
+
+@operator("Swish", since_version=24)
+def _swish(x: Any, *, alpha: float = 1.0, threads: Threads | None) -> Any:
+    return quick_gelu(x, alpha=alpha, threads=threads)
+
+
 _activation("Softsign")(lambda x: x / (1 + np.abs(x)))
 _activation("Mish", 18)(lambda x: x * np.tanh(softplus(x)))
-_activation("Swish", 24)(lambda x, *, alpha=1.0: x * sigmoid(x.dtype.type(alpha) * x))
 _activation("ThresholdedRelu", 10)(lambda x, *, alpha=1.0: np.where(x > alpha, x, x.dtype.type(0)))
 operator("PRelu", since_version=9)(lambda x, slope: np.where(x < 0, x * slope, x))
 
 
 @operator("Clip", since_version=6)
-def clip_by_attributes(x: Any, *, min: float | None = None, max: float | None = None) -> Any:
+def clip_by_attributes(x: Any, *, min: float | None = None, max: float | None = None, threads: Threads | None) -> Any:
     """Clip as defined before operator set 11, with the limits as attributes."""
-    return clipped(x, min, max)
+    return clipped(x, min, max, threads=threads)
 
 
 @operator("Clip", since_version=11)
-def clipped(x: Any, low: Any = None, high: Any = None) -> Any:
+def clipped(x: Any, low: Any = None, high: Any = None, *, threads: Threads | None) -> Any:
     """Clip x to [low, high], in x's type. If low > high, the result is high, as ONNX defines."""
+    if x.dtype == np.float32 and np.size(low) == np.size(high) == 1:
+        limits = [default if limit is None else float(limit) for limit, default in ((low, -math.inf), (high, math.inf))]
+        if not any(map(math.isnan, limits)):
+            return compiled("clip", x, *limits, otherwise=abs, threads=threads)
     if low is not None:
         x = np.maximum(x, np.asarray(low).astype(x.dtype, copy=False))
     return x if high is None else np.minimum(x, np.asarray(high).astype(x.dtype, copy=False))
@@ -109,8 +134,7 @@ def gelu_of(x: Any, *, approximate: bool, threads: Threads | None) -> Any:
     """GELU in x's type, exact (erf) or with tanh (Hendrycks & Gimpel 2016); float64 input is computed in float64."""
     if x.dtype == np.float64:
         return x * (0.5 * (1 + (np.tanh(_TANH_SCALE * (x + 0.044715 * x**3)) if approximate else exact_erf(x / _ROOT))))
-    wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)
-    return activation("gelu_tanh" if approximate else "gelu", wide, threads=threads).astype(x.dtype, copy=False)
+    return compiled("gelu_tanh" if approximate else "gelu", x, threads=threads)
 
 
 @operator("Gelu", since_version=20)
@@ -123,8 +147,11 @@ def gelu(x: Any, *, approximate: str = "none", threads: Threads | None) -> Any:
 @operator("QuickGelu", domain=MS)
 def quick_gelu(x: Any, *, alpha: float = 1.702, threads: Threads | None) -> Any:
     """x * sigmoid(alpha * x)."""
-    wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)
-    return activation("quick_gelu", wide, alpha, threads=threads).astype(x.dtype, copy=False)
+
+    def in_numpy(x: Any) -> Any:
+        return x * sigmoid(x.dtype.type(alpha) * x)
+
+    return compiled("quick_gelu", x, alpha, otherwise=in_numpy, threads=threads)
 
 
 @operator("FastGelu", domain=MS)

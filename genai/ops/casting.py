@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
+from genai.kernels.cpu.arrays.halves import from_halves, to_halves
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import MS
@@ -53,6 +54,10 @@ def cast_array(x: Any, to: int, *, saturate: bool = True, round_mode: str = "up"
         from onnx.numpy_helper import saturate_cast
 
         return saturate_cast(x, dtype)
+    if x.dtype == np.float32 and dtype == np.float16:
+        return to_halves(x)
+    if x.dtype == np.float16 and dtype == np.float32:
+        return from_halves(x)
     if dtype.kind == "b":
         return x.astype(np.float32).astype(bool) if x.dtype.kind == "V" else x != 0
     return x.astype(dtype)

@@ -13,15 +13,15 @@ from genai.kernels.cpu.arrays.functions import activation
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from .registry import operator
+from .support import narrowed, widened
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "Abs": np.abs, "Acos": np.arccos, "Acosh": np.arccosh, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan,
-    "Atanh": np.arctanh, "BitwiseNot": np.invert, "Ceil": np.ceil, "Cos": np.cos, "Cosh": np.cosh, "Exp": np.exp,
+    "Atanh": np.arctanh, "BitwiseNot": np.invert, "Ceil": np.ceil, "Cos": np.cos, "Cosh": np.cosh,
     "Floor": np.floor, "IsNaN": np.isnan, "Log": np.log, "Neg": np.negative, "Not": np.logical_not, "Round": np.rint,
     "Sign": np.sign, "Sin": np.sin, "Sinh": np.sinh, "Sqrt": np.sqrt, "Tan": np.tan, "Tanh": np.tanh,
     "Identity": lambda x: x,
     "Reciprocal": lambda x: x.dtype.type(1) / x,
-    "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
 }  # fmt: skip
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": np.add, "And": np.logical_and, "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or,
@@ -100,6 +100,32 @@ operator("Min", since_version=8)(lambda *values: reduce(np.minimum, values))
 operator("Sum", since_version=8)(lambda *values: reduce(np.add, values))
 
 
+def compiled(
+    function: str, x: Any, *parameters: float, otherwise: Callable[[Any], Any] | None = None, threads: Threads | None
+) -> Any:
+    """Return a compiled function of x in x's type.
+
+    Args:
+        function: name of the function (see `genai.kernels.cpu.jit.vector_math`).
+        x: array of any layout; floats narrower than float32 are computed in float32.
+        parameters: parameters of the function.
+        otherwise: function for wider types; None = they are computed in float32.
+    """
+    wide = widened(x)
+    if otherwise is not None and wide.dtype != np.float32:
+        return np.asarray(otherwise(wide)).astype(x.dtype, copy=False)
+    whole = np.ascontiguousarray(wide, np.float32).reshape(x.shape)
+    return narrowed(activation(function, whole, *parameters, threads=threads), x.dtype)
+
+
+@operator("Relu")
+def relu(x: Any, *, threads: Threads | None) -> Any:
+    """x, or 0 where x is negative."""
+    return compiled("relu", x, otherwise=lambda x: np.maximum(x, x.dtype.type(0)), threads=threads)
+
+
+operator("Exp")(lambda x, *, threads: compiled("exp", x, otherwise=np.exp, threads=threads))
+
 _each_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -112,5 +138,4 @@ def erf(x: Any, *, threads: Threads | None) -> Any:
     """The error function: compiled float32, also for narrower floats; float64 is computed element by element."""
     if x.dtype == np.float64 or x.dtype.kind in "iu":
         return exact_erf(x).astype(x.dtype)
-    wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)
-    return activation("erf", wide, threads=threads).astype(x.dtype, copy=False)
+    return compiled("erf", x, threads=threads)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.halves import from_halves, to_halves
+
 from ..onnx.node import ML, MS
 from ..onnx.types import DataType
 from .registry import Kernel, KernelError, NodeSpec
@@ -82,7 +84,14 @@ def objects(values: Sequence[Any], shape: tuple[int, ...], dtype: Any = object) 
 
 def widened(x: Any) -> Any:
     """Return floats narrower than 32 bits as float32, and other values unchanged."""
+    if x.dtype == np.float16:
+        return from_halves(x)
     return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "biu" else x
+
+
+def narrowed(x: Any, dtype: Any) -> Any:
+    """Return float32 x as another float type, rounded to nearest even."""
+    return to_halves(x) if dtype == np.float16 else x.astype(dtype, copy=False)
 
 
 # Estimates from the inputs how many bytes the result needs; the estimate is an upper bound.

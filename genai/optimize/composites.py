@@ -126,6 +126,23 @@ def fuse_gelu(graph: Graph, end: Node) -> bool:
     return False
 
 
+_SIGMOIDS = (
+    base.Pattern("Mul", "x", base.Pattern("Sigmoid", "x", once=True)),
+    base.Pattern("Mul", "x", base.Pattern("Sigmoid", base.Pattern("Mul", "x", "alpha", once=True), once=True)),
+)
+
+
+@base.node_rule(base.Level.EXTENDED, ("", "Mul"), domain=MS)
+def fuse_silu(graph: Graph, end: Node) -> bool:
+    """x * Sigmoid(alpha * x) with a constant alpha, or without it -> com.microsoft::QuickGelu(x), for float32."""
+    for pattern in _SIGMOIDS:
+        match = base.find(graph, end, pattern)
+        alpha = base.number(graph, match["alpha"]) if "alpha" in match else 1.0
+        if match and alpha is not None and base.is_float32(graph, match["x"]):
+            return base.replaced(graph, end, "QuickGelu", [match["x"]], domain=MS, alpha=alpha)
+    return False
+
+
 _CENTRED = base.Pattern("Sub", "x", base.Pattern("ReduceMean", "x", name="mean"), name="centred")
 _SQUARE = (base.Pattern("Pow", "centred", 2.0), base.Pattern("Mul", "centred", "centred"))
 _DEVIATION = base.Pattern("Sqrt", base.Pattern("Add", base.Pattern("ReduceMean", _SQUARE, name="variance"), "epsilon"))

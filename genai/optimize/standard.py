@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from . import byte_tables, composites, constant_folding, convolutions, linear, quantized, reshapes, simplify
+from . import byte_tables, composites, constant_folding, convolutions, halves, linear, quantized, reshapes, simplify
 from .base import Rewrite
 
 SESSION_RULES: tuple[Rewrite, ...] = (
+    halves.compute_halves_in_float32,
     simplify.remove_identities,
     reshapes.fold_known_shapes,
     constant_folding.fold_constants,
@@ -17,6 +18,7 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     convolutions.fuse_conv_addition,
     composites.fuse_layer_norm,
     composites.fuse_gelu,
+    composites.fuse_silu,
     composites.fuse_attention,
     quantized.fuse_matmul_integer_to_float,
     quantized.fuse_quantized_nodes,

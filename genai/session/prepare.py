@@ -25,6 +25,7 @@ from ..optimize.base import run_rewrites
 from ..optimize.byte_tables import tabulate_bytes
 from ..optimize.constant_folding import lift_constants
 from ..optimize.gradients import expand_gradients
+from ..optimize.halves import compute_halves_in_float32
 from ..optimize.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
 from ..optimize.shapes import infer_shapes
 from ..optimize.standard import SESSION_RULES
@@ -86,6 +87,8 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     sizes = table_sizes(graph)
     _check_cancelled(config)
     disabled = config.disabled_rules | (_QDQ_RULES if config.keep_qdq else frozenset())
+    if config.providers:  # which may have kernels for 16-bit floats
+        disabled |= {compute_halves_in_float32.name}
     rules = [rule for rule in SESSION_RULES if rule.name not in disabled]
     run_rewrites(model, rules, config.level)
     if config.optimized_path is not None:

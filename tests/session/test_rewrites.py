@@ -14,7 +14,7 @@ from onnx import helper
 import genai as ort
 from genai.onnx.reader import read_model
 from genai.optimize.base import Level, run_rewrites
-from genai.optimize.composites import fuse_gelu, fuse_layer_norm
+from genai.optimize.composites import fuse_gelu, fuse_layer_norm, fuse_silu
 from genai.optimize.constant_folding import lift_constants
 from genai.optimize.convolutions import (
     fold_conv_batch_norm,
@@ -366,3 +366,21 @@ def test_bias_of_a_quantised_product(make_model, x):
     rules = (fuse_matmul_integer_to_float, fuse_integer_product_bias)
     assert ops_after(model, *rules) == ["DynamicQuantizeLinear", "MatMulIntegerToFloat"]
     outputs_agree(model, {"x": x})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "alpha"),
+    [
+        ([node("Sigmoid", "x", "s"), node("Mul", "xs", "y")], 1.0),
+        ([node("Mul", "ax", "m"), node("Sigmoid", "m", "s"), node("Mul", "sx", "y")], 1.5),
+    ],
+)
+def test_silu(make_model, x, nodes, alpha):
+    model = make_model(nodes, {"x": X}, {"y": X}, {"a": f(1.5)[0]})
+    read = read_model(model)
+    infer_shapes(read)
+    run_rewrites(read, [lift_constants, fuse_silu, remove_dead_code], Level.ALL)
+    assert [(one.op_type, one.attribute("alpha")) for one in read.graph.nodes] == [("QuickGelu", alpha)]
+    outputs_agree(model, {"x": x})
+    shown = make_model(nodes, {"x": X}, {"y": X, "s": X}, {"a": f(1.5)[0]})
+    assert "Sigmoid" in ops_after(shown, fuse_silu)

@@ -89,6 +89,7 @@ write_half, store_half = _writer("float32", Emitter.to_half), _writer(FLOATS, Em
 store_bytes, store_first_bytes = _writer(FLOATS, _to_bytes), _first_writer(_to_bytes)
 load_first, load_first_half = _first_reader(FLOATS, FLOAT_VECTOR), _first_reader(FLOATS, _SHORTS, Emitter.from_half)
 load_first_bytes, store_first = _first_reader(VectorOf("uint8"), _BYTES), _first_writer()
+store_first_half = _first_writer(Emitter.to_half)
 
 
 def _array(e: Emitter, array_type: Any, data: Any, shape: Sequence[Any]) -> Any:
@@ -203,3 +204,4 @@ load, load_bytes = _row_reader(load_float32, load_first), _row_reader(load_uint8
 load_halves = _row_reader(load_half, load_first_half)
 # `store_as_bytes` accepts whole numbers in the range of int8 or of uint8.
 store, store_as_bytes = _row_writer(store_float32, store_first), _row_writer(store_bytes, store_first_bytes)
+store_halves = _row_writer(store_half, store_first_half)
