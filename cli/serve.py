@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +14,13 @@ from genai.errors import OptionError
 
 from . import options as opt
 from .serve_models import MAX_SEQUENCES, EmbedderOption, RerankerOption, served_models
+from .serve_router import ModelsArgument, RouterFlags, make_router
 from .terminal import say
 
 
 @opt.flag_groups
 def serve(
-    model: opt.ModelArgument = None,
+    model: ModelsArgument = None,
     *,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; other machines reach addresses other than 127.0.0.1.")
@@ -89,18 +91,20 @@ def serve(
     ] = False,
     embedder: EmbedderOption = None,
     reranker: RerankerOption = None,
+    router: RouterFlags,
     flags: opt.EngineFlags,
 ) -> None:
-    """Serve a model over HTTP for clients of the APIs of OpenAI and Anthropic.
+    """Serve one or more models over HTTP for clients of the APIs of OpenAI and Anthropic.
 
     The server accepts requests of this machine only, unless --host is another address. SIGTERM or Ctrl-C stops it when
-    the running requests have ended. Every adapter that --lora names is a model of its own in requests.
+    the running requests have ended. Every adapter that --lora names is a model of its own in requests. Several models
+    are loaded when a request needs them, and unloaded to make room for others.
     """
     from genai.server.keys import read_keys
     from genai.server.run import Address, check_packages, serve as run
 
     check_packages()
-    model, flags = flags.with_adapter(model)
+    models = list(model or ())
     address = Address(host, port, tls_cert, tls_key)
     address.check()
     keys = read_keys(api_key_file) if api_key_file is not None else []
@@ -132,13 +136,28 @@ def serve(
             "--log-prompts cannot be used without --request-log", "there is no log", "add --request-log FILE"
         )
     log = RequestLog(request_log, with_prompts=log_prompts) if request_log is not None else None
-    models = served_models(model, embedder, reranker, flags, options, max_sequences=max_sequences)
-    with address.bind() as bound, models as (llm, encoders), quietly(flags.quiet):
-        server = Server(llm, options, name=name, log=log, encoders=encoders)
+    server: Server
+    with ExitStack() as stack:
+        bound = stack.enter_context(address.bind())
+        if router.is_used(models):
+            if name is not None:
+                raise OptionError(
+                    f"--name {name:.80} cannot be used with several models", "each model has its name",
+                    "choose the names in a file, and pass it with --models",
+                )  # fmt: skip
+            server = make_router(
+                models, (embedder, reranker), router, flags, options, max_sequences=max_sequences, log=log
+            )
+        else:
+            single, flags = flags.with_adapter(models[0] if models else None)
+            served = served_models(single, embedder, reranker, flags, options, max_sequences=max_sequences)
+            llm, encoders = stack.enter_context(served)
+            server = Server(llm, options, name=name, log=log, encoders=encoders)
+        stack.enter_context(quietly(flags.quiet))
         url = address.url(bound)
         try:
             on_stop = partial(_say_stopping, drain_timeout)
-            run(server, bound, address, lambda: say(f"genai serve: {server.name} at {url}/v1"), on_stop)
+            run(server, bound, address, lambda: say(f"genai serve: {server.title} at {url}/v1"), on_stop)
         except KeyboardInterrupt:
             say("genai serve: stopped; the running requests ended with an error")
             raise typer.Exit(130) from None

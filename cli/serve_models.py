@@ -53,7 +53,7 @@ def served_models(
     alone = None if model is None else encoder_folder(model)
     precision = "fp32"
     if alone is not None:
-        option = _option_for(alone)
+        option = endpoint_option(alone)
         if named[option] is not None:
             raise OptionError(
                 f"{option} cannot be used with {model}", "both are models for the same endpoint", "remove one of them"
@@ -90,7 +90,8 @@ def encoder_folder(model: Path) -> Path | None:
     return found if is_encoder_folder(found) else None
 
 
-def _option_for(folder: Path) -> str:
+def endpoint_option(folder: Path) -> str:
+    """Return the option that names an encoder for its endpoint."""
     from genai.embed.folder import read_encoder_folder
 
     description = read_encoder_folder(folder)

@@ -54,15 +54,14 @@ class Admission:
         most_running: maximum number of sequences that are submitted to the engine.
         most_waiting: maximum number of requests that wait; further requests are refused with status 429.
         most_per_key: maximum number of requests of one key that are in the server; None = no limit.
-        is_draining: True if new requests are refused because the server stops.
-        refused: number of requests that were refused because of the load.
+        refused: number of requests of all queues that were refused because of the load.
     """
 
     most_running: int
     most_waiting: int
     most_per_key: int | None = None
-    is_draining: bool = False
     refused: int = 0
+    _drains: bool = False
     _seats: Counter[str] = field(default_factory=Counter)
     _running: Counter[str] = field(default_factory=Counter)
     _waiting: list[Ticket] = field(default_factory=list)
@@ -78,6 +77,15 @@ class Admission:
         to the requests of all queues together.
         """
         return Admission(most_running, self.most_waiting, self.most_per_key, _seats=self._seats, _parent=self)
+
+    @property
+    def is_draining(self) -> bool:
+        """True if new requests are refused because the server stops."""
+        return self._drains or (self._parent is not None and self._parent.is_draining)
+
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        self._drains = value
 
     @property
     def num_requests(self) -> int:
@@ -101,7 +109,7 @@ class Admission:
         Raises:
             RequestError: the server is full or stops, or the key has too many requests.
         """
-        if self.is_draining or (self._parent is not None and self._parent.is_draining):
+        if self.is_draining:
             raise RequestError(
                 503, "the server is stopping", "it finishes running requests only", "send the request again later",
                 code="stopping", headers={"retry-after": str(RETRY_SECONDS), "connection": "close"},
@@ -122,7 +130,10 @@ class Admission:
                 del self._seats[key]
 
     def _too_many(self, what: str, why: str) -> RequestError:
-        self.refused += 1
+        first = self
+        while first._parent is not None:
+            first = first._parent
+        first.refused += 1
         headers = {"retry-after": str(RETRY_SECONDS), "retry-after-ms": str(RETRY_SECONDS * 1000)}
         return RequestError(429, what, why, "send the request again later", code="rate_limit_exceeded", headers=headers)
 

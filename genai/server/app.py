@@ -17,8 +17,9 @@ from .errors import RETRY_SECONDS, ErrorReply
 from .guards import check_host, check_origin, cors_headers
 from .keys import ANYONE, Key, find_key
 from .replies import error_reply
+from .routing import late_stream, wanted_by
 from .serving import Server
-from .sse import ClientGone, EventStream, Receive, Send, response_start, send_file, send_stream
+from .sse import ClientGone, EventStream, Receive, Send, frame, response_start, send_file, send_stream
 from .wire import (
     adapters,
     batches,
@@ -57,11 +58,14 @@ class Endpoint:
         path: the path of the route.
         handle: the handler.
         is_open: True if no API key is needed.
+        needs: the kind of model that the endpoint needs: "completion", "embedding" or "rerank"; "" = none.
         error_body: returns the body for an error, in the wire format of the endpoint.
     """
 
-    def __init__(self, path: str, handle: Handler, *, is_open: bool, error_body: Callable[[ErrorReply], Any]) -> None:
-        self.path = path
+    def __init__(
+        self, path: str, handle: Handler, *, is_open: bool, needs: str, error_body: Callable[[ErrorReply], Any]
+    ) -> None:
+        self.path, self.needs = path, needs
         self.handle, self.is_open, self.error_body = handle, is_open, error_body
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -72,8 +76,10 @@ def _openai_error(reply: ErrorReply) -> Any:
     return reply.body()
 
 
-def _endpoint(wire: Any, path: str, handle: Handler, *, is_open: bool) -> Endpoint:
-    return Endpoint(path, handle, is_open=is_open, error_body=getattr(wire, "error_body", _openai_error))
+def _endpoint(wire: Any, method: str, path: str, handle: Handler, *, is_open: bool) -> Endpoint:
+    # Stored replies, which have paths with a parameter, need no model.
+    needs = getattr(wire, "NEEDS", "") if method == "POST" or "{" not in path else ""
+    return Endpoint(path, handle, is_open=is_open, needs=needs, error_body=getattr(wire, "error_body", _openai_error))
 
 
 def build_app(server: Server) -> App:
@@ -87,7 +93,7 @@ class App:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._routes = [
-            Route(path, _endpoint(wire, path, handle, is_open=is_open), methods=[method])
+            Route(path, _endpoint(wire, method, path, handle, is_open=is_open), methods=[method])
             for wire in (_WIRES if not server.options.page else (*_WIRES, page))
             for method, path, handle, is_open in wire.ROUTES
         ]
@@ -153,6 +159,7 @@ class _Exchange:
 
     async def run(self) -> None:
         """Serve the request. Errors become responses."""
+        call: Call | None = None
         try:
             call = await self._call()
             if call is not None:
@@ -160,7 +167,7 @@ class _Exchange:
         except ClientGone:
             self.status = self.status or 499
         except Exception as error:
-            reply = error_reply(self._server, self._id, error)
+            reply = error_reply(self._server if call is None else call.server, self._id, error)
             self._record["error"] = reply.message
             if not self.status:
                 await self._respond(JsonReply(self._error_body(reply), reply.status, dict(reply.headers)))
@@ -188,7 +195,7 @@ class _Exchange:
             return None
         endpoint, path = self._app.find(self._scope)
         self._path = endpoint.path
-        self._error_body, self._handle = endpoint.error_body, endpoint.handle
+        self._error_body, self._handle, self._needs = endpoint.error_body, endpoint.handle, endpoint.needs
         key = ANYONE if endpoint.is_open else self._key()
         self._record["key"] = key.name
         body = await self._body()
@@ -260,6 +267,22 @@ class _Exchange:
             await asyncio.gather(serving, watching, return_exceptions=True)
 
     async def _serve(self, call: Call) -> None:
+        if not self._needs:
+            await self._reply(call)
+            return
+        wanted, is_stream = wanted_by(call, self._needs)
+        if is_stream and not self._server.is_ready(wanted):
+            stream = late_stream(call, wanted, self._handle, self._error_frame)
+            await send_stream(stream, self._send, self._server.stop_error)
+            return
+        async with self._server.serving(wanted) as server:
+            call.server = server
+            await self._reply(call)
+
+    def _error_frame(self, error: BaseException) -> bytes:
+        return frame(self._error_body(error_reply(self._server, self._id, error)), "error")
+
+    async def _reply(self, call: Call) -> None:
         try:
             reply = await self._handle(call)
         except asyncio.CancelledError as cancelled:

@@ -28,6 +28,7 @@ from .calls import Call, JsonReply
 from .file_store import Entries, Entry, FileStore, open_folder, owner_of
 from .keys import ANYONE, Key
 from .replies import error_reply
+from .routing import wanted_by
 
 if TYPE_CHECKING:  # a circular import: the server runs batches, whose requests and errors refer to the server
     from .serving import Server
@@ -251,7 +252,7 @@ class _BatchRun:
         self._server, self._handle, self._entry, self._key = server, handlers[entry["endpoint"]], entry, key
         self._journal, self._progress, self._lock = journal, progress, asyncio.Lock()
         # Half of the places stay free, so that requests of people start at once.
-        self._most = max(1, (server.llm.max_sequences if server.has_llm else 2) // 2)
+        self._most = max(1, server.max_sequences // 2)
 
     async def finish(self, path: Path) -> str:
         """Process all lines that have no response. Return the reason of the end: a status of the batch."""
@@ -310,7 +311,11 @@ class _BatchRun:
             num_tries += 1
             try:
                 call = Call(self._server, self._key, identifier, {}, body=msgspec.json.encode(body))
-                reply = await self._handle(call)
+                wanted, _ = wanted_by(
+                    call, "embedding" if self._entry["endpoint"].endswith("embeddings") else "completion"
+                )
+                async with self._server.serving(wanted) as call.server:
+                    reply = await self._handle(call)
                 if not isinstance(reply, JsonReply):
                     raise RequestError(400, "stream cannot be used in a batch", "", "leave stream out", param="stream")
                 return _response(identifier, reply.status, reply.body()), None

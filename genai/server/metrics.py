@@ -88,32 +88,34 @@ class Metrics:
 
     def text(self, server: Server) -> str:
         """Return all metrics."""
-        found = [*self._of_requests(server)]
-        if server.has_llm:
-            found += [*self._own(server), *self._of_vllm(server)]
-        return "\n".join(found) + "\n"
+        found = [*self._of_requests(server), *server.metric_lines()]
+        for one in server.loaded:
+            if one.has_llm:
+                found += [*one.metrics._own(one), *one.metrics._of_vllm(one)]
+        return "\n".join(_grouped(found)) + "\n"
 
     def _of_requests(self, server: Server) -> Iterator[str]:
-        labels = f'model="{_escaped(server.name)}"'
-        encoders = server.encoders.admission
+        labels = f'model="{escaped(server.name)}"'
+        encoders = [one.encoders.admission for one in server.loaded]
+        running, waiting = sum(one.num_running for one in encoders), sum(one.num_waiting for one in encoders)
         gauges = {
             "connections_serving": ("Requests in the server.", server.admission.num_requests),
-            "encoder_requests_running": ("Requests for embeddings and reranking that run.", encoders.num_running),
-            "encoder_requests_waiting": ("Requests for embeddings and reranking that wait.", encoders.num_waiting),
+            "encoder_requests_running": ("Requests for embeddings and reranking that run.", running),
+            "encoder_requests_waiting": ("Requests for embeddings and reranking that wait.", waiting),
         }
         for name, (said, value) in gauges.items():
-            yield from _metric(f"genai_{name}", "gauge", said, [f"{{{labels}}} {value}"])
-        refused = server.admission.refused + encoders.refused
+            yield from metric(f"genai_{name}", "gauge", said, [f"{{{labels}}} {value}"])
+        refused = server.admission.refused
         said = "Requests that were refused because of the load."
-        yield from _metric("genai_refused_total", "counter", said, [f"{{{labels}}} {refused}"])
+        yield from metric("genai_refused_total", "counter", said, [f"{{{labels}}} {refused}"])
         served = [
-            f'{{{labels},path="{_escaped(path)}",status="{status}"}} {count}'
+            f'{{{labels},path="{escaped(path)}",status="{status}"}} {count}'
             for (path, status), count in sorted(self.requests.items())
         ]
-        yield from _metric("genai_http_requests_total", "counter", "HTTP requests.", served)
+        yield from metric("genai_http_requests_total", "counter", "HTTP requests.", served)
 
     def _own(self, server: Server) -> Iterator[str]:
-        labels = f'model="{_escaped(server.name)}"'
+        labels = f'model="{escaped(server.name)}"'
         stats, admission = server.llm.stats(), server.admission
         gauges = {
             "requests_running": ("Sequences in the current batch.", stats.running),
@@ -121,7 +123,7 @@ class Metrics:
             "kv_cache_usage_ratio": ("Used part of the KV cache.", _usage(stats.cache_blocks, stats.cache_blocks_free)),
         }
         for name, (said, value) in gauges.items():
-            yield from _metric(f"genai_{name}", "gauge", said, [f"{{{labels}}} {value}"])
+            yield from metric(f"genai_{name}", "gauge", said, [f"{{{labels}}} {value}"])
         counters = {
             "prompt_tokens_total": ("Tokens of prompts.", stats.prompt_tokens),
             "cached_tokens_total": ("Tokens of prompts that the prefix cache supplied.", stats.cached_tokens),
@@ -132,7 +134,7 @@ class Metrics:
             "failed_total": ("Failed sequences.", stats.failed),
         }
         for name, (said, value) in counters.items():
-            yield from _metric(f"genai_{name}", "counter", said, [f"{{{labels}}} {value}"])
+            yield from metric(f"genai_{name}", "counter", said, [f"{{{labels}}} {value}"])
         for name, said, histogram in (
             ("time_to_first_token_seconds", "Time from the submission to the first token.", self._first_token),
             ("time_per_token_seconds", "Time between tokens, the mean of each completion.", self._per_token),
@@ -142,12 +144,12 @@ class Metrics:
             yield from histogram.lines(f"genai_{name}", labels)
 
     def _of_vllm(self, server: Server) -> Iterator[str]:
-        labels = f'model_name="{_escaped(server.name)}",engine="0"'
+        labels = f'model_name="{escaped(server.name)}",engine="0"'
         stats, waiting = server.llm.stats(), server.admission.num_waiting
         usage = _usage(stats.cache_blocks, stats.cache_blocks_free)
         gauges = {"num_requests_running": stats.running, "num_requests_waiting": stats.waiting + waiting}
         for name, value in {**gauges, "kv_cache_usage_perc": usage, "gpu_cache_usage_perc": usage}.items():
-            yield from _metric(f"vllm:{name}", "gauge", "See vLLM.", [f"{{{labels}}} {value}"])
+            yield from metric(f"vllm:{name}", "gauge", "See vLLM.", [f"{{{labels}}} {value}"])
         counters = {
             "prompt_tokens_total": stats.prompt_tokens,
             "generation_tokens_total": stats.generated_tokens,
@@ -156,13 +158,13 @@ class Metrics:
             "prefix_cache_hits_total": stats.cached_tokens,
         }
         for name, value in counters.items():
-            yield from _metric(f"vllm:{name}", "counter", "See vLLM.", [f"{{{labels}}} {value}"])
+            yield from metric(f"vllm:{name}", "counter", "See vLLM.", [f"{{{labels}}} {value}"])
         reasons = {"stop": "stop", "length": "length", "timeout": "abort", "cancelled": "abort"}
         ended = Counter[str]()
         for reason, count in self.finished.items():
             ended[reasons[reason]] += count
         done = [f'{{{labels},finished_reason="{reason}"}} {ended[reason]}' for reason in ("stop", "length", "abort")]
-        yield from _metric("vllm:request_success_total", "counter", "See vLLM.", done)
+        yield from metric("vllm:request_success_total", "counter", "See vLLM.", done)
         for name, histogram in (
             ("time_to_first_token_seconds", self._first_token),
             ("inter_token_latency_seconds", self._per_token),
@@ -172,10 +174,24 @@ class Metrics:
             yield from _header(f"vllm:{name}", "histogram", "See vLLM.")
             yield from histogram.lines(f"vllm:{name}", labels)
         config = f'block_size="{stats.block_tokens}",num_gpu_blocks="{stats.cache_blocks or 0}",engine="0"'
-        yield from _metric("vllm:cache_config_info", "gauge", "See vLLM.", [f"{{{config}}} 1"])
+        yield from metric("vllm:cache_config_info", "gauge", "See vLLM.", [f"{{{config}}} 1"])
         running = ",".join(sorted(self.adapters))
-        lora = f'max_lora="{len(server.adapters)}",running_lora_adapters="{_escaped(running)}",waiting_lora_adapters=""'
-        yield from _metric("vllm:lora_requests_info", "gauge", "See vLLM.", [f"{{{lora}}} {self.last_adapter}"])
+        lora = f'max_lora="{len(server.adapters)}",running_lora_adapters="{escaped(running)}",waiting_lora_adapters=""'
+        yield from metric("vllm:lora_requests_info", "gauge", "See vLLM.", [f"{{{lora}}} {self.last_adapter}"])
+
+
+def _grouped(lines: Sequence[str]) -> Iterator[str]:
+    """Yield lines in groups: the samples of all models follow the one description of their metric."""
+    groups: dict[str, list[str]] = {}
+    group: list[str] = []
+    for line in lines:
+        if line.startswith("# HELP "):
+            name = line.split(" ", 3)[2]
+            is_known, group = name in groups, groups.setdefault(name, [])
+        if not (line.startswith("# ") and is_known):
+            group.append(line)
+    for group in groups.values():
+        yield from group
 
 
 def _usage(blocks: int | None, free: int | None) -> float:
@@ -186,12 +202,21 @@ def _header(name: str, kind: str, said: str) -> list[str]:
     return [f"# HELP {name} {said}", f"# TYPE {name} {kind}"]
 
 
-def _metric(name: str, kind: str, said: str, samples: Sequence[str]) -> list[str]:
+def metric(name: str, kind: str, said: str, samples: Sequence[str]) -> list[str]:
+    """Return the lines of a metric.
+
+    Args:
+        name: its name.
+        kind: "gauge" or "counter".
+        said: its description.
+        samples: labels in braces, and values.
+    """
     return [*_header(name, kind, said), *(f"{name}{sample}" for sample in samples)]
 
 
 _ESCAPES: Mapping[str, str] = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text as the value of a label."""
     return "".join(_ESCAPES.get(character, character) for character in text)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from .keys import Key
 from .metrics import Metrics
 from .request_log import RequestLog
 from .response_store import ResponseStore
+from .routing import Wanted
 from .stream_store import StreamStore
 from .token_texts import TokenTexts
 
@@ -113,6 +115,7 @@ class Server:
         name: the name of the model in requests; None = the name of the model's folder.
         log: the request log; None = requests are not logged. The caller closes it.
         encoders: the models for embeddings and reranking; None = there are none.
+        parent: the router that this server belongs to, whose limits and stored replies it shares.
     """
 
     def __init__(
@@ -123,24 +126,36 @@ class Server:
         name: str | None = None,
         log: RequestLog | None = None,
         encoders: Encoders | None = None,
+        parent: Server | None = None,
     ) -> None:
         self._llm, self.options, self.encoders = llm, options or ServerOptions(), encoders or Encoders()
         self.name = name or (llm.model.folder.name if llm is not None else next(iter(self.encoders.names), "none"))
         self.created = int(time.time())
+        self.retain: Callable[[], Callable[[], None]] = lambda: _released
         # A few sequences more than the engine runs, so that the engine never waits for the event loop.
         most = 1 if llm is None else llm.max_sequences + max(2, llm.max_sequences // 8)
-        self.admission = Admission(most, self.options.max_queue, self.options.max_per_key)
+        self.admission: Admission = (
+            Admission(most, self.options.max_queue, self.options.max_per_key)
+            if parent is None
+            else parent.admission.lane(most)
+        )
         self.metrics, self.log = Metrics(), log
         self.body_bytes = 0
         self.encoders.share_limits(self.admission)
-        self.responses = ResponseStore()
-        self.streams = StreamStore(self)
-        self.batches = None if self.options.batch_dir is None else Batches(self, self.options.batch_dir)
+        self.responses: ResponseStore = ResponseStore() if parent is None else parent.responses
+        self.streams: StreamStore = StreamStore(self) if parent is None else parent.streams
+        has_batches = self.options.batch_dir is not None and parent is None
+        self.batches = Batches(self, self.options.batch_dir) if has_batches and self.options.batch_dir else None
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
         self.chooses_seeds = llm is not None and llm.params().seed is None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_stopped = False
         self.fingerprint = f"fp_{_fingerprint(llm)}" if llm is not None else ""
+
+    @property
+    def title(self) -> str:
+        """The models in messages."""
+        return self.name
 
     @property
     def has_llm(self) -> bool:
@@ -213,6 +228,34 @@ class Server:
         if self.batches is not None:
             self.batches.start()
 
+    @property
+    def max_sequences(self) -> int:
+        """The maximum number of sequences that are generated concurrently."""
+        return 2 if self._llm is None else self._llm.max_sequences
+
+    @property
+    def loaded(self) -> Sequence[Server]:
+        """The servers of the loaded models: this server, or those of a router."""
+        return [self]
+
+    def metric_lines(self) -> Iterator[str]:
+        """Yield further lines of the metrics."""
+        return iter(())
+
+    def is_ready(self, wanted: Wanted) -> bool:
+        """Return True if the model that a request needs is loaded."""
+        return True
+
+    @asynccontextmanager
+    async def serving(self, wanted: Wanted) -> AsyncIterator[Server]:
+        """Hold the server of the model that a request needs, and load the model first if necessary.
+
+        Raises:
+            RequestError: there is no such model, or it cannot be loaded.
+            DeadlineError: the model was not loaded within the time limit.
+        """
+        yield self
+
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call a function on another thread, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
@@ -249,6 +292,10 @@ class Server:
         self.encoders.close()
         if self.batches is not None:
             self.batches.close()
+
+
+def _released() -> None:
+    """Release a model that is never unloaded."""
 
 
 def _fingerprint(llm: LLM) -> str:

@@ -74,8 +74,20 @@ class StreamStore:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def start(self, key: Key, identifier: str, stream: EventStream) -> EventStream:
+    def start(
+        self,
+        key: Key,
+        identifier: str,
+        stream: EventStream,
+        retain: Callable[[], Callable[[], None]] = lambda: lambda: None,
+    ) -> EventStream:
         """Run a stream in a task, and return a stream that reads its events.
+
+        Args:
+            key: the API key.
+            identifier: the identifier of the stream.
+            stream: the stream.
+            retain: holds the model until the function that it returns is called (see Server.retain).
 
         Raises:
             RequestError: the identifier is malformed or in use.
@@ -94,6 +106,8 @@ class StreamStore:
             )  # fmt: skip
         stored = self._streams[name] = _Stream()
         stored.task = asyncio.create_task(self._run(name, stored, stream))
+        release = retain()
+        stored.task.add_done_callback(lambda _: release())
         self._server.note_running(stored.task)
         self._set_timer(stored, self._lonely_seconds, stored.task.cancel)  # until the first reader begins
         return EventStream(self._events(name, stored, raises=True), stream.error_frame, stream.headers)

@@ -57,7 +57,7 @@ async def create(call: Call) -> JsonReply | EventStream:
     if request.stream:
         stream = EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
         identifier = call.headers.get("x-stream-id")
-        return stream if identifier is None else server.streams.start(call.key, identifier, stream)
+        return stream if identifier is None else server.streams.start(call.key, identifier, stream, server.retain)
     return await whole_reply(server, encoder, await run_turn(server, turn, encoder.collect))
 
 
@@ -338,6 +338,7 @@ def usage(counts: TokenCounts) -> dict[str, Any]:
     }
 
 
+NEEDS = "completion"
 ROUTES = (
     ("POST", "/v1/chat/completions", create, False),
     ("POST", "/chat/completions", create, False),

@@ -278,6 +278,7 @@ def error_body(reply: ErrorReply) -> dict[str, Any]:
     return body
 
 
+NEEDS = "completion"
 ROUTES = (
     ("POST", "/v1/completions", create, False),
     ("POST", "/completions", create, False),

@@ -153,6 +153,7 @@ def _refused(what: str, why: str, fix: str, param: str = "input") -> RequestErro
     return RequestError(400, what, why, fix, param=param)
 
 
+NEEDS = "embedding"
 ROUTES = (
     ("POST", "/v1/embeddings", create, False),
     ("POST", "/embeddings", create, False),

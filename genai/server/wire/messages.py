@@ -60,6 +60,7 @@ def _decoded(call: Call) -> tuple[MessagesRequest, Turn]:
     return request, turn
 
 
+NEEDS = "completion"
 ROUTES = (
     ("POST", "/v1/messages", create, False),
     ("POST", "/v1/messages/count_tokens", count_tokens, False),

@@ -5,15 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ...errors import GenaiError
 from ..calls import Call, JsonReply
+from ..cards import capabilities
+from ..router import Router
 from ..serving import Server
 
 
 async def list_models(call: Call) -> JsonReply:
     """List the model and its adapters."""
     server = call.server
-    data = [_model(server, name) for name in server.model_names] + _encoders(server)
+    data = listed_models(server)
     # Codex sends its version, and expects another form of entries in `models`; other agents read llama.cpp's form.
     entries = [] if "client_version=" in call.query else [_entry(one) for one in data]
     page: dict[str, Any] = {"object": "list", "data": data, "models": entries}
@@ -26,10 +27,14 @@ async def list_models(call: Call) -> JsonReply:
 async def show_model(call: Call) -> JsonReply:
     """Return one model."""
     name = call.path["name"]
-    found = next((one for one in _encoders(call.server) if one["id"] == name), None)
-    if found is None or name in call.server.model_names:
-        call.server.adapter_of(name)
-        found = _model(call.server, name)
+    server = call.server
+    found = next((one for one in listed_models(server) if one["id"] == name), None)
+    if found is None and isinstance(server, Router):
+        base = server.named(name).name
+        found = {**_routed(server, base)[0], "id": name, "parent": base}
+    elif found is None:
+        server.adapter_of(name)
+        found = _model(server, name)
     return JsonReply(_as_anthropic(found) if _VERSION in call.headers else found)
 
 
@@ -44,58 +49,50 @@ def _as_anthropic(model: dict[str, Any]) -> dict[str, Any]:
     return {**model, **names, "max_input_tokens": model["max_model_len"]}
 
 
+def listed_models(server: Server) -> list[dict[str, Any]]:
+    """Return the properties of all models and adapters."""
+    if isinstance(server, Router):
+        return [card for name in server.models for card in _routed(server, name)]
+    return [_model(server, name) for name in server.model_names] + _encoders(server)
+
+
+def _routed(router: Router, name: str) -> list[dict[str, Any]]:
+    """Return the properties of a model of a router and of its adapters."""
+    model = router.models[name]
+    card = _card(router, name, None, model.limit, router.capabilities_of(name))
+    card |= {"state": router.state_of(name), "pinned": model.is_pinned}
+    return [card, *({**card, "id": adapter, "parent": name} for adapter in model.adapters)]
+
+
 def _encoders(server: Server) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": one.name,
-            "object": "model",
-            "created": server.created,
-            "owned_by": "genai",
-            "root": one.name,
-            "parent": None,
-            "max_model_len": one.model.max_length,
-            "context_length": one.model.max_length,
-            "context_window": one.model.max_length,
-            "capabilities": [kind],
-        }
-        for kind, one in server.encoders.served.items()
-    ]
+    served = server.encoders.served.items()
+    return [_card(server, one.name, None, one.model.max_length, [kind]) for kind, one in served]
 
 
 def _model(server: Server, name: str) -> dict[str, Any]:
-    size = server.llm.context_size
+    parent = None if name == server.name else server.name
+    return _card(server, name, parent, server.llm.context_size, capabilities(server))
+
+
+def _card(server: Server, name: str, parent: str | None, size: int, abilities: list[str]) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
         "created": server.created,
         "owned_by": "genai",
-        "root": server.name,
-        "parent": None if name == server.name else server.name,
+        "root": parent or name,
+        "parent": parent,
         "max_model_len": size,
         "context_length": size,
         "context_window": size,
-        "capabilities": capabilities(server),
+        "capabilities": abilities,
+        "state": "loaded",
     }
 
 
 def _entry(model: dict[str, Any]) -> dict[str, Any]:
     names = {"name": model["id"], "model": model["id"], "type": "model", "capabilities": model["capabilities"]}
     return {**names, "details": {"format": "onnx"}, "context_length": model["context_length"]}
-
-
-def capabilities(server: Server) -> list[str]:
-    """Return the abilities of the model: "completion", "chat", "tools", "thinking", "structured_output"."""
-    found = ["completion"]
-    try:
-        template = server.llm.tokenizer.template_text(with_tools=True)
-    except GenaiError:
-        return found
-    found.append("chat")
-    if server.llm.parser.calls is not None and "tools" in template:
-        found.append("tools")
-    if server.llm.parser.reasoning is not None:
-        found.append("thinking")
-    return [*found, "structured_output"]
 
 
 ROUTES = (

@@ -105,6 +105,7 @@ def error_body(reply: ErrorReply) -> Any:
     return {**reply.body(), "message": reply.message}
 
 
+NEEDS = "rerank"
 ROUTES = (
     ("POST", "/v1/rerank", create, False),
     ("POST", "/v2/rerank", create, False),

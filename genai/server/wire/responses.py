@@ -109,6 +109,7 @@ def _decoded(call: Call) -> _Decoded:
     return _Decoded(request, turn, items)
 
 
+NEEDS = "completion"
 ROUTES = (
     ("POST", "/v1/responses", create, False),
     ("POST", "/responses", create, False),

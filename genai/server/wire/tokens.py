@@ -141,6 +141,7 @@ async def tokenizer_info(call: Call) -> JsonReply:
     )
 
 
+NEEDS = "completion"
 ROUTES = (
     ("POST", "/tokenize", tokenize, False),
     ("POST", "/detokenize", detokenize, False),
