@@ -14,7 +14,7 @@ from ..errors import RequestError
 from . import page
 from .calls import Call, FileReply, JsonReply, TextReply
 from .errors import RETRY_SECONDS, ErrorReply
-from .guards import check_host, check_origin, cors_headers
+from .guards import check_framing, check_host, check_origin, cors_headers
 from .keys import ANYONE, Key, find_key
 from .replies import error_reply
 from .routing import late_stream, wanted_by
@@ -187,6 +187,7 @@ class _Exchange:
     async def _call(self) -> Call | None:
         """Check the request, and read its body. Return None if it is answered already."""
         options = self._server.options
+        check_framing(self._headers)
         check_host(self._scope, self._headers, options.allowed_hosts)
         check_origin(self._headers, options.allowed_origins)
         self._notes |= cors_headers(self._headers, options.allowed_origins)

@@ -36,6 +36,22 @@ def host_name(host: str) -> str:
     return found[1] if found else ""
 
 
+def check_framing(headers: Mapping[str, str]) -> None:
+    """Raise RequestError if proxies could see another end of the body than this server, or if it is compressed."""
+    if "transfer-encoding" in headers and "content-length" in headers:
+        raise RequestError(
+            400, "the request has content-length and transfer-encoding",
+            "a proxy can read such a request as two requests", "send one of the two headers",
+            headers={"connection": "close"},
+        )  # fmt: skip
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise RequestError(
+            415, f"the content-encoding is {encoding!r:.40}", "compressed bodies are not read",
+            "send the body without compression", headers={"connection": "close"},
+        )  # fmt: skip
+
+
 def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
     """Raise RequestError if the header `origin` names a web page of another server that is not allowed."""
     origin = headers.get("origin")

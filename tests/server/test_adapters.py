@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_load_use_and_unload(open_server: Running) -> None:
     assert open_server.post("/v1/unload_lora_adapter", {"lora_name": "spelled"}).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["../..", "/etc", "missing", "outside", "numbers/../../x"])
+@pytest.mark.parametrize("path", ["../..", "/etc", "missing", "outside", "numbers/../../x", "x" * 5000, "a\0b"])
 def test_paths_outside_the_folder(open_server: Running, path: str) -> None:
     answer = open_server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path})
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "adapter_not_found"
@@ -55,6 +56,28 @@ def test_an_adapter_that_cannot_be_read(open_server: Running, folder: Path) -> N
     answer = open_server.post("/v1/load_lora_adapter", {"lora_name": "pebble", "lora_path": "numbers"})
     assert answer.status_code == 400 and "in use" in answer.text
     assert open_server.post("/v1/load_lora_adapter", {"lora_name": "x"}).json()["error"]["param"] == "lora_path"
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\0", "pebble+x", "a+b", "x" * 5000])
+def test_wrong_names(open_server: Running, name: str) -> None:
+    answer = open_server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": "numbers"})
+    assert answer.status_code == 400 and "name" in answer.json()["error"]["message"]
+
+
+def test_too_many_adapters(open_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai.server.wire.adapters.MOST_ADAPTERS", 1)
+    answer = open_server.post("/v1/load_lora_adapter", {"lora_name": "second", "lora_path": "numbers"})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "too_many_adapters"
+
+
+def test_many_clients_load_the_same_adapter(open_server: Running) -> None:
+    def load(_: int) -> int:
+        body = {"lora_name": "shared", "lora_path": "numbers"}
+        return open_server.post("/v1/load_lora_adapter", body).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(load, range(8))) == [200, *[400] * 7]
+    open_server.post("/v1/unload_lora_adapter", {"lora_name": "shared"})
 
 
 def test_a_server_that_does_not_allow_it(running: Running) -> None:

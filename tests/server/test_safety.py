@@ -159,6 +159,37 @@ def test_heads_that_arrive_slowly(llm: genai.LLM, monkeypatch: pytest.MonkeyPatc
             until(lambda: used.recv(1000) == b"")
 
 
+def _raw(running: Running, *parts: bytes) -> bytes:
+    """Send bytes, and return everything that the server sends until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), timeout=30) as connection:
+        connection.sendall(b"".join(parts))
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_requests_that_proxies_could_read_otherwise(running: Running) -> None:
+    """A request with two lengths is refused, and what follows it on the connection is not read."""
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    second = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    lengths = b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = _raw(running, head, lengths, b'f\r\n{"prompt": "Hi"}'[:18] + b"\r\n0\r\n\r\n", second)
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+    assert b"content-length and transfer-encoding" in answer
+
+
+def test_pipelined_requests(running: Running) -> None:
+    """Requests that are sent without waiting get their replies in order."""
+    parts = [b"GET /v1/models/pebble HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"]
+    last = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    answer = _raw(running, *parts * 50, last)
+    assert answer.count(b"HTTP/1.1 200") == 101
+    assert [answer.count(b'"id":"pebble"'), answer.count(b'{"status":"ok"}')] == [50, 51]
+
+
+def test_compressed_bodies(running: Running) -> None:
+    answer = running.post("/tokenize", {"prompt": "Hi"}, **{"content-encoding": "gzip"})
+    assert answer.status_code == 415 and "compressed" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["stop", "banned_strings"])
 def test_many_strings(running: Running, name: str) -> None:
     for texts in (["a"] * 1001, ["a" * 60_000] * 2):

@@ -23,21 +23,30 @@ class UnloadRequest(msgspec.Struct):
     lora_name: str
 
 
+MOST_ADAPTERS = 256
+"""The number of loaded adapters from which on requests cannot load another, so that they do not fill the memory."""
+
+
 async def load(call: Call) -> TextReply:
     """Load an adapter under a name. Running requests continue."""
     folder = _folder(call)
     request: LoadRequest = converted(call.json(), LoadRequest)
     server, name = call.server, request.lora_name
-    path = (folder / request.lora_path).resolve()
-    if not path.is_relative_to(folder) or not path.exists():
-        raise RequestError(
-            404, f"there is no adapter {request.lora_path!r:.200}", "adapters are in the folder of --adapter-dir",
-            "use a path in this folder", code="adapter_not_found", param="lora_path",
-        )  # fmt: skip
+    path = _path(folder, request.lora_path)
     if name in server.model_names:
         raise RequestError(
             400, f"the name {name!r:.200} is in use", "each adapter has its own name",
             "unload the adapter first, or choose another name", param="lora_name",
+        )  # fmt: skip
+    if not name.isprintable() or "+" in name:
+        raise RequestError(
+            400, f"the name {name!r:.200} cannot be used", "names have no control characters and no +",
+            "choose another name", param="lora_name",
+        )  # fmt: skip
+    if len(server.adapters) >= MOST_ADAPTERS:
+        raise RequestError(
+            400, f"{len(server.adapters)} adapters are loaded", f"requests can load up to {MOST_ADAPTERS}",
+            "unload an adapter first", code="too_many_adapters", param="lora_name",
         )  # fmt: skip
     try:
         await server.in_thread(server.llm.load_adapter, path, name)
@@ -60,6 +69,21 @@ async def unload(call: Call) -> TextReply:
         )  # fmt: skip
     await call.server.in_thread(call.server.llm.unload_adapter, name)
     return TextReply(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _path(folder: Path, given: str) -> Path:
+    """Return the path of an adapter. Raise RequestError if it is not in the folder."""
+    try:
+        path = (folder / given).resolve()
+        is_there = path.is_relative_to(folder) and path.exists()
+    except (OSError, ValueError):  # the path is too long, or has a null character
+        is_there = False
+    if not is_there:
+        raise RequestError(
+            404, f"there is no adapter {given!r:.200}", "adapters are in the folder of --adapter-dir",
+            "use a path in this folder", code="adapter_not_found", param="lora_path",
+        )  # fmt: skip
+    return path
 
 
 def _folder(call: Call) -> Path:
