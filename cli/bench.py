@@ -16,7 +16,9 @@ from genai.common.progress import task
 from genai.errors import OptionError
 
 from . import options as opt
+from .build import encoder_of
 from .commands import App
+from .model_names import model_path
 from .run import ModelFile, extents
 from .terminal import PlotFile, emit, emit_figures, show_chart
 
@@ -38,6 +40,10 @@ Context = Annotated[
 ]
 NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Number of tokens to generate per run.")]
 FormatsFlag = Annotated[bool, typer.Option("--formats", help="Measure every weight format on random matrices.")]
+EncoderModel = Annotated[
+    Path,
+    typer.Argument(help="Encoder: org/name, or a folder with a graph or a checkpoint.", parser=model_path),
+]
 PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length in tokens.")]
 
 
@@ -436,7 +442,7 @@ def session(
 
 @app.command()
 def embed(
-    model: Annotated[Path, typer.Argument(help="Folder of an encoder, with a graph or a checkpoint.")],
+    model: EncoderModel,
     repeat: Repeat = 5,
     threads: opt.ThreadsOption = None,
     precision: Annotated[
@@ -448,7 +454,8 @@ def embed(
     """Measure the speed of an encoder for one text, for batches and for texts of mixed lengths."""
     from genai.bench.embeddings import bench_embed
 
-    rows = bench_embed(model, repeat=repeat, threads=threads, precision=precision, compare=compare)
+    folder = encoder_of(model, precision, yes=False)
+    rows = bench_embed(folder, repeat=repeat, threads=threads, precision=precision, compare=compare)
     with task("Measuring"):
         _table(rows, as_json, None)
 

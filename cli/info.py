@@ -17,6 +17,14 @@ from .wrapping import printable
 
 _FILES_SHOWN = 4
 
+# Labels of facts that their names do not explain. These facts are shown only if they have a value.
+_LABELS = {
+    "read_bytes": "checkpoint",
+    "built_bytes": "size after build",
+    "memory_bytes": "memory when built",
+    "sampling_defaults_without_effect": "ignored defaults",
+}
+
 
 def info(
     model: opt.ModelArgument = None,
@@ -51,7 +59,11 @@ def info(
         rows = list(figures_of(facts))
     else:
         _refuse(flags, str(model), facts.get("kind", ""))
-        rows = [(name.replace("_", " "), shown(name, value)) for name, value in facts.items()]
+        rows = [
+            (_LABELS.get(name, name.replace("_", " ")), shown(name, value))
+            for name, value in facts.items()
+            if value or name not in _LABELS
+        ]
     if adapter is not None:
         from genai.doctor.source_info import describe_adapter
 
@@ -141,8 +153,7 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"{facts['type']}: {facts['layers']} layers, hidden size {facts['hidden_size']}, {facts['attention_heads']} "
         f"heads, {facts['key_value_heads']} key/value heads of size {facts['head_size']}{window}",
     )
-    yield "parameters", f"{facts['parameters']:,}"
-    yield "bits per weight", f"{facts['bits_per_weight'] or '-'} (weights as stored: {size(facts['weight_bytes'])})"
+    yield from _about_weights(facts)
     yield "numerics", _numerics(facts)
     yield "files", _files(facts["files"])
     ids = ", ".join(map(str, facts["eos_token_ids"])) or "none"
@@ -194,6 +205,24 @@ def _derived(values: dict[str, list[str]]) -> str:
     """Return the values that genai_config.json would contain, by the file that they were derived from."""
     parts = [f"{', '.join(key.rsplit('.', 1)[-1] for key in keys)} from {source}" for source, keys in values.items()]
     return f"genai_config.json is missing; {'; '.join(parts)}"
+
+
+def _about_weights(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from genai.common.memory_limits import format_bytes as size
+
+    parameters, apart = facts["parameters"], facts["embedding_parameters"]
+    stored = f"weights as stored: {size(facts['weight_bytes'])}"
+    if not apart or apart >= parameters:
+        yield "parameters", f"{parameters:,}"
+        yield "bits per weight", f"{facts['bits_per_weight'] or '-'} ({stored})"
+        return
+    bits = facts["embedding_bytes"] * 8 / apart
+    others = (facts["weight_bytes"] - facts["embedding_bytes"]) * 8 / (parameters - apart)
+    yield "parameters", f"{parameters:,}, {apart:,} of them in the embedding, which is stored apart from the LM head"
+    yield (
+        "bits per weight",
+        f"{facts['bits_per_weight']}: {bits:.4g} in the embedding, {others:.4g} in the other weights ({stored})",
+    )
 
 
 def _by_kind(facts: dict[str, Any]) -> str:

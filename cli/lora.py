@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 app = App(help="Work with LoRA adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
 AdapterArgument = Annotated[Path, typer.Argument(help="Folder of PEFT or mlx-lm, .onnx_adapter file or GGUF file.")]
 _DTYPES = ("float32", "float16")
+# Endings of files in formats that `genai lora convert` does not write. Other names are names of folders.
+_ENDINGS_OF_FILES = (".gguf", ".safetensors", ".npz", ".bin", ".onnx")
 
 
 @app.command()
@@ -115,6 +117,12 @@ def convert(
 
     if dtype not in _DTYPES:
         raise OptionError(f"--dtype is {dtype}", f"allowed: {', '.join(_DTYPES)}", "use one of these types")
+    if output.suffix.lower() in _ENDINGS_OF_FILES:
+        raise OptionError(
+            f"--output {output}: {output.suffix} files are not written",
+            f"adapters are written as {SUFFIX} files and as PEFT folders",
+            f"use a name that ends in {SUFFIX}, or the name of a folder",
+        )
     with task(f"Converting {adapter.name}"):
         read = read_adapter(adapter)
         if model is not None:

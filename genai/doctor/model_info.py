@@ -15,15 +15,16 @@ from ..devices import tell_of_the_cpu
 from ..errors import CacheCapacityError, DeviceError, ModelFolderError
 from ..lowering.rules import find_lowering_rule
 from ..models.config import Config
-from ..models.decoder_graph import DecoderGraph, count_activations, count_weights, read_decoder
+from ..models.decoder_graph import DecoderGraph, count_activations, count_weights, read_decoder, whole_number
 from ..models.exported_config import ExportedModel
 from ..models.folders import folder_errors
 from ..models.kv_types import check_kv_type, kv_types_on
 from ..models.loading import open_chosen, refused_by
 from ..models.memory_plan import MemoryPlan, budget_cache, check_limit, default_context, plan_memory, usable
-from ..onnx.ir import Value
+from ..onnx.ir import Graph, Value
 from ..onnx.layouts import data_files
 from ..onnx.reader import read_model
+from ..onnx.types import DataType
 from ..session.arguments import shape_of
 from ..session.plan import missing_operators
 from ..text.chat_template import ChatTemplates
@@ -99,6 +100,7 @@ def describe(
         "parameters": info.parameters,
         "bits_per_weight": round(8 * info.weight_bytes / info.parameters, 2) if info.parameters else None,
         "weight_bytes": info.weight_bytes,
+        **_embedding(decoder.model.graph, model.vocab_size),
         "files": _file_sizes(config),
         "derived": _derived(config),
         "quantised_products_by_activation": count_activations(decoder.model.graph, accuracy),
@@ -291,6 +293,25 @@ def describe_onnx(path: Path) -> dict[str, Any]:
         "weight_bytes": weight_bytes,
         "operators": ", ".join(f"{name} {count}" for name, count in operators.most_common()),
     }
+
+
+def _embedding(graph: Graph, vocab_size: int) -> dict[str, int]:
+    """Return the parameters and the bytes of the embedding; 0 if the LM head uses the same matrix."""
+    for node in graph.nodes:
+        name = node.input(0)
+        table = graph.initializers.get(name) if node.op_type in ("Gather", "GatherBlockQuantized") else None
+        if table is not None and len(table.shape) == 2 and table.shape[0] == vocab_size:
+            if graph.consumers(name) != [node]:
+                break
+            bits = whole_number(node, "bits", 4) if node.op_type == "GatherBlockQuantized" else 0
+            beside = [graph.initializers.get(node.input(index)) for index in (2, 3)] if bits else []
+            return {
+                "embedding_parameters": table.num_elements * 8 // bits
+                if bits and table.dtype is DataType.UINT8
+                else table.num_elements,
+                "embedding_bytes": table.nbytes + sum(one.nbytes for one in beside if one is not None),
+            }
+    return {"embedding_parameters": 0, "embedding_bytes": 0}
 
 
 def _arguments(values: Iterable[Value]) -> str:

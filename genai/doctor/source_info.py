@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from genai.common.memory_limits import available_memory, format_bytes
+
 from ..convert.build import default_precision, plan_build
 from ..convert.options import ExportOptions
 from ..convert.tensors import tensor_shapes
-from ..hub.known import known_models
+from ..hub.known import CACHED_TOKENS, PROCESS_BYTES, known_models
 from ..hub.pull import PullPlan
 from ..lora.describe import describe
 from ..lora.read import read_adapter
@@ -25,6 +27,10 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
     """
     plan = plan_build(path, replace(ExportOptions(), precision=default_precision(path)))
     spec = plan.spec
+    tokens = min(spec.context_length, CACHED_TOKENS)
+    cache = tokens * 4 * spec.num_layers * spec.num_key_value_heads * spec.head_size
+    needed, free = plan.written_bytes + cache + PROCESS_BYTES, available_memory()
+    fits = f"{'fits' if needed < free else 'does not fit'} in the free memory, {format_bytes(free)}"
     return {
         "kind": "GGUF file" if path.is_file() else "checkpoint",
         "path": str(path),
@@ -37,6 +43,8 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "read_bytes": plan.read_bytes,
         "default_precision": plan.options.precision,
         "built_bytes": plan.written_bytes,
+        "memory_bytes": needed,
+        "verdict": f"{fits}, with a cache of {tokens:,} tokens in fp16",
         "remarks": "; ".join(plan.remarks) or "none",
         "sampling_defaults_without_effect": [] if path.is_file() else list(generation_defaults(path).unsupported),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..convert.encoders.build import is_encoder_checkpoint
+from ..convert.encoders.build import builds_of, is_encoder_checkpoint
 from ..models.exported_config import is_exported_decoder, variants_in
 from .folder import GRAPHS, has_graph, read_encoder_folder
 
@@ -27,6 +27,7 @@ def describe_encoder(folder: Path) -> dict[str, Any]:
     """
     found = read_encoder_folder(folder)
     graphs = [name for name in GRAPHS if (folder / name).is_file()] or [one.decoder for one in variants_in(folder)]
+    built = builds_of(folder) if not graphs and is_encoder_checkpoint(folder) else []
     weights = sum(file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("**/*.onnx*")))
     modules = [type(module).__name__.removesuffix("Module") for module in found.modules]
     about_vectors = {
@@ -40,7 +41,7 @@ def describe_encoder(folder: Path) -> dict[str, Any]:
         "architecture": str(found.config.get("model_type", "unknown")),
         "layers": found.config.get("num_hidden_layers"),
         "hidden_size": found.config.get("hidden_size"),
-        "graph": ", ".join(graphs) or "none: built from the checkpoint on first use",
+        "graph": ", ".join(graphs or map(str, built)) or "none: built from the checkpoint on first use",
         "weight_bytes": weights,
         "max_length": found.max_length,
         **({} if found.is_classifier else about_vectors),

@@ -13,7 +13,7 @@ import genai.configs
 BUNDLED_MODEL = "pebble"
 # Memory of the process and of activations, in addition to the weights and the cache.
 PROCESS_BYTES = 200_000_000
-_CACHED_TOKENS = 4096
+CACHED_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class KnownModel:
     @property
     def memory_bytes(self) -> int:
         """An estimate of the memory for the weights, a cache of 4,096 tokens, and the process."""
-        return self.size_bytes + _CACHED_TOKENS * self.cache_bytes_per_token + PROCESS_BYTES
+        return self.size_bytes + CACHED_TOKENS * self.cache_bytes_per_token + PROCESS_BYTES
 
 
 def configs_folder() -> Path:

@@ -43,5 +43,7 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert run_here(["bench", "embed", str(MODELS / "bert"), "-r", "1", "-t", "1"]) == 0
     assert "256 texts" not in capsys.readouterr().err
     assert run_here(["bench", "embed", str(tmp_path / "nothing")]) == 1
+    assert run_here(["bench", "embed", "pebble"]) == 1
+    assert "a model that generates text" in capsys.readouterr().err
     with pytest.raises(genai.ModelFolderError):
         list(bench_embed(tmp_path / "nothing"))

@@ -97,6 +97,10 @@ def test_one_number_of_parameters_for_a_checkpoint_and_its_graph(capsys: pytest.
         assert run(["info", source, "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert [facts["parameters"] for facts in found] == [4_328_704] * 3
+    assert run(["info", sources[0]]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^memory when built +\d+\.\d MB$", said, re.M) and "fits in the free memory, " in said
+    assert "read bytes" not in said and "defaults" not in said
     assert "past_key_values.0.key to past_key_values.5.key (6 values) tensor(float)" in found[2]["inputs"]
 
 

@@ -96,6 +96,7 @@ def test_converting_there_and_back(capsys: Capture, tmp_path: Path, bundled_fold
     for wrong, said in (
         ([WORDS, "-o", WORDS], "already exists"),
         ([str(file), "-o", str(file)], "already exists"),
+        ([WORDS, "-o", str(tmp_path / "x.gguf")], "x.gguf: .gguf files are not written"),
         ([WORDS, "-o", str(tmp_path / "x"), "--dtype", "int8"], "allowed: float32, float16"),
         ([WORDS, "-o", str(tmp_path / "x"), "--model", str(tmp_path / "none")], "none"),
     ):

@@ -94,6 +94,7 @@ def test_a_checkpoint_is_built_once(checkpoint: Checkpoint, monkeypatch: pytest.
         first = embedder.identity()
     (built,) = (tmp_path / "cache").glob("**/onnx/model.onnx")
     stamp = built.stat().st_mtime_ns
+    assert describe_encoder(folder)["graph"] == str(built.parent.parent)
     with Embedder(folder, threads=1) as embedder:
         assert embedder.identity() == first
     assert built.stat().st_mtime_ns == stamp

@@ -66,6 +66,9 @@ def test_architecture_and_operators(folder: Path) -> None:
     facts = describe(folder)
     assert (facts["type"], facts["layers"], facts["hidden_size"], facts["vocab_size"]) == ("llama", 2, 32, 64)
     assert facts["parameters"] == sum(array.size for array in RandomWeights(SPEC).values())
+    assert facts["embedding_parameters"] == 64 * 32 and facts["embedding_bytes"] > 64 * 32
+    rows = dict(figures_of(facts))
+    assert ", 2,048 of them in the embedding" in rows["parameters"] and " in the embedding, " in rows["bits per weight"]
     assert facts["kv_bytes_per_token_by_type"] == {
         "fp16": BYTES_PER_TOKEN,
         "fp32": 2 * BYTES_PER_TOKEN,

@@ -206,6 +206,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": "Hi"}, "messages", "array"),
     ({}, "messages", "messages"),
     ({"messages": [{"content": "Hi"}]}, "messages[0]", "role"),
+    ({"messages": [*QUESTION, {"role": "bot", "content": "Hi"}]}, f"messages[{len(QUESTION)}]", "role = 'bot'"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "only text"),
     ({"messages": QUESTION, "temperature": "hot"}, "temperature", "temperature"),
     ({"messages": QUESTION, "temperature": -1}, "temperature", "temperature"),

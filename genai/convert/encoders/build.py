@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from ..build import identity_of
 from ..checkpoint import CONFIG, INDEX, SINGLE, read_json, tensor_files
 from ..folder import copy_tokenizer, locked, require_absent, require_tokenizer, unfinished_folder
 from ..graph_writer import DataFile, Export, GraphWriter
-from ..options import ExportOptions
+from ..options import PRECISIONS, ExportOptions
 from ..weights import Weights
 from .families import EncoderConfig, adapter_tasks, describe, is_encoder
 from .graph import EncoderWeights, EncoderWriter, TaskAdapter
@@ -160,6 +161,15 @@ def _built_folder(checkpoint: Path) -> Path:
     if checkpoint.is_relative_to(hub_folder()) and checkpoint != hub_folder():
         return hub_folder() / checkpoint.relative_to(hub_folder()).parts[0] / BUILT
     return cache_root() / "models"
+
+
+def builds_of(checkpoint: Path) -> list[Path]:
+    """Return the folders in the cache that were built from an encoder's checkpoint, as it is now."""
+    found: list[Path] = []
+    for precision in PRECISIONS:
+        name = f"{checkpoint.resolve().name}-{identity_of(checkpoint, ExportOptions(precision=precision))}"  # type: ignore[arg-type]
+        found += sorted(_built_folder(checkpoint).glob(f"{escape(name)}*"))
+    return [folder for folder in found if (folder / "onnx" / "model.onnx").is_file()]
 
 
 def built_encoder(

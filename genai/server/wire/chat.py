@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ...engine.sampling.batch import TokenLogprob
-from ...errors import RequestError
+from ...errors import RequestError, did_you_mean
 from ..agents import TASK_PRIORITY, is_side_task
 from ..calls import Call, JsonReply, converted
 from ..events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolArguments, ToolCall
@@ -146,10 +146,21 @@ def usable_tools(tools: Sequence[Mapping[str, Any]] | None, ignored: list[str]) 
 
 
 def usable_messages(server: Server, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in the form that chat templates read: the role "developer" becomes "system"."""
-    knows_developer = "developer" in server.llm.tokenizer.chat_template
+    """Return messages in the form that chat templates read: the role "developer" becomes "system".
+
+    Raises:
+        RequestError: a role is neither a role of the API nor a role that the chat template mentions.
+    """
+    template = server.llm.tokenizer.chat_template
+    knows_developer = "developer" in template
     found = []
-    for message in messages:
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if isinstance(role, str) and role and role not in _ROLES and role not in template:
+            raise RequestError(
+                400, f"messages[{index}].role = {role!r:.40}", f"allowed: {', '.join(_ROLES)}",
+                did_you_mean(role, _ROLES, "use one of these roles"), param=f"messages[{index}]",
+            )  # fmt: skip
         copy = {name: value for name, value in message.items() if name not in _OF_CLIENTS and value is not None}
         if copy.get("role") == "developer" and not knows_developer:
             copy["role"] = "system"
@@ -161,6 +172,7 @@ def usable_messages(server: Server, messages: Sequence[Mapping[str, Any]]) -> li
     return found
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Fields of messages that clients send back, and that no template reads.
 _OF_CLIENTS = frozenset(("refusal", "annotations", "audio", "function_call", "cache_control", "reasoning_details"))
 
