@@ -49,7 +49,7 @@ function safeRenderer(element) {
       const node = data.nodes[data.index];
       if (type !== smd.HREF && type !== smd.SRC) {
         plain.set_attr(data, type, value);
-      } else if (DOMPurify.isValidAttribute("a", "href", value) && /^(https?:|mailto:)/i.test(value)) {
+      } else if (isSafe(value)) {
         node.setAttribute("href", value);
         node.setAttribute("target", "_blank");
         node.setAttribute("rel", "noopener noreferrer nofollow");
@@ -57,6 +57,15 @@ function safeRenderer(element) {
       }
     },
   };
+}
+
+// A relative address is refused, too: it would be one of this server.
+function isSafe(address) {
+  try {
+    return ["http:", "https:", "mailto:"].includes(new URL(address).protocol);
+  } catch {
+    return false;
+  }
 }
 
 function wrap(node, name) {

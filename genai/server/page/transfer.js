@@ -38,7 +38,7 @@ function checkedMessage(message, conversation) {
   }
   // A reply that was in progress at the export does not continue here.
   const status = message.status === "streaming" ? { status: "stopped" } : {};
-  return { ...message, ...status, attachments, conversation };
+  return { ...message, ...status, conversation };
 }
 
 function checkedConversation(value) {

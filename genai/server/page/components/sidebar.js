@@ -18,6 +18,7 @@ export function Sidebar({ heads, current, isOpen }) {
     const [chosen] = event.target.files;
     event.target.value = "";
     if (!chosen) return;
+    set({ isSidebarOpen: false }); // on narrow screens, the list covers the notice
     try {
       const added = await importText(await chosen.text());
       notify(added === 1 ? "1 conversation was added." : `${added} conversations were added.`);
