@@ -122,6 +122,7 @@ def serve(
             f"--allow-host cannot be used with --host {host}",
             "the Host header is checked only for addresses that other machines do not reach", "remove --allow-host",
         )  # fmt: skip
+    from genai.server.registry import registered
     from genai.server.request_log import RequestLog
     from genai.server.serving import Server, ServerOptions
 
@@ -155,6 +156,7 @@ def serve(
             server = Server(llm, options, name=name, log=log, encoders=encoders)
         stack.enter_context(quietly(flags.quiet))
         url = address.url(bound)
+        stack.enter_context(registered(url, [*server.model_names, *server.encoders.names]))
         try:
             on_stop = partial(_say_stopping, drain_timeout)
             run(server, bound, address, lambda: say(f"genai serve: {server.title} at {url}/v1"), on_stop)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MODELS_HELP = (
     "Short name, org/name, folder or GGUF file of a model [default: the bundled model]; several are possible."
 )
-ModelsArgument = Annotated[list[Path] | None, typer.Argument(help=_MODELS_HELP, parser=model_path, metavar="MODEL...")]
+ModelsArgument = Annotated[list[Path] | None, typer.Argument(help=_MODELS_HELP, parser=model_path, metavar="MODEL")]
 
 
 @dataclasses.dataclass(frozen=True)

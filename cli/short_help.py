@@ -38,6 +38,9 @@ SHORT_HELP = {
         "genai serve --port 8000",
         "host port api-key-file lora embedder reranker ctx-size max-sequences precision device",
     ),
+    "genai ps": _short("genai ps"),
+    "genai stop": _short("genai stop 8000"),
+    "genai launch": _short("genai launch codex"),
     "genai embed": _short(
         "genai embed model texts.txt -o vectors.npy",
         "output prompt column pooling prompt-name dimensions precision resume force quiet",

@@ -1,0 +1,111 @@
+"""`genai ps`, `stop` and `launch`: the running servers, and the clients that use them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from genai.errors import InputError, OptionError, StateError, did_you_mean
+
+from . import options as opt
+from .terminal import emit, emit_figures, say
+
+if TYPE_CHECKING:
+    from genai.server.registry import RunningServer
+
+Which = Annotated[
+    str | None, typer.Argument(help="Port, process number or address of a server from `genai ps`.", metavar="SERVER")
+]
+
+
+def ps(as_json: opt.AsJson = False) -> None:
+    """List the servers that this user started with `genai serve` on this machine."""
+    from genai.server.registry import servers
+
+    found = servers()
+    if as_json:
+        rows = [{"pid": one.pid, "url": one.url, "models": [*one.models], "started": one.started} for one in found]
+        emit(json.dumps(rows, indent=2), "\n")
+    elif not found:
+        say("genai: no server is running; to start one, run `genai serve`")
+    else:
+        emit_figures((one.url, f"process {one.pid}, since {one.started}: {', '.join(one.models)}") for one in found)
+
+
+def stop(
+    server: Which = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop all servers of this user.")] = False,
+) -> None:
+    """Stop a server that `genai ps` lists. It finishes its running requests first."""
+    from genai.server.registry import servers
+
+    found = servers()
+    if every and server is not None:
+        raise OptionError(
+            f"--all cannot be used with {server:.80}", "--all stops every server", "remove one of the two"
+        )
+    for one in found if every else [chosen(found, server)]:
+        one.stop()
+        while one.is_alive:
+            time.sleep(0.05)
+        say(f"genai: stopped {one.url}")
+
+
+def chosen(found: list[RunningServer], server: str | None) -> RunningServer:
+    """Return the server that a port, a process number or an address names; without a name, the only server.
+
+    Raises:
+        StateError: no server is running.
+        InputError: there is no such server, or several are running.
+    """
+    if not found:
+        raise StateError("no server is running", "`genai ps` lists none", "to start a server, run `genai serve`")
+    names = ", ".join(one.url for one in found)
+    if server is None:
+        if len(found) > 1:
+            raise InputError("several servers are running", f"they are {names}", "name one of them by its port")
+        return found[0]
+    for one in found:
+        if server.removesuffix("/v1") in (one.port, str(one.pid), one.url):
+            return one
+    raise InputError(f"{server:.80}: there is no such server", f"the running servers are {names}", "run `genai ps`")
+
+
+def launch(
+    client: Annotated[str, typer.Argument(help="Client: codex, claude, opencode or openwebui.")],
+    server: Which = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of a model of the server [default: its first model].")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Add the settings to the client's file.")] = False,
+) -> None:
+    """Print the settings with which a client uses a running server, or add them to the client's file.
+
+    Other settings in the file stay unchanged. If the file has another value for a setting, nothing is written.
+    """
+    from genai.server.client_setup import CLIENTS, setup_of
+    from genai.server.registry import servers
+
+    if client not in CLIENTS:
+        known = ", ".join(CLIENTS)
+        raise InputError(
+            f"{client:.80} is not a known client", f"known: {known}", did_you_mean(client, CLIENTS, "use one")
+        )
+    one = chosen(servers(), server)
+    if name is not None and name not in one.models:
+        known = ", ".join(one.models)
+        fix = did_you_mean(name, one.models, "use one of these names")
+        raise OptionError(f"--name {name:.80}: the server has no such model", f"it has {known}"[:500], fix)
+    setup = setup_of(client, one.url, name or next(iter(one.models), ""), Path.home())
+    if not write:
+        say(f"genai: add this to {setup.path}, or run the command again with --write:")
+        emit(setup.text)
+    elif setup.write():
+        say(f"genai: wrote {setup.path}")
+    else:
+        say(f"genai: {setup.path} has these settings already")
+    say(f"genai: then run `{setup.command}`")

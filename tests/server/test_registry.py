@@ -1,0 +1,134 @@
+"""`genai ps`, `stop` and `launch`: the private folder, stale entries, and the files of clients."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from genai.cli import app
+from genai.errors import InputError, StateError
+from genai.server.client_setup import CLIENTS, setup_of
+from genai.server.registry import RunningServer, _ticks, registered, runtime_folder, servers
+
+URL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return runtime_folder()
+
+
+@pytest.fixture
+def other(folder: Path) -> Iterator[Callable[..., RunningServer]]:
+    """other(url): the entry of another process."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(url: str = URL) -> RunningServer:
+        process = subprocess.Popen(["sleep", "60"])
+        started.append(process)
+        made = RunningServer(process.pid, url, ["pebble", "words"], "2026-11-30T00:00:00+00:00", _ticks(process.pid))
+        (folder / f"{process.pid}.json").write_text(json.dumps(asdict(made)))
+        return made
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_is_listed_while_it_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with registered(URL, ["pebble"]):
+        assert [(one.url, one.port, [*one.models]) for one in servers()] == [(URL, "8000", ["pebble"])]
+        assert app.run(["ps"]) == 0 and URL in capsys.readouterr().out
+        assert app.run(["ps", "--json"]) == 0 and json.loads(capsys.readouterr().out)[0]["url"] == URL
+    assert not servers() and not [*folder.iterdir()]
+    assert app.run(["ps"]) == 0 and "no server is running" in capsys.readouterr().err
+
+
+def test_stale_and_damaged_entries_are_removed(folder: Path, other: Callable[..., RunningServer]) -> None:
+    alive = other()
+    reused = replace(alive, ticks=1)  # another process has the number now
+    assert not reused.is_alive
+    (folder / "9.json").write_text(json.dumps(asdict(replace(alive, pid=10))))
+    (folder / "10.json").write_text("[")
+    (folder / "11.json").write_text(json.dumps({**asdict(alive), "pid": 2**80}))
+    assert servers() == [alive]
+    assert [path.name for path in folder.iterdir()] == [f"{alive.pid}.json"]
+
+
+def test_stop(folder: Path, other: Callable[..., RunningServer], capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = other(), other("http://127.0.0.1:8001")
+    assert app.run(["stop"]) == 1 and "several servers are running" in capsys.readouterr().err
+    assert app.run(["stop", "1"]) == 1 and "there is no such server" in capsys.readouterr().err
+    assert app.run(["stop", "8001", "--all"]) == 2
+    assert app.run(["stop", "8001"]) == 0 and not second.is_alive and first.is_alive
+    assert app.run(["stop", "--all"]) == 0 and not first.is_alive
+    assert app.run(["stop"]) == 1 and "no server is running" in capsys.readouterr().err
+
+
+def test_a_folder_that_others_can_use_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.chmod(0o755)
+    with pytest.raises(StateError, match="not private"):
+        servers()
+    with registered(URL, []):  # the server itself runs
+        assert "`genai ps` does not list this server" in caplog.text
+    folder.rmdir()
+    folder.write_text("a file")
+    with pytest.raises(StateError):
+        runtime_folder()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_launch_adds_settings_and_changes_no_others(client: str, tmp_path: Path) -> None:
+    setup = setup_of(client, URL, "pebble", tmp_path)
+    others = {"codex": 'model = "gpt"\n[tools]\nx = 1\n', "openwebui": "# mine\nPORT=3000\n"}
+    earlier = others.get(client, '{"theme": "dark", "env": {"A": "b"}}')
+    setup.path.parent.mkdir(parents=True)
+    setup.path.write_text(earlier)
+    assert setup.write() and not setup.write()
+    written = setup.path.read_text()
+    if client == "codex":
+        content = tomllib.loads(written)
+        assert content["model"] == "gpt" and content["profiles"]["genai"]["model"] == "pebble" and content["tools"]
+        assert tomllib.loads(setup.text) == setup.settings
+    elif client == "openwebui":
+        assert written == earlier + setup.text
+    else:
+        content = json.loads(written)
+        assert content["theme"] == "dark" and content["env"]["A"] == "b" and URL in written
+    with pytest.raises(InputError, match="has another value"):
+        setup_of(client, "http://127.0.0.1:9", "pebble", tmp_path).write()
+    assert setup.path.read_text() == written
+
+
+@pytest.mark.parametrize(("client", "text"), [("codex", "x = ["), ("claude", "{"), ("opencode", "[]")])
+def test_damaged_files_of_clients_stay_unchanged(client: str, text: str, tmp_path: Path) -> None:
+    setup = setup_of(client, URL, "pebble", tmp_path)
+    setup.path.parent.mkdir(parents=True)
+    setup.path.write_text(text)
+    with pytest.raises(InputError):
+        setup.write()
+    assert setup.path.read_text() == text
+
+
+def test_launch(other: Callable[..., RunningServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other()
+    assert app.run(["launch", "codex"]) == 0
+    printed = capsys.readouterr()
+    assert tomllib.loads(printed.out)["profiles"]["genai"]["model"] == "pebble" and "--profile genai" in printed.err
+    assert app.run(["launch", "claude", "8000", "--name", "words", "--write"]) == 0
+    settings = json.loads((tmp_path / ".claude" / "settings.json").read_text())
+    assert settings["env"]["ANTHROPIC_MODEL"] == "words" and settings["env"]["ANTHROPIC_BASE_URL"] == URL
+    assert app.run(["launch", "claude", "--name", "words", "--write"]) == 0
+    assert "has these settings already" in capsys.readouterr().err
+    assert app.run(["launch", "emacs"]) == 1 and "not a known client" in capsys.readouterr().err
+    assert app.run(["launch", "codex", "--name", "gpt"]) == 2 and "no such model" in capsys.readouterr().err
