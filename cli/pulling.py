@@ -89,7 +89,9 @@ def memory_needed(plan: PullPlan, precision: str | None) -> str:
     share = _SHARES.get(precision or "int4", 1.0) if plan.choice.kind == "checkpoint" else 1.0
     needed, free = int(plan.total_bytes * share), available_memory()
     verdict = "" if needed < free else "the model will not fit in memory: "
-    return f"{verdict}the weights need about {size(needed)} of memory; {size(free)} is free"
+    # The type of a checkpoint's weights is known after the download: in float32 files, they are half as many.
+    about = "at most" if share == _SHARES["fp32"] else "about"
+    return f"{verdict}the weights need {about} {size(needed)} of memory; {size(free)} is free"
 
 
 def _waiting(folder: Path) -> None:

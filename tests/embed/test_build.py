@@ -17,6 +17,7 @@ from genai import Embedder, Reranker
 from genai.convert.encoders.build import build_encoder, built_encoder, is_encoder_checkpoint
 from genai.convert.encoders.graph import position_buckets, relative_buckets
 from genai.convert.options import ExportOptions
+from genai.embed.describe import describe_encoder
 from tests.cli.processes import run
 from tests.embed.conftest import MODELS
 from tests.embed.test_goldens import AS_EXPORTED, EMBEDDERS, GOLDENS, RERANKERS
