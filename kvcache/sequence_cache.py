@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from genai.common.interrupts import uninterrupted
 
@@ -23,8 +23,28 @@ Origin = int | tuple[int | bytes, ...]
 """A key that identifies everything that keys and values depend on, except tokens and numerics. Example: adapters."""
 
 ONE_GROUP = (CacheGroup((0,)),)
-SNAPSHOT_TOKENS = 512
-"""The state of recurrent layers is published for other sequences at every multiple of this number of tokens."""
+_LEAST_SPACING, _PER_OCTAVE = 128, 8
+
+
+def snapshot_spacing(length: int) -> int:
+    """Return the distance between regular snapshots of states near a prefix of `length` tokens.
+
+    The distance doubles with the length: a sequence that diverges from another after n tokens computes fewer than
+    max(128, n / 8) of these tokens again, and long prompts have few snapshots: 16 up to 2,048 tokens, then 8 for each
+    doubling.
+    """
+    return max(_LEAST_SPACING, (1 << length.bit_length()) // (2 * _PER_OCTAVE))
+
+
+def regular_snapshots(first: int, end: int) -> Iterator[int]:
+    """Yield the lengths after `first` and before `end` at which states are published for other sequences."""
+    length = first
+    while True:
+        spacing = snapshot_spacing(length)
+        length = (length // spacing + 1) * spacing
+        if length >= end:
+            return
+        yield length
 
 
 class SequenceCache:
@@ -43,7 +63,7 @@ class SequenceCache:
         states: the states of recurrent layers; None if there are none.
         boundaries: lengths, multiples of the block size, at which other sequences may continue. The blocks that the
             next token after a boundary attends to are published before they leave the window. The state at a boundary
-            is stored, as it is at every multiple of SNAPSHOT_TOKENS.
+            is stored, as it is at the lengths of `regular_snapshots`.
     """
 
     def __init__(
@@ -56,7 +76,7 @@ class SequenceCache:
         self.pool, self.block_size, self.groups = pool, block_size, groups
         self.page_groups = [group for group in groups if group.kind is not GroupKind.STATE]
         self.tables = tuple(BlockTable(pool, block_size) for _ in self.page_groups)
-        self.states = StateTable(state_pool) if state_pool is not None else None
+        self.states = StateTable(state_pool, block_size) if state_pool is not None else None
         self._first = self.tables[0] if self.tables else self.states
         self.boundaries: set[int] = set()
         self._bounded = [
@@ -119,8 +139,7 @@ class SequenceCache:
         assert self.states is not None
         first, end = self.states.length, self.states.length + num_tokens
         guesses = range(max(guessed_from, first + 1), end)
-        regular = range((first // SNAPSHOT_TOKENS + 1) * SNAPSHOT_TOKENS, end, SNAPSHOT_TOKENS)
-        return self.states.append(num_tokens, {*guesses, *regular, *self.boundaries})
+        return self.states.append(num_tokens, {*guesses, *regular_snapshots(first, end), *self.boundaries})
 
     @uninterrupted
     def allocate(self, num_tokens: int) -> None:
@@ -448,12 +467,13 @@ class SequenceCache:
                     return index
         return None
 
-    def publish(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
+    def publish(self, tokens: Sequence[int], origin: Origin, numerics: bytearray, at_end: bool = False) -> None:
         """Make full blocks findable. Call this method only after the blocks' keys and values were written.
 
         Args:
             tokens: the sequence's tokens, at least as many as the tables hold.
             origin, numerics: see `reuse`.
+            at_end: True to publish the state after the last full block, too.
         """
         if len(tokens) < self.length:
             raise ValueError(f"{len(tokens)} tokens were given for tables of {self.length} tokens")
@@ -465,7 +485,8 @@ class SequenceCache:
             self._published[number] = max(self._published[number], full)
         if self.states is not None:
             for length, slot in self.states.slots.items():
-                if self._is_snapshot(length) and length <= full * size:
+                is_last = at_end and length == full * size
+                if (is_last or self._is_snapshot(length)) and 0 < length <= full * size:
                     index = length // size - 1
                     note = bytes(numerics[index * size : length])
                     self.states.pool.publish(slot, _state_key(self._keys[index]), note)
@@ -488,7 +509,7 @@ class SequenceCache:
         return self.states is not None and any(map(self._is_snapshot, self.states.slots))
 
     def _is_snapshot(self, length: int) -> bool:
-        return length % SNAPSHOT_TOKENS == 0 or length in self.boundaries
+        return length % snapshot_spacing(length) == 0 or length in self.boundaries
 
     def _next_key(self, tokens: Sequence[int], note: bytes) -> bytes:
         """Return the key of the block that follows the blocks with known keys.

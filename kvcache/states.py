@@ -1,9 +1,9 @@
 """States of recurrent layers: a state of fixed size covers all tokens of a sequence, and is stored in a slot of a pool.
 
 Unlike rows of keys and values, a state cannot be truncated. A step therefore writes every state that may be needed
-again to a separate slot: after the last token, after each draft token, and at positions where other sequences may
-continue (snapshots). A state is never changed in place: forks share slots, and a step that fails leaves its initial
-state intact.
+again to a separate slot: after the last token, after the last full block, after each draft token, and at positions
+where other sequences may continue (snapshots). A state is never changed in place: forks share slots, and a step that
+fails leaves its initial state intact.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ class StateTable:
 
     Args:
         pool: the pool of slots.
+        block_size: tokens per block of the layers that have pages. The state after the last full block is stored, too,
+            because saved states and prefixes consist of whole blocks.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self.pool, self.block_size = pool, block_size
         self._slots: dict[int, int] = {}
         self._length = 0
 
@@ -51,7 +53,9 @@ class StateTable:
 
     @uninterrupted
     def append(self, count: int, keep: Collection[int] = ()) -> tuple[int, dict[int, int]]:
-        """Allocate slots for the states of a step. Earlier states are released, except the step's initial state.
+        """Allocate slots for the states of a step.
+
+        Earlier states are released, except the step's initial state and the state after its last full block.
 
         Args:
             count: number of tokens in the step.
@@ -62,16 +66,18 @@ class StateTable:
             The slot of the initial state, or NO_STATE; and the slot to write for each prefix length that is stored.
 
         Raises:
-            CacheFull: there is no slot for the last state; the table is unchanged.
+            CacheFull: there is no slot for the last state; the initial state is kept.
         """
         first, last = self._length, self._length + count
         if not count:
             return self._slots.get(first, NO_STATE), {}
-        wanted = sorted({last, *(position for position in keep if first < position < last)})
-        self._release(position for position in [*self._slots] if position != first)
+        full = last - last % self.block_size
+        wanted = sorted({last, *(position for position in (*keep, full) if first < position < last)})
+        self._release_except(first, first - first % self.block_size)
         try:
             fresh = self.pool.allocate(len(wanted))
         except CacheFull:
+            self._release_except(first)
             wanted, fresh = [last], self.pool.allocate(1)
         writes = dict(zip(wanted, fresh, strict=True))
         self._slots |= writes
@@ -96,6 +102,9 @@ class StateTable:
         """Share the states of another table; this one must be empty."""
         self.pool.share([*other._slots.values()])
         self._slots, self._length = dict(other._slots), other._length
+
+    def _release_except(self, *positions: int) -> None:
+        self._release([position for position in self._slots if position not in positions])
 
     def _release(self, positions: Iterable[int]) -> None:
         for position in positions:

@@ -18,11 +18,11 @@ from genai.kernels.float_bits import FLOAT_BITS
 
 from .groups import CacheGroup, GroupKind, plan_groups
 
-# The two arrays of a step: its initial state, and the state after it.
-STATES_PER_SEQUENCE = 2
+# The states of a step: its initial state, the state after it, and the state after the last full block.
+STATES_PER_SEQUENCE = 3
 # Expected number of states that are kept for each sequence, from which later requests continue, and the maximum number
 # of slots.
-_SNAPSHOTS_PER_SEQUENCE, _MOST_SLOTS = 16, 4096
+_SNAPSHOTS_PER_SEQUENCE, _MOST_SLOTS = 24, 4096
 ITEM_BYTES = {"float16": 2, "float32": 4, "bfloat16": 2, "float8": 1}
 PACKED_BITS = {"int8": 8, "int4": 4}
 # The dtypes of page arrays that are stored under another dtype.

@@ -168,7 +168,7 @@ class PagedSequence(DecoderSequence):
             return  # some draft tokens may still be rejected
         position = self.cache.length
         if self.cache.has_snapshots:
-            self.publish()
+            self._publish()
         if self.cache.has_left(position):
             if self._is_public:
                 self.cache.publish_leaving(position, self.tokens, self._origin, self._prefill)
@@ -199,8 +199,11 @@ class PagedSequence(DecoderSequence):
         return not (self.is_private or self.forgotten or self.was_switched)
 
     def publish(self) -> None:
+        self._publish(at_end=True)
+
+    def _publish(self, at_end: bool = False) -> None:
         if self._is_public:
-            self.cache.publish(self.tokens, self._origin, self._prefill)
+            self.cache.publish(self.tokens, self._origin, self._prefill, at_end)
 
     @property
     def num_computed(self) -> int:  # type: ignore[override]

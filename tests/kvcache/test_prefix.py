@@ -221,7 +221,7 @@ def test_states_decide_how_long_a_prefix_is(sound) -> None:
 
 def test_a_full_pool_of_states_is_refused_and_nothing_is_lost() -> None:
     pool = BlockPool(2)
-    one, other = StateTable(pool), StateTable(pool)
+    one, other = StateTable(pool, 32), StateTable(pool, 32)
     assert one.append(5)[1] == {5: 0}
     assert one.append(3, keep=[6, 7])[1] == {8: 1}, "what is wished for besides has no room"
     with pytest.raises(CacheFull):
