@@ -50,7 +50,7 @@ class BlockPool:
     A block is in exactly one of three states:
       referenced: at least one table holds it.
       idle: no table holds it, but its content is published under a key and can still be found. When no free block
-        remains, the block that has been idle the longest is evicted.
+        remains, the block that has been idle the longest is evicted. Brief blocks are evicted before all others.
       free: its content is unused.
 
     Every call is O(1) per block and atomic under one lock, so tables used by different threads may share a pool.
@@ -70,6 +70,9 @@ class BlockPool:
         # Low ids are allocated first and released blocks are reused first, which touches the fewest memory pages.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
+        # Brief blocks, until another sequence finds them; and those of them that are idle.
+        self._brief: set[int] = set()
+        self._idle_brief: OrderedDict[int, None] = OrderedDict()
         self._block_of_key: dict[bytes, int] = {}
         self._key_of_block: dict[int, bytes] = {}
         self._note_of_block: dict[int, bytes] = {}
@@ -98,7 +101,7 @@ class BlockPool:
     def num_free(self) -> int:
         """The number of blocks that can be allocated now, including idle blocks."""
         self._release_dropped()
-        return len(self._free) + len(self._idle)
+        return len(self._free) + len(self._idle) + len(self._idle_brief)
 
     def references(self, block: int) -> int:
         """Return the reference count of a block."""
@@ -120,7 +123,7 @@ class BlockPool:
             raise ValueError(f"count = {count}: the number of blocks cannot be negative")
         self._release_dropped()
         with self._lock:
-            if count > (free := len(self._free) + len(self._idle)):
+            if count > (free := len(self._free) + len(self._idle) + len(self._idle_brief)):
                 raise CacheFull(f"{count} cache blocks are needed, but only {free} of {self.num_blocks} are free")
             blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
             for block in blocks:
@@ -151,14 +154,15 @@ class BlockPool:
                 self._references[block] -= 1
                 if self._references[block] == 0:
                     if block in self._key_of_block:
-                        self._idle[block] = None
+                        (self._idle_brief if block in self._brief else self._idle)[block] = None
                     else:
                         self._free.append(block)
 
-    def publish(self, block: int, key: bytes, note: bytes = b"") -> None:
+    def publish(self, block: int, key: bytes, note: bytes = b"", *, is_brief: bool = False) -> None:
         """Make a referenced block findable by a key that identifies its content. The block becomes read-only.
 
-        If the key is already published, it stays with the older block. `find` returns the note with the block.
+        If the key is already published, it stays with the older block. `find` returns the note with the block. A brief
+        block is evicted before others, until it has been found.
 
         Raises:
             BlockError: the block has no references, or is published under another key.
@@ -172,6 +176,8 @@ class BlockPool:
             if is_new:
                 self._block_of_key[key] = block
                 self._key_of_block[block], self._note_of_block[block] = key, note
+                if is_brief:
+                    self._brief.add(block)
         if is_new and self.backing is not None:
             self.backing.store(key, note, block)
 
@@ -183,6 +189,7 @@ class BlockPool:
                 return False
             if block in self._key_of_block:
                 del self._block_of_key[self._key_of_block.pop(block)], self._note_of_block[block]
+                self._brief.discard(block)
             return True
 
     def fetch(self, key: bytes) -> tuple[int, bytes] | None:
@@ -224,11 +231,14 @@ class BlockPool:
             if block is None:
                 return None
             self._idle.pop(block, None)
+            self._idle_brief.pop(block, None)
+            self._brief.discard(block)
             self._references[block] += 1
             return block, self._note_of_block[block]
 
     def _evict(self) -> int:
-        block, _ = self._idle.popitem(last=False)
+        block, _ = (self._idle_brief or self._idle).popitem(last=False)
+        self._brief.discard(block)
         del self._block_of_key[self._key_of_block.pop(block)], self._note_of_block[block]
         return block
 

@@ -89,6 +89,8 @@ class SequenceCache:
         self._published = [0] * len(self.tables)
         # The number of leading tokens whose blocks and states may be published; None = all.
         self.publish_limit: int | None = None
+        # True if published blocks and states are evicted before those of other sequences.
+        self.is_brief = False
 
     @property
     def length(self) -> int:
@@ -233,7 +235,7 @@ class SequenceCache:
         except BaseException:
             other.release()
             raise
-        other.publish_limit = self.publish_limit
+        other.publish_limit, other.is_brief = self.publish_limit, self.is_brief
         other._keys, other._origin, other.boundaries = [*self._keys], self._origin, {*self.boundaries}
         return other
 
@@ -489,7 +491,7 @@ class SequenceCache:
                 if (is_last or self._is_snapshot(length)) and 0 < length <= full * size:
                     index = length // size - 1
                     note = bytes(numerics[index * size : length])
-                    self.states.pool.publish(slot, _state_key(self._keys[index]), note)
+                    self.states.pool.publish(slot, _state_key(self._keys[index]), note, is_brief=self.is_brief)
 
     def _find_keys(self, count: int, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
         """Compute the keys of the first `count` blocks."""
@@ -501,7 +503,8 @@ class SequenceCache:
 
     def _publish_block(self, group: int, index: int, numerics: bytearray) -> None:
         note = bytes(numerics[index * self.block_size : (index + 1) * self.block_size])
-        self.pool.publish(self.tables[group].blocks[index], _group_key(self._keys[index], group), note)
+        block, key = self.tables[group].blocks[index], _group_key(self._keys[index], group)
+        self.pool.publish(block, key, note, is_brief=self.is_brief)
 
     @property
     def has_snapshots(self) -> bool:

@@ -162,6 +162,9 @@ class PagedSequence(DecoderSequence):
         # published under the same key, and later requests would find neither.
         self._settled = self.cache.publish_limit = len(self.tokens)
 
+    def leave_first(self) -> None:
+        self.cache.is_brief = True
+
     def settle_cache(self) -> None:
         """Return blocks that no later token attends to; publish the blocks at boundaries, and snapshots of states."""
         if self.cache.length > self._cache_index(len(self.tokens)):

@@ -266,6 +266,9 @@ class DecoderSequence(ABC):
         Blocks with later tokens are not published.
         """
 
+    def leave_first(self) -> None:  # noqa: B027 - optional: some decoders share nothing
+        """Let the cached state of this sequence be evicted before that of other sequences, until it is reused."""
+
     def mark_messages(self, ends: Collection[int]) -> None:  # noqa: B027 - optional, as mark_boundary
         """Mark boundaries after the first and the last two occurrences of the tokens in `ends`.
 

@@ -213,6 +213,8 @@ class Generation:
         num_computed = sequence.num_computed
         if not sequence.tokens:
             sequence.cache_salt = self.cache_salt
+            if self.priority < 0:
+                sequence.leave_first()
         if len(self.prompt) > len(sequence.tokens):
             sequence.append(self.prompt[len(sequence.tokens) :])
             sequence.mark_messages(self.plan.stop_ids)

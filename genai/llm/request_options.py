@@ -53,7 +53,8 @@ class RequestOptions:
     """Options of a request other than sampling.
 
     Attributes:
-        priority: requests with a higher priority start sooner; running requests are not affected.
+        priority: requests with a higher priority start sooner; running requests are not affected. The cached blocks of
+            requests with a negative priority are evicted before those of other requests.
         timeout: maximum number of seconds from the call. When it expires, the tokens so far are the completion, with
             finish_reason "timeout"; if there are no tokens, DeadlineError is raised. None = no limit.
         keep_state: set `state` in each completion, so that the generation can be resumed.

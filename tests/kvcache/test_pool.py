@@ -109,6 +109,26 @@ def test_eviction_takes_free_blocks_first_then_the_longest_idle():
     assert pool.allocate(1)[0] == blocks[0]
 
 
+def test_brief_blocks_are_evicted_before_others_until_they_are_found(sound):
+    pool = BlockPool(6)
+    blocks = pool.allocate(6)
+    for index, block in enumerate(blocks):
+        pool.publish(block, bytes([index]), is_brief=index >= 3)
+    pool.release(blocks[:2])
+    pool.release([blocks[5], blocks[4], blocks[3], blocks[2]])
+    assert pool.num_free == 6
+    found, _ = pool.find(bytes([3]))
+    pool.release([found])  # it was useful, so it is like the others now
+    assert [pool.allocate(1)[0] for _ in range(6)] == [blocks[index] for index in (5, 4, 0, 1, 2, 3)]
+    sound(pool, [blocks])
+    pool.publish(blocks[0], b"x", is_brief=True)
+    assert pool.withdraw(blocks[0])
+    pool.publish(blocks[0], b"x")
+    pool.publish(blocks[1], b"y")
+    pool.release([blocks[1], blocks[0]])
+    assert [pool.allocate(1)[0] for _ in range(2)] == [blocks[1], blocks[0]]
+
+
 def test_the_older_block_keeps_a_key(sound):
     pool = BlockPool(2)
     old, new = pool.allocate(2)

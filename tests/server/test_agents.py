@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from genai.server.agents import is_side_task, without_headers
+import genai
+from genai.server.agents import TASK_PRIORITY, is_side_task, without_headers
 
 from .conftest import Running
 
@@ -64,6 +65,24 @@ def test_tasks_beside_a_chat() -> None:
     for awaited in ("Respond to the user query using the provided context", "Analyze the chat history"):
         assert not is_side_task([{"role": "user", "content": title.replace("Generate", f"{awaited}: generate")}])
     assert not is_side_task([{"role": "user", "content": "### Task:\nGenerate an image prompt."}])
+
+
+def test_side_tasks_evict_nothing_of_a_chat(served_folder: Path) -> None:
+    """The cache holds the chat and one side task. Further side tasks take the blocks of earlier ones."""
+
+    def cached(llm: genai.LLM, name: str, priority: int) -> int:
+        (found,) = llm.generate(f"{name}. " + "It was a fine day at sea. " * 20, max_tokens=1, priority=priority)
+        return found.cached_tokens
+
+    with genai.LLM(served_folder, threads=2, cache_bytes=2**19) as small:
+        assert small.stats().cache_blocks == 10
+        assert cached(small, "The chat", 0) == 0
+        for index in range(4):
+            assert cached(small, f"Task {index}", TASK_PRIORITY) == 0
+        assert cached(small, "The chat", 0) > 60
+        for index in range(4):
+            cached(small, f"Chat {index}", 0)
+        assert cached(small, "The chat", 0) == 0
 
 
 def test_a_conversation_computes_only_what_is_new(running: Running) -> None:
