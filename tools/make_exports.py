@@ -63,6 +63,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_opset23_dynamo": ("qwen3", "sdpa", {}),
     "cohere_optimum": ("cohere", "sdpa", {"head_dim": 4}),
     "gpt2_optimum": ("gpt2", "sdpa", {"n_embd": 24, "n_layer": LAYERS, "n_head": 6, "n_positions": 64, "n_inner": 20}),
+    "gpt_neo_optimum": (
+        "gpt_neo",
+        "eager",
+        {
+            "num_key_value_heads": 6,
+            "head_dim": None,
+            "num_layers": LAYERS,
+            "num_heads": 6,
+            "window_size": 7,
+            "attention_types": [[["global", "local"], 1]],
+        },
+    ),
     "stablelm_optimum": ("stablelm", "sdpa", {"partial_rotary_factor": 0.5, "head_dim": 4}),
 }
 

@@ -23,6 +23,9 @@ from ..optimize.reshapes import fold_known_shapes
 from ..optimize.shapes import infer_shapes
 from ..optimize.simplify import remove_dead_code
 
+HIDDEN = -1e4
+"""Scores below this are zero after a softmax."""
+
 _HEADS_TO_TOKENS = [0, 2, 1, 3]
 
 
@@ -49,7 +52,7 @@ class PlainAttention:
             an attention operator.
         scale: factor of the scores.
         softcap: cap of cap * tanh(x / cap), applied to the scores; 0 = none.
-        mask: name of the values that are added to the scores.
+        masks: name of the values that are added to the scores, and possibly of a condition that selects scores.
         output: the node that moves the token axis of the result before its head axis, or an attention operator.
     """
 
@@ -58,7 +61,7 @@ class PlainAttention:
     value: Cached
     scale: float
     softcap: float
-    mask: str
+    masks: tuple[str, ...]
     output: Node
 
     @property
@@ -77,14 +80,54 @@ def find_plain_attention(graph: Graph, names: GraphNames) -> list[PlainAttention
     return [match for match in matches if match is not None]
 
 
+_ON_SCORES = ("Add", "Mul", "Div", "Where", "Reshape")
+
+
+def other_form(graph: Graph) -> str:
+    """Return the property of attention in plain operators that keeps it from being found, as part of a sentence."""
+    steps: set[str] = set()
+    for softmax in (node for node in graph.nodes if node.key == ("", "Softmax")):
+        addends, name = 0, softmax.inputs[0]
+        while (node := graph.producer(_skip(graph, name))) is not None and node.op_type in _ON_SCORES:
+            sides = [side for side in node.inputs if _is_product(graph, side)]
+            if len(sides) != 1:
+                break
+            others = [side for side in node.inputs if side != sides[0] and node.op_type == "Add"]
+            addends += sum(2 if _differs_by_head(graph, side) else 1 for side in others)
+            steps.add(node.op_type)
+            name = sides[0]
+        if addends > 1:
+            return "the scores have a bias besides the mask, such as a bias by distance (ALiBi)"
+    if "Where" in steps:
+        return "a Where applies a mask to the scores"
+    return "it does not consist of the operators of a known export"
+
+
+def _is_product(graph: Graph, name: str) -> bool:
+    """Return True if a value is the result of a MatMul, possibly with factors, addends and masks."""
+    node = graph.producer(_skip(graph, name))
+    if node is None or node.op_type == "MatMul":
+        return node is not None
+    inputs = node.inputs[:1] if node.op_type == "Reshape" else node.inputs
+    return node.op_type in _ON_SCORES and any(_is_product(graph, side) for side in inputs)
+
+
+def _differs_by_head(graph: Graph, name: str) -> bool:
+    shape: tuple[int | str | None, ...] = getattr(graph.type_of(name), "shape", None) or ()
+    return len(shape) > 2 and isinstance(shape[-3], int) and shape[-3] != 1
+
+
 def replace_plain_attention(
-    model: OnnxModel, layers: list[PlainAttention], heads: tuple[int, int], window: Callable[[str], int | None]
+    model: OnnxModel,
+    layers: list[PlainAttention],
+    heads: tuple[int, int],
+    window: Callable[[tuple[str, ...]], int | None],
 ) -> None:
     """Replace each layer with GroupQueryAttention.
 
     Args:
         heads: numbers of query heads and of key/value heads.
-        window: function that maps a mask to the number of tokens that a query attends to, or to None for all tokens.
+        window: function that maps masks to the number of tokens that a query attends to, or to None for all tokens.
     """
     graph = model.graph
     for layer in layers:
@@ -103,7 +146,7 @@ def replace_plain_attention(
             kv_num_heads=heads[1],
             scale=layer.scale,
             softcap=layer.softcap,
-            local_window_size=window(layer.mask) or -1,
+            local_window_size=window(layer.masks) or -1,
         )
         split = [] if layer.is_operator else [_split_heads(graph, layer.output, mixed, heads[0])]
         graph.insert_before(layer.output, attention, *split)
@@ -132,7 +175,7 @@ def _match_operator(graph: Graph, node: Node, names: GraphNames) -> PlainAttenti
         keys, values = _cached_before_operator(graph, key), _cached_before_operator(graph, value)
     if keys is None or values is None or not _same_layer(graph, names, keys.past, values.past):
         return None
-    return PlainAttention(query, keys, values, scale, 0.0, _before_tile(graph, mask), node)
+    return PlainAttention(query, keys, values, scale, 0.0, (_before_tile(graph, mask),), node)
 
 
 def _cached_before_operator(graph: Graph, name: str) -> Cached | None:
@@ -169,6 +212,9 @@ def _match(graph: Graph, product: Node, names: GraphNames) -> PlainAttention | N
         if squashed is not None:
             inner, inside = _without_factors(graph, squashed.inputs[0])
             softcap, scale = scale, scale * inside
+        hidden = _hiding(graph, inner) if scale == 1.0 and not softcap else None
+        if hidden is not None:
+            inner, scale = _without_factors(graph, hidden.inputs[1])
         dots = _producer(graph, inner, "MatMul")
         if dots is None:
             continue
@@ -179,8 +225,16 @@ def _match(graph: Graph, product: Node, names: GraphNames) -> PlainAttention | N
         key, value = (_cached(graph, name) for name in (keys[0], product.inputs[1]))
         if key is None or value is None or not _same_layer(graph, names, key.past, value.past):
             continue
-        return PlainAttention(query, key, value, scale * query_scale * keys[1], softcap, mask, output)
+        masks = (mask,) if hidden is None else (mask, hidden.inputs[0])
+        return PlainAttention(query, key, value, scale * query_scale * keys[1], softcap, masks, output)
     return None
+
+
+def _hiding(graph: Graph, name: str) -> Node | None:
+    """Return the Where that replaces scores by a number that is 0 after the softmax, or None."""
+    node = _producer(graph, name, "Where")
+    low = None if node is None else graph.constant(node.inputs[2])
+    return node if low is not None and low.size == 1 and float(low.reshape(-1)[0]) < HIDDEN else None
 
 
 def _match_standard(graph: Graph, node: Node, names: GraphNames) -> PlainAttention | None:
@@ -199,7 +253,7 @@ def _match_standard(graph: Graph, node: Node, names: GraphNames) -> PlainAttenti
     if not _same_layer(graph, names, key.past, value.past):
         return None
     scale, softcap = float(node.attribute("scale", size**-0.5)), float(node.attribute("softcap", 0.0))
-    return PlainAttention(query, key, value, scale, softcap, node.inputs[3], output)
+    return PlainAttention(query, key, value, scale, softcap, (node.inputs[3],), output)
 
 
 def _tokens_first(graph: Graph, name: str) -> Node | None:

@@ -216,7 +216,9 @@ def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> F
         try:
             return flatten_exported(config, files)
         except NotFlattenable as second:
-            both = dict.fromkeys((str(reason), str(second)))
+            # Without an attention operator, the first reason is only that the mask is computed by plain operators.
+            fused = any(node.op_type == "GroupQueryAttention" for node in model.graph.nodes)
+            both = dict.fromkeys((*([str(reason)] if fused else []), str(second)))
             raise NotFlattenable("; ".join(both)) from None
 
 

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GenaiError
-from ..lowering.exported_attention import PlainAttention, find_plain_attention, replace_plain_attention, settle_shapes
+from ..lowering.exported_attention import (
+    HIDDEN,
+    PlainAttention,
+    find_plain_attention,
+    other_form,
+    replace_plain_attention,
+    settle_shapes,
+)
 from ..lowering.flatten import FlatDecoder, attention_layers, flatten_decoder
 from ..lowering.positions import Trial, add_position_ids, context_inputs, replace_constants, replace_tables
 from ..lowering.rows import NotFlattenable
@@ -62,8 +69,6 @@ _MASK_TRIALS: tuple[Trial, ...] = ((0, 23), (14, 1))
 _SAFE_TRIALS: tuple[Trial, ...] = ((0, 5), (6, 1), *_MASK_TRIALS)
 # A window that is longer than this counts as no window.
 _LONGEST_TRIAL = 1 << 20
-# Mask values below this are zero after a softmax.
-_HIDDEN = -1e4
 
 
 def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDecoder:
@@ -79,15 +84,14 @@ def flatten_exported(config: Config, files: LoadedFiles | None = None) -> FlatDe
     layers = find_plain_attention(model.graph, names)
     if len(layers) != decoder.num_hidden_layers:
         raise NotFlattenable(
-            f"plain attention was found {len(layers)} times, but there are {decoder.num_hidden_layers} layers; "
-            "attention with a bias by distance (ALiBi) or with a mask that a Where applies is not recognised"
+            f"attention is recognised in {len(layers)} of {decoder.num_hidden_layers} layers: {other_form(model.graph)}"
         )
-    if bad := sorted({layer.mask for layer in layers} & content):
+    if bad := sorted({mask for layer in layers for mask in layer.masks} & content):
         raise NotFlattenable(f"the attention mask {bad[0]!r} depends on the tokens")
-    windows = {mask: trials.window(mask) for mask in {layer.mask for layer in layers}}
+    windows = {masks: trials.window(*masks) for masks in {layer.masks for layer in layers}}
     for index, layer in enumerate(layers):
-        if windows[layer.mask] is None and decoder.has_window(index) and _is_short(decoder.sliding_window, config):
-            raise no_window(config.model, f"the mask {layer.mask!r} of layer {index} has no window")
+        if windows[layer.masks] is None and decoder.has_window(index) and _is_short(decoder.sliding_window, config):
+            raise no_window(config.model, f"the mask {layer.masks[0]!r} of layer {index} has no window")
     heads = decoder.num_attention_heads, decoder.num_key_value_heads
     for layer in layers:
         _check_heads(model.graph, layer, heads)
@@ -156,33 +160,37 @@ class Trials:
         """The largest number of tokens of a trial."""
         return min(self.config.model.context_length, _LONGEST_TRIAL)
 
-    def window(self, mask: str) -> int | None:
-        """Return the number of tokens that a query sees by a mask, its own included; None = all preceding tokens."""
+    def window(self, *masks: str) -> int | None:
+        """Return the number of tokens that a query sees by all masks, its own included; None = all preceding tokens."""
         longest = self.longest
-        window = int(self._visible(mask, (longest - 1, 1)).sum())
+        window = int(self._visible(masks, (longest - 1, 1)).sum())
         for past, new in (*_TRIALS, *_MASK_TRIALS):
             try:
-                seen = self._visible(mask, (past, new))
+                seen = self._visible(masks, (past, new))
             except _EvaluationError:
                 if past and new > 1:  # some graphs fail for several tokens after others, so that no mask is defined
                     continue
                 raise
             age = np.arange(past, past + new)[:, None] - np.arange(past + new)
             if not np.array_equal(seen, (age >= 0) & (age < window)):
-                raise NotFlattenable(f"mask {mask!r} is neither causal nor a sliding window")
+                raise NotFlattenable(f"mask {masks[0]!r} is neither causal nor a sliding window")
         return window if window < longest else None
 
-    def _visible(self, name: str, trial: Trial) -> NDArray[np.bool_]:
-        """Return a boolean array [new, past + new]: True where a new token sees a token."""
-        (mask,) = self.evaluate([name], trial)
-        if mask.ndim != 4 or mask.shape[:2] != (1, 1):
-            raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, which differs between heads or sequences")
+    def _visible(self, names: Sequence[str], trial: Trial) -> NDArray[np.bool_]:
+        """Return a boolean array [new, past + new]: True where all masks let a new token see a token."""
         past, new = trial
-        rows = np.broadcast_to(mask[0, 0], (new, past + new))
-        seen = rows if rows.dtype == np.bool_ else rows == 0
-        if rows.dtype != np.bool_ and not np.all(seen | (rows < _HIDDEN)):
-            raise NotFlattenable("a mask has values other than visible and hidden: it is a bias")
-        return np.asarray(seen)
+        visible = np.ones((new, past + new), np.bool_)
+        for mask in self.evaluate(names, trial):
+            if mask.ndim != 4 or mask.shape[:2] != (1, 1):
+                raise NotFlattenable(
+                    f"a mask has the shape {list(mask.shape)}, which differs between heads or sequences"
+                )
+            rows = np.broadcast_to(mask[0, 0], (new, past + new))
+            seen = rows if rows.dtype == np.bool_ else rows == 0
+            if rows.dtype != np.bool_ and not np.all(seen | (rows < HIDDEN)):
+                raise NotFlattenable("a mask has values other than visible and hidden: it is a bias")
+            visible &= seen
+        return visible
 
     def evaluate(self, names: Sequence[str], trial: Trial) -> list[NDArray[Any]]:
         """Compute values of the graph for one sequence without padding."""

@@ -14,6 +14,8 @@ from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
 import genai
+from genai.cli.info import figures_of
+from genai.doctor.model_info import describe
 from genai.engine.decoder import compute as compute_pending
 from genai.kernels.ir import HostNode
 from genai.lowering.exported_attention import find_plain_attention
@@ -40,6 +42,7 @@ WINDOWS: dict[str, list[int | None]] = {
     "qwen3_opset23_dynamo": [None],
     "cohere_optimum": [None],
     "gpt2_optimum": [None],
+    "gpt_neo_optimum": [None, 7],
     "opt_optimum": [None],
     "stablelm_optimum": [None],
 }
@@ -93,7 +96,7 @@ def test_masks_are_tried_out(name: str, windows: list[int | None]) -> None:
     config = Config(EXPORTS / name)
     model = read_model(EXPORTS / name / "model.onnx")
     layers, trials = find_plain_attention(model.graph, config.model.decoder.names), Trials(config, model)
-    assert [trials.window(layer.mask) for layer in layers] == windows * (len(layers) // len(windows))
+    assert [trials.window(*layer.masks) for layer in layers] == windows * (len(layers) // len(windows))
 
 
 @pytest.fixture
@@ -223,8 +226,35 @@ def test_missing_layer(changed: Callable[..., Path]) -> None:
     def edit(graph: onnx.GraphProto) -> None:
         next(node for node in graph.node if node.op_type == "Softmax").op_type = "Hardmax"
 
-    with pytest.raises(NotFlattenable, match=r"found 1 times, but there are 2 layers; attention with a bias .*ALiBi"):
+    with pytest.raises(NotFlattenable, match="recognised in 1 of 2 layers: it does not consist of"):
         flatten_exported(Config(changed(edit)))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda name: [helper.make_node("Add", [name, "distances"], ["more"])], r"have a bias besides .*\(ALiBi\)"),
+        (lambda name: [helper.make_node("Where", ["seen", name, "low"], ["more"])], "a Where applies a mask"),
+    ],
+    ids=["ALiBi", "Where"],
+)
+def test_the_form_of_attention_that_is_not_recognised(
+    changed: Callable[..., Path], make: Callable[[str], list[onnx.NodeProto]], reason: str
+) -> None:
+    def edit(graph: onnx.GraphProto) -> None:
+        constants = {"distances": np.zeros((6, 1, 1), "f"), "seen": np.array(True), "low": np.float32(-1)}
+        graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items())
+        add = mask_add(graph)
+        place = list(graph.node).index(add)
+        graph.node.insert(place, make(add.input[0])[0])
+        add.input[0] = "more"
+
+    folder = changed(edit)
+    with pytest.raises(NotFlattenable, match=f"attention is recognised in 1 of 2 layers: .*{reason}"):
+        flatten_exported(Config(folder))
+    facts = dict(figures_of(describe(folder)))
+    assert facts["runs"].startswith("one sequence at a time, because attention is recognised in 1 of 2 layers")
+    assert "one after the other" in facts["effect"]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +282,7 @@ def test_attention_operators_with_other_inputs_are_not_recognised(changed: Calla
         graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float16), "more"))
         attention.input[index] = "more"
 
-    with pytest.raises(NotFlattenable, match="plain attention was found 1 times, but there are 2 layers"):
+    with pytest.raises(NotFlattenable, match="attention is recognised in 1 of 2 layers"):
         flatten_exported(Config(changed(edit, "llama_builder_fp16")))
 
 
