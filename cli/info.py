@@ -139,6 +139,12 @@ def shown(name: str, value: object) -> str:
     return "-" if value in (None, "") else str(value)
 
 
+_ONE_AT_A_TIME = (
+    "requests are computed one after the other, so N requests take about N times as long as one; no prefix cache, no "
+    "adapters, no speculative decoding. `genai build` converts the model's checkpoint to a folder that runs batched"
+)
+
+
 def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the names and values of a model folder's facts as text."""
     from genai.common.memory_limits import format_bytes as size
@@ -164,6 +170,8 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "full cache", f"{size(facts['kv_bytes_full_context'])} at {facts['context_length']:,} tokens{_by_kind(facts)}"
     yield "chat template", _template(facts)
     yield "runs", _how_it_runs(facts)
+    if facts["not_batched_because"]:
+        yield "effect", _ONE_AT_A_TIME
     if facts["draft_model"] is not None:
         yield "draft model", f"{facts['draft_model']} (not described here); --speculate auto uses it"
     yield "operators", ", ".join(f"{name} {count}" for name, count in facts["operators"].items())
@@ -238,7 +246,7 @@ def _how_it_runs(facts: dict[str, Any]) -> str:
         return "cannot run: some operators have no kernel"
     if facts["batched"]:
         return "batched over the paged cache"
-    return f"one sequence at a time, not batched: {facts['not_batched_because']}"
+    return f"one sequence at a time, because {facts['not_batched_because']}"
 
 
 def _numerics(facts: dict[str, Any]) -> str:
