@@ -567,6 +567,8 @@ class OpProgram:
         outputs: names of the values to return.
         ids: names by which host nodes refer to the step's integers.
         given: names of the values that the caller supplies.
+        whole_sequences: True if every step contains only whole sequences with prefill numerics (encoders). A device may
+            then round all rows as it prefers for many rows.
     """
 
     parts: tuple[Op | HostNode, ...]
@@ -575,6 +577,7 @@ class OpProgram:
     outputs: tuple[str, ...]
     ids: Mapping[str, tuple[Ids, np.dtype[Any]]] = field(default_factory=dict)
     given: tuple[str, ...] = ()
+    whole_sequences: bool = False
 
     @property
     def ops(self) -> list[Op]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,9 @@ class Encoder:
         """The device and the rounding that determine the bits of a result."""
         whole = self._flat is not None and not self._flat.excluded_ids and self._flat.max_tokens >= self.info.max_tokens
         exported = "" if whole else ", equal lengths together"
-        return f"{instructions(self._executor)}, activations {self._accuracy}{exported}"
+        device = instructions(self._executor)
+        parts = ", bfloat16 parts" if device == "cpu amx" and self._flat is not None else ""
+        return f"{device}, activations {self._accuracy}{exported}{parts}"
 
     def steps(self, sequences: Sequence[TokenSequence]) -> Iterator[range]:
         """Divide sequences into steps of an efficient size; yield the indices of each step, in order."""
@@ -226,7 +228,8 @@ class Encoder:
         packing = task("Packing weights", weight_bytes, amount=lambda count: format_bytes(int(count)))
         kernel = {"accuracy": self._accuracy, "threads": executor.host_threads, "executor": executor}
         with packing, refused_by(executor):
-            program = build_program(flat.model, ids, PlanOptions(kernel=kernel, on_packed=packing.add))
+            options = PlanOptions(kernel=kernel, on_packed=packing.add)
+            program = replace(build_program(flat.model, ids, options), whole_sequences=True)
             kv_heads, head_size, v_head_size = (max(sizes) for sizes in zip(*flat.heads, strict=True))
             longest = max(STEP_TOKENS, flat.max_tokens)
             blocks = -(-longest // PAGE_TOKENS) + STEP_SEQUENCES

@@ -135,7 +135,9 @@ class CpuStep(TimedByHost):
         self._floats_per_split = max(
             (partial_floats(r.heads, r.v_head_size) for r in program.ops if isinstance(r, Attention)), default=0
         )
-        self._needs_whole_sequences = any(isinstance(op, Attention) and not op.causal for op in program.ops)
+        self._needs_whole_sequences = program.whole_sequences or any(
+            isinstance(op, Attention) and not op.causal for op in program.ops
+        )
         self._reads_types = any(isinstance(op, Embedding) and op.ids is Ids.TYPES for op in program.ops)
         self._num_targets = 1 + max((r.target for r in program.ops if isinstance(r, LoraShrink)), default=-1)
 
@@ -259,7 +261,10 @@ class _Segment:
     def lowered(self, capacity: Mapping[StepField, int]) -> Lowering:
         """Return the calls of the ops, for these row counts."""
         source = self._source
-        lowering = Lowering(capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh)
+        lowering = Lowering(
+            capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh,
+            whole_sequences=source.whole_sequences,
+        )  # fmt: skip
         lowering.expect(name for op in self._ops for name in op.inputs)
         lowering.expect(self._made)
         for name in self._given:

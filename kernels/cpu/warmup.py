@@ -23,7 +23,7 @@ from .attention.pages import PAGE_KINDS
 from .attention.panels import Panels
 from .jit import isa, vector_math
 from .jit.native import Compiled
-from .linear.bfloat_tiles import FloatWeights, HalfWeights, supported
+from .linear.bfloat_tiles import PARTS, FloatWeights, HalfWeights, SplitWeights, fill_op, supported
 from .linear.decode import decode_op
 from .linear.dot import dot_for
 from .linear.embedding import gather_op
@@ -69,6 +69,9 @@ def _products() -> Iterator[object]:
         yield decode_op(FloatBlocks(layout, isa.isa()), gate)
         if isa.isa() == "amx" and supported(layout):
             yield prefill_op(FloatWeights(layout) if layout.wide else HalfWeights(layout), gate)
+    if isa.isa() == "amx":
+        yield from (prefill_op(SplitWeights(), gate) for gate in ("", "gelu", "silu"))
+        yield from (fill_op(parts) for parts in (1, PARTS))
     dense: tuple[DenseType, ...] = ("float32", "float16", "bfloat16")
     for kind, gate in product(dense, _GATES):
         yield decode_op(Dense(kind), gate)

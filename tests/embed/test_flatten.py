@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import genai
 from genai.devices import open_executor
+from genai.kernels.cpu.jit.isa import isa
 from genai.models.encoder import Encoder, TokenSequence
 
 WIDTH, HEADS, LONGEST = 8, 2, 40
@@ -278,3 +279,20 @@ def test_lengths_outside_the_limits(tmp_path: Path, length: int) -> None:
     encoder = load(save(tmp_path / "model.onnx"))
     with pytest.raises(genai.InputError, match=f"1 to {LONGEST} tokens"):
         encoder.run([TokenSequence(np.ones(length, I64))])
+
+
+def test_float32_matmuls_in_bfloat16_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX, all matmuls of a step are computed in tiles, whatever the number of its tokens."""
+    monkeypatch.setitem(globals(), "WIDTH", 64)
+    path = save(
+        tmp_path / "model.onnx", constants={"table": np.random.default_rng(3).standard_normal((30, 64)).astype(F) / 64}
+    )
+    encoder, reference = (Encoder(path, open_executor(name, 2), [], LONGEST) for name in ("cpu", "reference"))
+    texts = [TokenSequence(np.arange(length) * 7 % 30) for length in (1, 16, 17, 40)]
+    for text, rows, expected in zip(texts, encoder.run(texts), reference.run(texts), strict=True):
+        np.testing.assert_array_equal(encoder.run([text])[0], rows)
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-4)
+    kernels = {call.op.name for part in encoder._step._parts for call in part._program.calls}  # type: ignore[union-attr]
+    is_amx = isa() == "amx"
+    assert ("prefill_split" in kernels) == ("bfloat16 parts" in encoder.numerics) == is_amx
+    assert ("decode_dense_float32" in kernels) != is_amx

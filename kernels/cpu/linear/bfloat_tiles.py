@@ -8,6 +8,11 @@ Weights are multiplied by a power of two, and results by a factor that reverses 
 Every row of activations is divided by the power of two of its largest number, so that tiles never overflow. The row's
 products are multiplied by this power again. This is exact, because the only rounding is to bfloat16 (nearest, ties to
 even).
+
+Float32 numbers can be split into PARTS bfloat16 numbers whose sum is exact: x = x1 + x2 + x3, where each part is the
+rest after the parts before it, rounded or truncated. Six of the nine products of parts are computed; the others are
+smaller than 2 ** -22 of the whole product (Henry et al. 2019, "Leveraging the bfloat16 artificial intelligence datatype
+for higher-precision computations"). The tiles of the parts are adjacent.
 """
 
 from __future__ import annotations
@@ -26,13 +31,16 @@ from ..jit.arguments import Address, Arguments, Held
 from ..jit.dsl import FLOATS, inline, intrinsic
 from ..jit.emit import FLOAT_VECTOR, INT16, INT32, INT32_VECTOR, LANES, Emitter, constant
 from ..jit.memory import entry, load_first, read_float32, read_int32, store_float32, write_float32, write_int32
-from ..jit.native import native_op
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
 from ..jit.vector import maximum, reduce_add, reduce_max, splat_float32
 from ..program.calls import Call, Items, Rows, row_at
 from ..program.step_table import StepField
 from .unpacking import factor, has_plain_records
 
 QUARTERS = 4
+# A float32 has 24 bits, and a bfloat16 has 8.
+PARTS = 3
 # Activations are also multiplied by 2 ** 52. This factor is half-way between the optima for the two kinds of weights,
 # so that large sums do not overflow and small products do not vanish (tile products flush denormal numbers to zero).
 ROWS_SCALE = 2.0**52
@@ -90,6 +98,7 @@ class HalfWeights:
     """
 
     layout: RecordLayout
+    parts = 1
 
     @property
     def name(self) -> str:
@@ -154,6 +163,7 @@ class FloatWeights:
     """
 
     layout: RecordLayout
+    parts = 1
 
     @property
     def name(self) -> str:
@@ -187,7 +197,7 @@ class FloatWeights:
 
 @dataclass(frozen=True)
 class DenseLayout:
-    """Layout of dense bfloat16 weights [column][16 rows], described as records of 64 columns without scales."""
+    """Layout of dense weights [column][16 rows], described as records of 64 columns without scales."""
 
     name: str = "bfloat16"
     bits: int = 16
@@ -205,6 +215,7 @@ class DenseWeights:
     layout: DenseLayout = DenseLayout()
     name = "dense"
     unscale = 1.0 / ROWS_SCALE
+    parts = 1
 
     def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
         return None
@@ -217,9 +228,43 @@ class DenseWeights:
             yield
 
 
+@dataclass(frozen=True)
+class SplitWeights:
+    """Weights that are float32, split into bfloat16 parts.
+
+    The parts are truncated, which takes half as many instructions as rounding. The parts of activations are rounded, so
+    the products that are left out are as often positive as negative.
+    """
+
+    layout: DenseLayout = DenseLayout("float32", 32, nbytes=4 * TILE_BYTES)
+    name = "split"
+    unscale = 1.0 / ROWS_SCALE
+    parts = PARTS
+
+    def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
+        return None
+
+    def quarter(self, e: Emitter, source: Any, factors: Any, target: Any) -> Iterator[None]:
+        b, upper = e.builder, constant(INT32_VECTOR, 0xFFFF0000 - 2**32)
+
+        def rest(bits: Any) -> Any:
+            top = b.bitcast(b.and_(bits, upper), FLOAT_VECTOR)
+            return b.bitcast(b.fsub(b.bitcast(bits, FLOAT_VECTOR), top), INT32_VECTOR)
+
+        for row, columns in zip(_rows(self.layout), ((0, 2), (1, 3), (4, 6), (5, 7)), strict=True):
+            even, odd = (e.load(e.at(source, 4 * LANES * column), INT32_VECTOR) for column in columns)
+            for part in range(self.parts):
+                pairs = b.or_(b.lshr(even, constant(INT32_VECTOR, 16)), b.and_(odd, upper))
+                e.store(pairs, e.at(target, TILE_BYTES * part + TILE_ROW_BYTES * row), align=64)
+                if part + 1 < self.parts:
+                    even, odd = rest(even), rest(odd)
+                yield
+
+
 # Kinds of dequantisation. `factors` loads the scales and zero points of a block. `quarter` writes a quarter of a tile
-# to `target`, and yields after each row. `unscale` reverses the powers of two of weights and activations.
-TileWeights = HalfWeights | FloatWeights | DenseWeights
+# to `target`, and yields after each row and part. `unscale` reverses the powers of two of weights and activations.
+# `parts` is the number of bfloat16 numbers that a weight and an activation are split into.
+TileWeights = HalfWeights | FloatWeights | DenseWeights | SplitWeights
 
 
 # Row tiles are processed in pairs.
@@ -231,12 +276,13 @@ _SMALLEST_POWER = np.float32(2.0**-75)
 
 
 class RowTiles(Arguments, kw_only=False):
-    """Tiles in memory: [tiles of rows, rounded up to pairs][columns / 32][16 rows][32], then a float32 per row.
+    """Tiles in memory: [tiles of rows, rounded up to pairs][columns / 32][parts][16 rows][32], then a float32 per row.
 
     Attributes:
         address: address of the first tile.
         powers: address of the factors that the rows' results are multiplied by; NaN for rows with infinities or NaNs.
         columns: columns of a row, a multiple of 64.
+        parts: number of bfloat16 numbers per activation.
         counted: field of the context that holds the number of rows.
         first: field of the context that holds the index of the first row in the step.
         held: object that keeps the memory alive.
@@ -245,36 +291,48 @@ class RowTiles(Arguments, kw_only=False):
     address: Address
     powers: Address
     columns: int
+    parts: int = 1
     counted: StepField = StepField.PREFILL_ROWS
     first: StepField = StepField.DECODE_ROWS
     held: Held = None
 
 
-def row_tiles_size(columns: int, max_rows: int) -> int:
+def row_tiles_size(columns: int, max_rows: int, parts: int = 1) -> int:
     """Return the bytes of memory for `max_rows` rows."""
-    return _padded(max_rows) * (2 * columns + 4)
+    return _padded(max_rows) * (2 * columns * parts + 4)
 
 
-def row_tiles_in(memory: NDArray[np.uint8], columns: int) -> RowTiles:
+def row_tiles_in(memory: NDArray[np.uint8], columns: int, parts: int = 1) -> RowTiles:
     """Return tiles of the step's prefill rows in this memory.
 
     The memory starts on a cache line, and holds whole pairs of tiles.
     """
-    rows = memory.size // (2 * columns + 4) // PAIR_ROWS * PAIR_ROWS
+    rows = memory.size // (2 * columns * parts + 4) // PAIR_ROWS * PAIR_ROWS
     address = memory.ctypes.data
-    return RowTiles(address, address + rows * 2 * columns, columns, held=memory)
+    return RowTiles(address, address + rows * 2 * columns * parts, columns, parts, held=memory)
 
 
 def _padded(rows: int) -> int:
     return -(-rows // PAIR_ROWS) * PAIR_ROWS
 
 
-@intrinsic(None, "int64", FLOATS, FLOATS)
-def _store_columns(e: Emitter, address: Any, first: Any, second: Any) -> None:
-    """Store 32 columns of a row as bfloat16, with every four columns in the order 0, 2, 1, 3."""
-    bits = bfloats(e, first, second)
+@once
+def _column_writer(parts: int) -> Any:
+    """Return a function that stores 32 columns of a row in a tile for each bfloat16 part."""
     order = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(2 * LANES)]
-    e.store(e.shuffle(bits, bits, order), address, align=64)
+
+    @intrinsic(None, "int64", FLOATS, FLOATS)
+    def store_columns(e: Emitter, address: Any, first: Any, second: Any) -> None:
+        halves = [first, second]
+        for part in range(parts):
+            bits = bfloats(e, *halves)
+            e.store(e.shuffle(bits, bits, order), e.at(address, TILE_BYTES * part), align=64)
+            for half in range(2):
+                wide = e.builder.zext(e.shuffle(bits, bits, range(LANES * half, LANES * (half + 1))), INT32_VECTOR)
+                number = e.builder.bitcast(e.builder.shl(wide, constant(INT32_VECTOR, 16)), FLOAT_VECTOR)
+                halves[half] = e.builder.fsub(halves[half], number)
+
+    return store_columns
 
 
 class RowTilesArguments(Arguments):
@@ -300,40 +358,43 @@ def _write_power(x: int, width: int, power: int) -> Any:
 
 
 @inline
-def _write_row(x: int, width: int, out: int, columns: int, scale: float) -> None:
-    for first in range(0, columns, TILE_COLUMNS):
-        low = load_first(x + 4 * first, width - first) * scale
-        high = load_first(x + 4 * first + 4 * LANES, width - first - LANES) * scale
-        _store_columns(out + first // TILE_COLUMNS * TILE_BYTES, low, high)
+def _clear_row(out: int, tiles: int) -> None:
+    for tile in range(tiles):
+        store_float32(out + tile * TILE_BYTES, splat_float32(0.0))
 
 
-@inline
-def _clear_row(out: int, columns: int) -> None:
-    for first in range(0, columns, TILE_COLUMNS):
-        store_float32(out + first // TILE_COLUMNS * TILE_BYTES, splat_float32(0.0))
+@once
+def fill_op(parts: int) -> NativeOp:
+    """Return the operator that fills tiles of sixteen rows, which are the items.
 
+    The last item also fills its pair with rows of zeros.
+    """
+    store_columns = _column_writer(parts)
 
-@native_op(RowTilesArguments)
-def fill_row_tiles(arguments: RowTilesArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Fill tiles of sixteen rows, which are the items. The last item also fills its pair with rows of zeros."""
-    rows, first = entry(context, arguments.out.counted), entry(context, arguments.out.first)
-    width, columns = arguments.x.width, arguments.out.columns
-    last = -(-rows // TILE_ROWS)
-    for tile in range(begin, end):
-        for row in range(tile * TILE_ROWS, (tile + 1 + (tile + 1 == last)) * TILE_ROWS):
-            out = arguments.out.address + (row // TILE_ROWS) * (columns // TILE_COLUMNS) * TILE_BYTES
-            out += row % TILE_ROWS * TILE_ROW_BYTES
-            if row < rows:
-                x = row_at(arguments.x, first + row)
-                scale = _write_power(x, width, arguments.out.powers + 4 * row)
-                _write_row(x, width, out, columns, scale)
-            elif row < -(-rows // PAIR_ROWS) * PAIR_ROWS:
-                _clear_row(out, columns)
-    return 0
+    def fill_row_tiles(arguments: RowTilesArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        rows, first = entry(context, arguments.out.counted), entry(context, arguments.out.first)
+        width, columns = arguments.x.width, arguments.out.columns
+        last, tiles = -(-rows // TILE_ROWS), columns // TILE_COLUMNS * parts
+        for tile in range(begin, end):
+            for row in range(tile * TILE_ROWS, (tile + 1 + (tile + 1 == last)) * TILE_ROWS):
+                out = arguments.out.address + (row // TILE_ROWS) * tiles * TILE_BYTES
+                out += row % TILE_ROWS * TILE_ROW_BYTES
+                if row < rows:
+                    x = row_at(arguments.x, first + row)
+                    scale = _write_power(x, width, arguments.out.powers + 4 * row)
+                    for column in range(0, columns, TILE_COLUMNS):
+                        low = load_first(x + 4 * column, width - column) * scale
+                        high = load_first(x + 4 * column + 4 * LANES, width - column - LANES) * scale
+                        store_columns(out + column // TILE_COLUMNS * parts * TILE_BYTES, low, high)
+                elif row < -(-rows // PAIR_ROWS) * PAIR_ROWS:
+                    _clear_row(out, tiles)
+        return 0
+
+    return native_op(RowTilesArguments, name=f"fill_row_tiles{'_split' * (parts > 1)}")(fill_row_tiles)
 
 
 def row_tiles_call(x: Rows, out: RowTiles) -> Call:
     """Return a call that makes the tiles of the step's rows [DECODE_ROWS, TOKENS) of x."""
     if x.width > out.columns or x.counted != StepField.TOKENS:
         raise ValueError(f"x is [{x.counted.name}, {x.width}], expected [TOKENS, {out.columns} or fewer]")
-    return Call(fill_row_tiles, RowTilesArguments(x=x, out=out), Items(out.counted, 1, TILE_ROWS))
+    return Call(fill_op(out.parts), RowTilesArguments(x=x, out=out), Items(out.counted, 1, TILE_ROWS))

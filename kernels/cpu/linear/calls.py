@@ -14,7 +14,7 @@ from ..jit.amx import TILE_CONFIG, TILE_ROW_BYTES
 from ..jit.isa import isa
 from ..program.calls import NO_ROWS, Call, Items, Rows
 from .activations import Inputs, Quantized
-from .bfloat_tiles import DenseWeights, RowTiles, TileWeights, supported, weights_of
+from .bfloat_tiles import DenseWeights, RowTiles, SplitWeights, TileWeights, supported, weights_of
 from .decode import STREAMS, Packing, ProductArguments, SwigluArguments, decode_op, tile_memory
 from .dense import DenseMatrix, Matrix
 from .dot import dot_for
@@ -26,6 +26,8 @@ from .prefill_kernel import STEP_COLUMNS
 
 # Maximum number of pairs of tiles that a thread takes at a time. The pairs share the row tiles in the thread's cache.
 _PAIRS_TOGETHER = 8
+# Range of the largest weight for which the products of parts neither overflow nor become denormal, for any activations.
+_SPLIT_RANGE = 2.0**-50, 2.0**50
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ def has_prefill(matrix: Matrix) -> bool:
     return supported(matrix.layout)
 
 
+def can_split(matrix: Matrix) -> bool:
+    """Return True if `prefill_call` can multiply by this matrix in bfloat16 parts, as accurately as in float32."""
+    if not has_bfloat_products() or not isinstance(matrix, DenseMatrix) or matrix.type != "float32":
+        return False
+    return matrix.padded_columns % STEP_COLUMNS == 0 and _SPLIT_RANGE[0] <= matrix.largest <= _SPLIT_RANGE[1]
+
+
 def has_bfloat_products() -> bool:
     """Return True if this machine multiplies bfloat16 several times as fast as float32."""
     return isa() == "amx"
@@ -102,11 +111,11 @@ def has_bfloat_products() -> bool:
 def _tile_weights(first: Matrix, second: Matrix) -> TileWeights:
     if isinstance(first, BlockMatrix) and isinstance(second, BlockMatrix):
         return weights_of(first, second)
-    return DenseWeights()
+    return SplitWeights() if can_split(first) else DenseWeights()
 
 
 def prefill_call(x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None) -> Call:
-    """Return a call that computes the same as `decode_call`, in bfloat16 tiles; see `has_prefill`.
+    """Return a call that computes the same as `decode_call`, in bfloat16 tiles; see `has_prefill` and `can_split`.
 
     Args:
         x: tiles that `row_tiles_call` fills from some rows of the step.
@@ -115,22 +124,26 @@ def prefill_call(x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", 
     """
     matrix, second = projection.matrix, gated or projection
     _check_shapes(projection, out, bool(gate), gated)
-    if not (has_prefill(matrix) and has_prefill(second.matrix)):
+    if not all(has_prefill(one) or can_split(one) for one in (matrix, second.matrix)):
         raise ValueError(f"this machine has no tile kernel for the matrix {matrix}")
-    if x.columns != matrix.padded_columns:
-        raise ValueError(f"row tiles have {x.columns} columns, but the padded matrix has {matrix.padded_columns}")
+    weights = _tile_weights(matrix, second.matrix)
+    if (x.columns, x.parts) != (matrix.padded_columns, weights.parts):
+        raise ValueError(
+            f"row tiles have {x.columns} columns in {x.parts} parts, but the padded matrix has "
+            f"{matrix.padded_columns} columns in {weights.parts} parts"
+        )
     tile_bytes = matrix.records * kind_of(matrix, quantized=False).record_bytes
     steps = matrix.padded_columns // STEP_COLUMNS
     table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
     table[:TABLE_ZEROS] = TILE_CONFIG
     arguments = PrefillArguments(
         x=x, first=matrix.data, second=second.matrix.data if gate else matrix.data.ctypes.data + tile_bytes,
-        pair_bytes=tile_bytes if gate else 2 * tile_bytes, steps=steps, span=span_steps(steps), out=out,
+        pair_bytes=tile_bytes if gate else 2 * tile_bytes, steps=steps, span=span_steps(steps, weights.parts), out=out,
         terms=projection.terms, gated_terms=second.terms, table=table,
     )  # fmt: skip
     pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
     items = Items(factor=pairs, grain=min(_PAIRS_TOGETHER, max(1, pairs // 8)))
-    return Call(prefill_op(_tile_weights(matrix, second.matrix), gate), arguments, items, PREFILL_SCRATCH_BYTES)
+    return Call(prefill_op(weights, gate), arguments, items, PREFILL_SCRATCH_BYTES)
 
 
 def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +43,12 @@ class DenseMatrix:
     def padded_columns(self) -> int:
         """The number of columns, including padding."""
         return -(-self.columns // DENSE_COLUMNS) * DENSE_COLUMNS
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest magnitude of a float32 weight; NaN if any weight is NaN."""
+        values = self.data.view(np.float32)
+        return float(np.maximum(values.max(initial=0), -values.min(initial=0)))
 
     @property
     def records(self) -> int:

@@ -1,7 +1,10 @@
 """Matmuls with prefill numerics, for long prompts. They take as long as the arithmetic.
 
 Products are computed in tiles of bfloat16. Weights are dequantised on the fly, the activations of a row are rounded
-once (see `bfloat_tiles`), and sums are float32 in the order of columns. An item is a pair of weight tiles: two of one
+once (see `bfloat_tiles`), and sums are float32 in the order of columns. Float32 weights and their activations are split
+into bfloat16 parts instead, and their products are as accurate as with float32 multiply-adds.
+
+An item is a pair of weight tiles: two of one
 matrix, or one each of a gate and the matrix that it gates. Rows are processed in blocks of 128, and wide matrices in
 spans of columns, so that a block's row tiles stay in the second-level cache while all pairs are multiplied by them.
 """
@@ -15,29 +18,28 @@ import numpy as np
 from ..jit.amx import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, configure_tiles, release_tiles
 from ..jit.arguments import Address, Arguments
 from ..jit.dsl import inline
-from ..jit.memory import entry, load_float32, read_float32, store_first
+from ..jit.memory import entry, load_first, load_float32, read_float32, store_first
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
+from ..jit.vector import splat_float32
 from ..jit.vector_math import UNARY
 from ..program.calls import Rows, row_at
-from .bfloat_tiles import PAIR_ROWS, RowTiles, TileWeights
+from .bfloat_tiles import PAIR_ROWS, RowTiles, SplitWeights, TileWeights
 from .epilogue import TermsArguments, addend_of, scaled, with_terms
 from .lora import with_adapters
 from .prefill_kernel import (
-    CHUNK_STEPS,
     PANEL_BYTES,
     ROW_PAIRS,
-    STEP_BYTES,
-    STEP_TILES,
     SUMS_BYTES,
     dequantise_kernel,
     span_kernel,
+    step_sizes,
     store_sums_kernel,
 )
 
 BLOCK_ROWS = ROW_PAIRS * PAIR_ROWS
-# Maximum number of steps in a span. The columns of these steps take half a megabyte for 128 rows.
-SPAN_STEPS = 32
+# Maximum bytes of a span: the columns of its steps, for a block of rows.
+_SPAN_BYTES = 1 << 19
 # Maximum number of pairs that are processed together, with their sums in memory, if columns are processed in spans.
 _WAITING_PAIRS = 16
 # Scratch: two panels, the sums of a block for each of these pairs, and a panel for sums that are discarded.
@@ -71,10 +73,11 @@ class PrefillArguments(Arguments):
     table: Address
 
 
-def span_steps(steps: int) -> int:
+def span_steps(steps: int, parts: int = 1) -> int:
     """Return the number of steps of a span: the columns divided evenly, in whole chunks."""
-    spans = -(-steps // SPAN_STEPS)
-    return -(-steps // (spans * CHUNK_STEPS)) * CHUNK_STEPS
+    sizes = step_sizes(parts)
+    spans = -(-steps * sizes.nbytes * BLOCK_ROWS // TILE_ROWS // _SPAN_BYTES)
+    return -(-steps // (spans * sizes.chunk)) * sizes.chunk
 
 
 def _writer(unscale: Any, gate: str) -> Any:
@@ -118,6 +121,51 @@ def _block_writer(write: Any) -> Any:
     return write_block
 
 
+def _plain_block_writer(unscale: Any, gate: str) -> Any:
+    """Return a function that does the same for weights without scales and adapters.
+
+    Branches that do not depend on the row are hoisted out of the loop, and a row's results are written together.
+    Otherwise, writing would take longer than the products of short rows.
+    """
+    activate, is_gated = UNARY[gate or "copy"].function, gate != ""
+
+    @inline
+    def write_block(arguments: PrefillArguments, context: int, row: int, rows: int, sums: int, pair: int) -> None:
+        terms, others = arguments.terms, arguments.gated_terms if is_gated else arguments.terms
+        column = pair * TILE_ROWS if is_gated else 2 * pair * TILE_ROWS
+        next_column = column if is_gated else column + TILE_ROWS
+        left, next_left = arguments.out.width - column, arguments.out.width - next_column
+        first, powers = entry(context, arguments.x.first) + row, arguments.x.powers + 4 * row
+        out, source = row_at(arguments.out, first), sums
+        bias, next_bias = _bias_of(terms, column, left), _bias_of(others, next_column, next_left)
+        addend, next_addend = addend_of(terms, first), addend_of(others, first)
+        for index in range(rows):
+            power = read_float32(powers + 4 * index)
+            value = load_float32(source) * unscale * power + bias
+            other = load_float32(source + TILE_BYTES) * unscale * power + next_bias
+            if addend != 0:
+                value = value + load_first(addend + 4 * column, left)
+                addend += terms.addend.stride
+            if next_addend != 0:
+                other = other + load_first(next_addend + 4 * next_column, next_left)
+                next_addend += others.addend.stride
+            if is_gated:
+                store_first(out + 4 * column, activate(value, 0.0, 0.0) * other, left)
+            else:
+                store_first(out + 4 * column, value, left)
+                store_first(out + 4 * next_column, other, next_left)
+            out += arguments.out.stride
+            # sums: [pair of row tiles][row tile][weight tile]
+            source += TILE_ROW_BYTES if (index + 1) % TILE_ROWS else TILE_BYTES + TILE_ROW_BYTES
+
+    return write_block
+
+
+@inline
+def _bias_of(terms: TermsArguments, column: int, left: int) -> Any:
+    return load_first(terms.bias + 4 * column, left) if terms.bias != 0 else splat_float32(0.0)
+
+
 @inline
 def _address_of_sums(arguments: PrefillArguments, scratch: int, number: int) -> Any:
     """Return the address of a pair's sums. With spans, each pair has a buffer; otherwise two buffers alternate."""
@@ -157,13 +205,14 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
         out_columns: bytes that a pair's results occupy in a row.
     """
     multiply, dequantise, store_sums = _span_multiplier(weights), dequantise_kernel(weights), store_sums_kernel()
+    step_bytes, chunk_steps, _, step_ahead = step_sizes(weights.parts)
 
     @inline
     def multiply_block(
         arguments: PrefillArguments, context: int, row: int, rows: int, begin: int, end: int, scratch: int
     ) -> None:
         all_steps, span, pair_bytes = arguments.steps, arguments.span, arguments.pair_bytes
-        row_tile, row_pairs = all_steps * STEP_TILES * TILE_BYTES, -(-rows // PAIR_ROWS)
+        row_tile, row_pairs = all_steps * step_bytes, -(-rows // PAIR_ROWS)
         block = arguments.x.address + row // TILE_ROWS * row_tile
         block_end = block + 2 * row_pairs * row_tile
         more = min(entry(context, arguments.x.counted) - row - rows, BLOCK_ROWS)
@@ -172,7 +221,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
         first_out = row_at(arguments.out, entry(context, arguments.x.first) + row)
         zeros, panel, other = arguments.table + TABLE_ZEROS, scratch, scratch + PANEL_BYTES
         first, second = arguments.first + begin * pair_bytes, arguments.second + begin * pair_bytes
-        dequantise((first, second, 0, panel, 0, min(CHUNK_STEPS, all_steps)))
+        dequantise((first, second, 0, panel, 0, min(chunk_steps, all_steps)))
         previous = scratch + _NOWHERE
         waiting = -1  # the pair whose sums are complete but not yet written
         for step in range(0, all_steps, span):
@@ -191,20 +240,20 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
                 if is_last:
                     out = first_out + pair * out_columns
                     out_end = out + rows * out_stride
-                    share = row_pairs * steps * 2 * TILE_ROW_BYTES
+                    share = row_pairs * steps * step_ahead
                     ahead, ahead_end = _share_of_next_block(block_end, following, share, end - pair)
                 if ahead == 0:
                     ahead = ahead_end = zeros
                 multiply(row_pairs, (
-                    block + step * STEP_BYTES, row_tile, steps, row_pairs, panel, other, first, second, step,
+                    block + step * step_bytes, row_tile, steps, row_pairs, panel, other, first, second, step,
                     next_first, next_second, next_step, all_steps - 1, sums, 1 if step == 0 else 0,
                     zeros, previous, out, out_stride, out_end, ahead, ahead_end,
                 ))  # fmt: skip
-                chunks = -(-steps // CHUNK_STEPS)
+                chunks = -(-steps // chunk_steps)
                 if chunks & 1:
                     panel, other = other, panel
                 # During a short chunk, fewer steps of the next chunk are dequantised than that chunk has.
-                done, wanted = steps - (chunks - 1) * CHUNK_STEPS, min(CHUNK_STEPS, all_steps - next_step)
+                done, wanted = steps - (chunks - 1) * chunk_steps, min(chunk_steps, all_steps - next_step)
                 if done < wanted:
                     dequantise((next_first, next_second, next_step, panel, done, wanted))
                 previous = sums + (row_pairs - 1) * SUMS_BYTES
@@ -223,8 +272,9 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
 def prefill_op(weights: TileWeights, gate: str) -> NativeOp:
     """Return the operator for a kind of weights. Items are pairs of tiles. A gate is a key of UNARY, or ""."""
     unscale = np.float32(weights.unscale)
-    write = _writer(unscale, gate)
-    multiply_block = _block_multiplier(weights, TILE_ROW_BYTES * (1 if gate else 2), _block_writer(write))
+    is_plain = isinstance(weights, SplitWeights)
+    write = _plain_block_writer(unscale, gate) if is_plain else _block_writer(_writer(unscale, gate))
+    multiply_block = _block_multiplier(weights, TILE_ROW_BYTES * (1 if gate else 2), write)
 
     def prefill(arguments: PrefillArguments, context: int, begin: int, end: int, scratch: int) -> int:
         rows = entry(context, arguments.x.counted)

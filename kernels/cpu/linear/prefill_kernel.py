@@ -1,7 +1,7 @@
 """Micro-kernel of prefill numerics: a pair of weight tiles by up to four pairs of row tiles, along a span of columns.
 
 Each step computes two by two tile products, with the four sums in tile registers. The columns are divided into chunks
-of CHUNK_STEPS steps of 64. While a chunk is multiplied, the pair's next chunk is dequantised into the other of two
+of one or two steps of 64. While a chunk is multiplied, the pair's next chunk is dequantised into the other of two
 panels, a few instructions after each tile product: a tile product takes 16 cycles, in which the vector units would be
 idle. The panels and the sums of the pair stay in the first-level cache, and row tiles stream from the second-level
 cache.
@@ -14,10 +14,11 @@ of columns, whatever the number of rows.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 from ...weight_layout import TILE_ROWS, RecordLayout
 from ..jit.amx import TILE_BYTES, TILE_ROW_BYTES, add_bfloat_product, load_tile, store_tile
@@ -28,17 +29,42 @@ from .bfloat_tiles import QUARTERS, TILE_COLUMNS, DenseLayout, TileWeights, quar
 # A step is two tiles of columns. With blocks of 32, that is one record.
 STEP_TILES = 2
 STEP_COLUMNS = STEP_TILES * TILE_COLUMNS
-STEP_BYTES = STEP_TILES * TILE_BYTES
-CHUNK_STEPS = 2
-# A panel: [2 tiles of weights][CHUNK_STEPS][STEP_TILES] tiles.
-PANEL_TILE = CHUNK_STEPS * STEP_BYTES
-PANEL_BYTES = 2 * PANEL_TILE
+_LINES_AHEAD = 2  # lines of the next block's row tiles that are prefetched at a time
+# Maximum bytes of a panel.
+PANEL_BYTES = 12 * TILE_BYTES
 # Sums of a pair of row tiles and a pair of weight tiles: [row tile][weight tile] tiles of float32.
 SUMS_BYTES = 4 * TILE_BYTES
 ROW_PAIRS = 4
 _LINE = 64
 _OUT_ROWS = 2  # rows of results prefetched per step
 _PAIR_QUARTERS = 2 * QUARTERS
+
+
+class StepSizes(NamedTuple):
+    """Sizes that depend on the number of bfloat16 parts of a number.
+
+    Attributes:
+        nbytes: bytes of a step of a row tile or of a tile of weights: [STEP_TILES][parts] tiles.
+        chunk: number of steps of a chunk.
+        panel_tile: bytes of one of the two tiles of weights in a panel: [chunk] steps.
+        ahead: bytes of the next block's row tiles that are prefetched per step and pair of row tiles.
+    """
+
+    nbytes: int
+    chunk: int
+    panel_tile: int
+    ahead: int
+
+
+def step_sizes(parts: int) -> StepSizes:
+    """Return the sizes for a number of parts. The two panels and a pair's sums fit in the first-level cache."""
+    nbytes, chunk = parts * STEP_TILES * TILE_BYTES, 2 if parts == 1 else 1
+    return StepSizes(nbytes, chunk, chunk * nbytes, len(_part_products(parts)) * _LINES_AHEAD * _LINE)
+
+
+def _part_products(parts: int) -> Sequence[tuple[int, int]]:
+    """Return the parts (of rows, of weights) to multiply, small products first. Consecutive pairs share a part."""
+    return ((0, 0),) if parts == 1 else ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -94,7 +120,7 @@ def _dequantise(e: Emitter, weights: TileWeights, sources: list[tuple[_Source, l
                     for line in range(0, quarter_bytes(layout), _LINE):
                         e.prefetch(e.at(e.at(source.ahead, offset), line), 2)
                         e.prefetch(e.at(integers, line + next_step), 1)
-                target = e.at(e.at(source.target, e.builder.mul(quarter, stride)), half * TILE_BYTES)
+                target = e.at(e.at(source.target, e.builder.mul(quarter, stride)), half * weights.parts * TILE_BYTES)
                 yield from weights.quarter(e, integers, factors, target)
 
 
@@ -105,14 +131,16 @@ def dequantise_kernel(weights: TileWeights) -> Any:
     Arguments: the addresses of the tiles; the first step; the panel; steps [begin, end) of the panel, not empty.
     """
 
+    sizes = step_sizes(weights.parts)
+
     def emit(e: Emitter, first: Any, second: Any, step: Any, panel: Any, begin: Any, end: Any) -> None:
         b = e.builder
         with e.loop(b.sub(end, begin)) as (index, _):
             number = b.add(index, begin)
-            moved = b.mul(number, INT64(STEP_BYTES))
+            moved = b.mul(number, INT64(sizes.nbytes))
             for tile, address in enumerate((first, second)):
                 integers, *scales = Steps(weights.layout).at(e, address, b.add(step, number))
-                target = e.at(e.at(panel, moved), tile * PANEL_TILE)
+                target = e.at(e.at(panel, moved), tile * sizes.panel_tile)
                 source = _Source(integers, (scales[0], scales[1]), target)
                 for _ in _dequantise(e, weights, [(source, [INT64(quarter) for quarter in range(QUARTERS)])]):
                     pass
@@ -152,7 +180,8 @@ def span_kernel(weights: TileWeights, pairs: int) -> Any:
     Its arguments are the fields of _Span. The quarters of a chunk are divided evenly among the pairs. With three pairs,
     the last pair repeats the quarters of the second pair.
     """
-    return micro_kernel(lambda e, *values: _SpanWriter(e, weights, pairs, _Span(*values)).emit())
+    sizes = step_sizes(weights.parts)
+    return micro_kernel(lambda e, *values: _SpanWriter(e, weights, pairs, _Span(*values), sizes).emit())
 
 
 @dataclass
@@ -163,10 +192,11 @@ class _SpanWriter:
     weights: TileWeights
     pairs: int
     span: _Span
+    sizes: StepSizes
 
     def emit(self) -> None:
-        e, b, span = self.e, self.e.builder, self.span
-        chunks = b.lshr(b.add(span.steps, INT64(CHUNK_STEPS - 1)), INT64(CHUNK_STEPS.bit_length() - 1))
+        e, b, span, chunk_steps = self.e, self.e.builder, self.span, self.sizes.chunk
+        chunks = b.lshr(b.add(span.steps, INT64(chunk_steps - 1)), INT64(chunk_steps.bit_length() - 1))
         with e.loop(chunks, [span.panel, span.other, span.previous, span.out, span.ahead]) as (number, state):
             panel, other, *moving = state
             chunk = self._chunk(number, panel, other)
@@ -176,23 +206,24 @@ class _SpanWriter:
 
     def _chunk(self, number: Any, panel: Any, other: Any) -> _Chunk:
         e, b, span, choose = self.e, self.e.builder, self.span, self.e.builder.select
-        done = b.mul(number, INT64(CHUNK_STEPS))
+        chunk_steps = self.sizes.chunk
+        done = b.mul(number, INT64(chunk_steps))
         left = b.sub(span.steps, done)
-        last = b.icmp_signed("<=", left, INT64(CHUNK_STEPS))
-        last_but_one = b.icmp_signed("<=", left, INT64(2 * CHUNK_STEPS))
-        count = choose(last, left, INT64(CHUNK_STEPS))
+        last = b.icmp_signed("<=", left, INT64(chunk_steps))
+        last_but_one = b.icmp_signed("<=", left, INT64(2 * chunk_steps))
+        count = choose(last, left, INT64(chunk_steps))
         here = b.add(span.step, done)
         first, second = choose(last, span.next_first, span.first), choose(last, span.next_second, span.second)
-        step = choose(last, span.next_step, e.at(here, CHUNK_STEPS))
+        step = choose(last, span.next_step, e.at(here, chunk_steps))
         asked_first = choose(last_but_one, span.next_first, span.first)
         asked_second = choose(last_but_one, span.next_second, span.second)
-        asked_step = choose(last_but_one, span.next_step, e.at(here, 2 * CHUNK_STEPS))
-        asked_step = choose(last, e.at(span.next_step, CHUNK_STEPS), asked_step)
+        asked_step = choose(last_but_one, span.next_step, e.at(here, 2 * chunk_steps))
+        asked_step = choose(last, e.at(span.next_step, chunk_steps), asked_step)
         is_first = b.icmp_signed("==", number, INT64(0))
         zero = b.and_(is_first, b.icmp_signed("!=", span.fresh, INT64(0)))
         sums = choose(zero, span.zeros, span.sums)
         tile, stride = (choose(zero, INT64(0), INT64(size)) for size in (TILE_BYTES, TILE_ROW_BYTES))
-        rows = e.at(span.rows, b.mul(done, INT64(STEP_BYTES)))
+        rows = e.at(span.rows, b.mul(done, INT64(self.sizes.nbytes)))
         asked = asked_first, asked_second, asked_step
         return _Chunk(panel, other, count, is_first, rows, first, second, step, *asked, sums, tile, stride)
 
@@ -228,19 +259,27 @@ class _SpanWriter:
         self, chunk: _Chunk, pair: Any, rows: tuple[Any, Any], index: Any, out: Any, ahead: Any,
         switch: Callable[[int], None] | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Emit a step: eight tile products, with all other work in between."""
-        e, span, (row_a, row_b) = self.e, self.span, rows
-        quarters = _PAIR_QUARTERS // self.pairs
-        total = STEP_TILES * ((2 if self.pairs == 1 else 1) + QUARTERS * quarters)
-        fill = _spread(self._dequantised(chunk, pair, index), total, 4 * STEP_TILES)
-        for half in range(STEP_TILES):
-            offset = e.at(e.builder.mul(index, INT64(STEP_BYTES)), half * TILE_BYTES)
-            change = switch if half == 0 else None
-            _product(e, 0, (4, e.at(row_a, offset)), (6, e.at(chunk.panel, offset)), change)
+        """Emit a step: eight tile products for each product of parts, with all other work in between."""
+        e, span, parts = self.e, self.span, self.weights.parts
+        quarters, products = _PAIR_QUARTERS // self.pairs, _part_products(parts)
+        total = STEP_TILES * ((2 if self.pairs == 1 else 1) + QUARTERS * quarters * parts)
+        fill = _spread(self._dequantised(chunk, pair, index), total, 4 * STEP_TILES * len(products))
+        loaded: tuple[Any, Any] = None, None
+        for half, (row_part, part) in product(range(STEP_TILES), products):
+            start = e.at(e.builder.mul(index, INT64(self.sizes.nbytes)), half * parts * TILE_BYTES)
+            row_a = row_b = one = two = None
+            if loaded[0] != (half, row_part):
+                row_a, row_b = (e.at(e.at(row, start), row_part * TILE_BYTES) for row in rows)
+            if loaded[1] != (half, part):
+                one = e.at(e.at(chunk.panel, start), part * TILE_BYTES)
+                two = e.at(one, self.sizes.panel_tile)
+            change = switch if loaded == (None, None) else None
+            loaded = (half, row_part), (half, part)
+            _product(e, 0, (4, row_a), (6, one), change)
             fill()
-            _product(e, 1, (4, None), (7, e.at(e.at(chunk.panel, offset), PANEL_TILE)), change)
+            _product(e, 1, (4, None), (7, two), change)
             fill()
-            _product(e, 3, (5, e.at(row_b, offset)), (7, None), change)
+            _product(e, 3, (5, row_b), (7, None), change)
             fill()
             if half == 0:
                 out = _ask_rows(e, span, out)
@@ -255,7 +294,7 @@ class _SpanWriter:
         e, b, span, steps = self.e, self.e.builder, self.span, Steps(self.weights.layout)
         beyond = b.icmp_signed(">", b.add(chunk.step, index), span.last_step)
         number = b.select(beyond, span.last_step, b.add(chunk.step, index))
-        target = e.at(chunk.other, b.mul(index, INT64(STEP_BYTES)))
+        target = e.at(chunk.other, b.mul(index, INT64(self.sizes.nbytes)))
 
         def source(tile: Any, asked: Any, moved: Any) -> _Source:
             integers, *scales = steps.at(e, tile, number)
@@ -264,10 +303,11 @@ class _SpanWriter:
 
         numbers = [INT64(quarter) for quarter in range(QUARTERS)]
         if self.pairs == 1:
-            both = source(chunk.first, chunk.asked_first, 0), source(chunk.second, chunk.asked_second, PANEL_TILE)
+            moved = self.sizes.panel_tile
+            both = source(chunk.first, chunk.asked_first, 0), source(chunk.second, chunk.asked_second, moved)
             return _dequantise(e, self.weights, [(tile, numbers) for tile in both])
         from_second = b.icmp_signed(">=", pair, INT64(self.pairs // 2))
-        moved = b.select(from_second, INT64(PANEL_TILE), INT64(0))
+        moved = b.select(from_second, INT64(self.sizes.panel_tile), INT64(0))
         tile = b.select(from_second, chunk.second, chunk.first)
         asked = b.select(from_second, chunk.asked_second, chunk.asked_first)
         if self.pairs == 4:
@@ -321,9 +361,9 @@ def _ask_rows(e: Emitter, span: _Span, out: Any) -> Any:
 def _ask_memory(e: Emitter, span: _Span, ahead: Any) -> Any:
     """Prefetch the next lines of the row tiles of the next block."""
     b = e.builder
-    for line in range(2):
+    for line in range(_LINES_AHEAD):
         e.prefetch(e.at(ahead, _LINE * line), 2)
-    moved = e.at(ahead, 2 * _LINE)
+    moved = e.at(ahead, _LINES_AHEAD * _LINE)
     return b.select(b.icmp_signed("<", moved, span.ahead_end), moved, span.ahead_end)
 
 

@@ -15,8 +15,8 @@ from ...weight_layout import BlockMatrix
 from ..attention.phases import attention_phases
 from ..linear import calls as products
 from ..linear.activations import Inputs, input_bytes, input_call, inputs_at
-from ..linear.bfloat_tiles import RowTiles, row_tiles_call, row_tiles_in, row_tiles_size
-from ..linear.calls import decode_call, has_prefill, prefill_call
+from ..linear.bfloat_tiles import PARTS, RowTiles, row_tiles_call, row_tiles_in, row_tiles_size
+from ..linear.calls import can_split, decode_call, has_prefill, prefill_call
 from ..linear.decode import SwigluArguments
 from ..linear.dense import Matrix
 from ..linear.embedding import gather_blocks
@@ -180,13 +180,21 @@ def _attention(op: ir.Attention, at: Lowering) -> None:
 
 @lower.register
 def _multiply(op: ir.Linear | ir.GatedLinear, at: Lowering) -> None:
-    """Add a call for the decode rows and, on a machine with separate prefill numerics, a call for the prefill rows."""
+    """Add a call for the decode rows and, on a machine with separate prefill numerics, a call for the prefill rows.
+
+    If all rows are prefill rows, float32 matmuls are also computed in tiles.
+    """
     projections = ir.projections(op)
     first, *gated = (_affine(projection, at) for projection in projections)
     options: dict[str, Any] = {}
     if isinstance(op, ir.GatedLinear):
         options = {"gate": op.activation, "gated": gated[0]}
     x = at.rows(op.x)
+    if _splits(op, [first, *gated], x, at):
+        tiles, key = _row_tiles(at, op.x, x, first.matrix.padded_columns, PARTS)
+        out, addends = at.make(op.out), [projection.addend for projection in projections if projection.addend]
+        at.run([[prefill_call(tiles, first, out, **options)]], [key, *addends], [op.out])
+        return
     apart = has_prefill_linear(op, first.matrix) and x.counted == StepField.TOKENS
     activations, source = _activations(op, at, first.matrix, StepField.DECODE_ROWS if apart else x.counted)
     sources: list[Any] = [source, *(projection.addend for projection in projections if projection.addend)]
@@ -210,6 +218,13 @@ def _lora_shrink(op: ir.LoraShrink, at: Lowering) -> None:
 def has_prefill_linear(op: ir.Linear | ir.GatedLinear, matrix: Matrix) -> bool:
     """Return True if the rows of long prompts are multiplied by a matrix in tiles of bfloat16."""
     return not op.exact and has_prefill(matrix)
+
+
+def _splits(op: ir.Linear | ir.GatedLinear, layers: list[products.Affine], x: Rows, at: Lowering) -> bool:
+    """Return True if float32 matmuls are computed in bfloat16 parts. The number of rows has no influence."""
+    if not (at.whole_sequences and op.exact and x.counted == StepField.TOKENS):
+        return False
+    return all(one.target == NO_TARGET and can_split(one.matrix) for one in layers)
 
 
 def _affine(projection: ir.Projection, at: Lowering) -> products.Affine:
@@ -236,12 +251,13 @@ def _activations(op: Any, at: Lowering, matrix: Matrix, counted: StepField) -> t
     return at.derived(op.x, format, input_bytes(matrix, at.capacity[x.counted], exact=op.exact), make)
 
 
-def _row_tiles(at: Lowering, name: str, x: Rows, columns: int) -> tuple[RowTiles, Any]:
+def _row_tiles(at: Lowering, name: str, x: Rows, columns: int, parts: int = 1) -> tuple[RowTiles, Any]:
     def make(memory: NDArray[np.uint8]) -> tuple[RowTiles, Call]:
-        made = row_tiles_in(memory, columns)
+        made = row_tiles_in(memory, columns, parts)
         return made, row_tiles_call(x, made)
 
-    return at.derived(name, ("row tiles", columns), row_tiles_size(columns, at.capacity[x.counted]), make)
+    size = row_tiles_size(columns, at.capacity[x.counted], parts)
+    return at.derived(name, ("row tiles", columns, parts), size, make)
 
 
 # --- experts ---------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Lowering:
         weights: packed weights.
         layers: pages or states of each cache layer.
         bound: values that are bound to contiguous rows at each run.
+        whole_sequences: see OpProgram.
         buffers: rows of every value.
     """
 
@@ -59,6 +60,7 @@ class Lowering:
     weights: PackedWeights
     layers: Sequence[CacheLayer | None] = ()
     bound: Collection[str] = ()
+    whole_sequences: bool = False
     buffers: dict[str, Rows] = field(default_factory=dict)
     _phases: list[list[Call]] = field(default_factory=lambda: [[]])
     _values: dict[Hashable, tuple[Any, _Buffer]] = field(default_factory=dict)

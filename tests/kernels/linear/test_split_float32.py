@@ -1,0 +1,163 @@
+"""Float32 matmuls in bfloat16 parts: as accurate as multiply-adds, and independent of the other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import erf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.jit.isa import isa
+from genai.kernels.cpu.linear.bfloat_tiles import PARTS, row_tiles_call, row_tiles_in, row_tiles_size
+from genai.kernels.cpu.linear.calls import Affine, can_split, decode_call, prefill_call
+from genai.kernels.cpu.linear.dense import pack_dense
+from genai.kernels.cpu.program.calls import Rows, program_of
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import Threads
+
+pytestmark = pytest.mark.skipif(isa() != "amx", reason="this machine has no tiles, or is asked not to use them")
+
+Normal = Callable[..., np.ndarray]
+THREADS = Threads(2)
+# The unit of float32.
+EPSILON = 2.0**-24
+
+
+def run(x: np.ndarray, phases: Any) -> None:
+    context = ContextTable()
+    for field, count in ((StepField.TOKENS, len(x)), (StepField.DECODE_ROWS, 0), (StepField.PREFILL_ROWS, len(x))):
+        context.count(field, count)
+    THREADS.run(program_of(phases), context, nanoseconds=1e6)
+
+
+def split(x: np.ndarray, weight: np.ndarray, bias: Any = None, addend: Any = None, **options: Any) -> np.ndarray:
+    """x @ weight.T in bfloat16 parts."""
+    matrix = pack_dense(weight, transposed=True)
+    assert can_split(matrix)
+    out = np.full((len(x), matrix.rows + 3), np.nan, np.float32)
+    rows, results = Rows.of(np.ascontiguousarray(x, np.float32)), Rows.of(out).columns(0, matrix.rows)
+    size = row_tiles_size(matrix.padded_columns, len(x), PARTS)
+    memory = np.full(size + 64, 0x7F, np.uint8)  # numbers that no kernel may use
+    tiles = row_tiles_in(memory[-memory.ctypes.data % 64 :][:size], matrix.padded_columns, PARTS)
+    product = prefill_call(tiles, Affine(matrix, bias, addend), results, **options)
+    run(x, [[row_tiles_call(rows, tiles)], [product]])
+    assert np.isnan(out[:, matrix.rows :]).all()  # nothing is written beside the results
+    return out[:, : matrix.rows]
+
+
+def multiply_adds(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """x @ weight.T with float32 multiply-adds in the order of columns."""
+    out = np.zeros((len(x), len(weight)), np.float32)
+    run(x, [[decode_call(Rows.of(x), Affine(pack_dense(weight, transposed=True)), Rows.of(out))]])
+    return out
+
+
+def exact(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.asarray(x.astype(np.float64) @ weight.astype(np.float64).T)
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 64), (33, 448), (70, 1088), (20, 8192)])
+def test_as_accurate_as_multiply_adds(normal: Normal, rows: int, columns: int) -> None:
+    x, weight = normal(133, columns), normal(rows, columns)
+    x[:, ::41] *= 30
+    expected, whole = exact(x, weight), split(x, weight)
+    worst = np.abs(multiply_adds(x, weight) - expected).max()
+    assert np.abs(whole - expected).max() <= worst
+    for count in (1, 16, 17, 33, 65, 129):  # every number of tiles, alone or with other rows
+        np.testing.assert_array_equal(split(x[-count:], weight), whole[-count:])
+
+
+def test_no_bias_of_the_products_that_are_left_out(normal: Normal) -> None:
+    """Products of positive numbers with all bits set, whose truncation errors would add up."""
+    x = np.full((32, 4096), 2.0 - 2.0**-23, np.float32) * (1 + np.abs(normal(32, 4096)) / 8)
+    weight = np.full((32, 4096), 2.0 - 2.0**-23, np.float32)
+    expected = exact(x, weight)
+    worst = np.abs(multiply_adds(x, weight) / expected - 1).max()
+    assert np.abs(split(x, weight) / expected - 1).max() <= worst
+
+
+@pytest.mark.parametrize("spread", [20, 60])
+def test_exponents_of_any_size(normal: Normal, spread: int) -> None:
+    """Columns of very different sizes, and rows from the smallest to the largest numbers."""
+    powers = np.exp2(np.linspace(-spread, spread, 256)).astype(np.float32)
+    x, weight = normal(40, 256) * powers, normal(32, 256) / powers[::-1] * np.float32(2.0**-spread)
+    x *= np.exp2(np.linspace(-120 + spread, 120 - 2 * spread, 40)).astype(np.float32)[:, None]
+    expected, size = exact(x, weight), exact(np.abs(x), np.abs(weight))
+    assert (np.abs(split(x, weight) - expected) <= 8 * EPSILON * size + 2.0**-149).all()
+
+
+def test_cancellation(normal: Normal) -> None:
+    """Sums that are much smaller than their terms."""
+    x, weight = normal(20, 512), normal(32, 512)
+    x = np.concatenate([x, -x * np.float32(1 + 2.0**-20)], axis=1)
+    weight = np.concatenate([weight, weight], axis=1)
+    expected, size = exact(x, weight), exact(np.abs(x), np.abs(weight))
+    assert (np.abs(split(x, weight) - expected) <= 8 * EPSILON * size).all()
+
+
+def test_denormal_numbers(normal: Normal) -> None:
+    """Rows of denormal numbers are scaled. Weights below 2 ** -109 lose bits, by at most 2 ** -125 of a product."""
+    x, weight = normal(20, 64), normal(32, 64)
+    x[3] *= np.float32(2.0**-135)
+    weight[5, ::2] *= np.float32(2.0**-130)
+    expected, size = exact(x, weight), exact(np.abs(x), np.abs(weight))
+    error = np.abs(split(x, weight) - expected)
+    assert (error <= 8 * EPSILON * size + 2.0**-125 * np.abs(x).sum(1, keepdims=True) + 2.0**-149).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_rows_that_are_no_numbers(normal: Normal, value: float) -> None:
+    """Such a row is NaN, and changes no other row."""
+    x, weight = normal(40, 64), normal(32, 64)
+    before = split(x, weight)
+    x[7, 5] = value
+    after = split(x, weight)
+    assert np.isnan(after[7]).all()
+    np.testing.assert_array_equal(np.delete(after, 7, 0), np.delete(before, 7, 0))
+
+
+def test_results_that_overflow(normal: Normal) -> None:
+    x, weight = np.full((20, 64), 2.0**126, np.float32), np.ones((32, 64), np.float32)
+    weight[3] = -1
+    weight[4, ::2] = -1
+    found = split(x, weight)
+    assert np.isposinf(found[:, 0]).all() and np.isneginf(found[:, 3]).all()
+    np.testing.assert_array_equal(found[:, 4], 0)
+    largest = np.full((20, 64), np.finfo(np.float32).max)  # rounded to bfloat16, it would be infinite
+    np.testing.assert_allclose(split(largest, weight[3:5] / 64)[:, 0], -largest[:, 0], rtol=4 * EPSILON)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 2.0**60])
+def test_weights_that_are_not_split(normal: Normal, value: float) -> None:
+    weight = normal(32, 64)
+    assert can_split(pack_dense(weight, transposed=True))
+    weight[4, 9] = value
+    assert not can_split(pack_dense(weight, transposed=True))
+
+
+def test_other_weights_that_are_not_split(normal: Normal) -> None:
+    weight = normal(32, 64)
+    for other in (weight[:, :60], weight.astype(np.float16), weight * np.float32(2.0**-60), weight * 0):
+        assert not can_split(pack_dense(other, transposed=True))
+
+
+def test_bias_addend_and_gate(normal: Normal) -> None:
+    x, gate, up = normal(70, 128) / 8, normal(50, 128), normal(50, 128)
+    bias, addend = normal(50), normal(70, 60)
+    rows = Rows.of(addend).columns(7, 50)
+    plain = split(x, gate)
+    np.testing.assert_array_equal(split(x, gate, bias, rows), (plain + bias) + addend[:, 7:57])
+    inner = (plain + bias) + addend[:, 7:57]
+    found = split(x, gate, bias, rows, gate="gelu", gated=Affine(pack_dense(up, transposed=True), addend=rows))
+    outer = split(x, up) + addend[:, 7:57]
+    expected = inner * (1 + np.vectorize(erf)(inner / np.sqrt(2))) / 2 * outer
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tiles_of_another_kind(normal: Normal) -> None:
+    matrix, out = pack_dense(normal(32, 64), transposed=True), Rows.of(np.zeros((1, 32), np.float32))
+    tiles = row_tiles_in(np.zeros(row_tiles_size(64, 1), np.uint8), 64)
+    with pytest.raises(ValueError, match="64 columns in 1 parts"):
+        prefill_call(tiles, Affine(matrix), out)
