@@ -1,6 +1,7 @@
 """Fusions of ops, for devices whose kernels do the work of several ops.
 
 - The two linear layers of a gate become one op if one kernel can multiply by both weights.
+- A linear layer and a function of its result become one op if a kernel computes the function of its sums.
 - Additions move into linear layers, and norms move after the selection of rows, for devices on which a linear layer
   adds its addend to its sums. Numbers are added in the order that the ops define, so float32 sums stay bit-identical.
 """
@@ -41,6 +42,26 @@ def fuse_gated_linears(
                 )
                 gone |= {id(gate), id(up)}
     return [fused.get(id(op), op) for op in parts if id(op) not in gone]
+
+
+def fuse_activations(parts: Sequence[Any], keep: Collection[str], fits: Callable[[ir.Linear], bool]) -> list[Any]:
+    """Return the parts of a program with functions without parameters fused into the linear layers before them.
+
+    Args:
+        keep: values that are read elsewhere and so must be computed.
+        fits: function that returns True if the device has a kernel for a linear layer with an activation.
+    """
+    uses = Counter(name for part in parts for name in part.inputs)
+    uses.update(list(keep))
+    makers = {part.out: part for part in parts if isinstance(part, ir.Linear)}
+    fused, gone = dict[int, ir.Linear](), set[int]()
+    for part in parts:
+        if isinstance(part, ir.Unary) and uses[part.x] == 1 and not part.parameters and part.x in makers:
+            linear = makers[part.x]
+            if not linear.activation and fits(linear):
+                fused[id(part)] = replace(linear, out=part.out, activation=part.function)
+                gone.add(id(linear))
+    return [fused.get(id(part), part) for part in parts if id(part) not in gone]
 
 
 def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:

@@ -274,12 +274,17 @@ class LoraShrink(Op):
 
 @dataclass(frozen=True)
 class Linear(Op):
-    """out = projection(x). Unless `exact`, a device may quantise the float32 activations to 8 bits per block."""
+    """out = projection(x). Unless `exact`, a device may quantise the float32 activations to 8 bits per block.
+
+    Attributes:
+        activation: function of a `Unary` op without parameters that a device has fused; "" = none.
+    """
 
     x: In
     projection: Projection
     out: Out
     exact: bool
+    activation: str = ""
 
 
 @dataclass(frozen=True)

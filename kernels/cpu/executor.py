@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..cache_layout import PAGE_TOKENS, CacheLayer, PagedLayer
 from ..device import DeviceArray, Factors, StepContext, UnsupportedOp
-from ..fusion import fuse_gated_linears
+from ..fusion import fuse_activations, fuse_gated_linears
 from ..host_memory import HostMemory, TimedByHost
 from ..ir import (
     Attention,
@@ -41,7 +41,7 @@ from .linear.lora import CpuAdapter, fill_adapters, pack_adapter
 from .program import thread_pool
 from .program.bound_program import addresses_of
 from .program.calls import Program, Rows
-from .program.lower import has_prefill_linear, knows, lower
+from .program.lower import has_prefill_linear, knows, lower, splits
 from .program.packed_weights import PackedWeights, WeightLayouts
 from .program.step_table import ContextTable, StepField
 from .program.value_memory import COUNTED, Lowering
@@ -218,13 +218,21 @@ class _Segment:
         self._kept = {name for name in made if name in program.outputs}
         self._fresh = [name for name in made if name in self._kept and program.types[name].per is Per.LOGITS]
         self._source, self._layers, self._weights, self._threads = program, layers, weights, threads
-        self._ops = fuse_gated_linears(ops, self._made, lambda a, b: weights.alike(a, b, program.constants))
+        gated = fuse_gated_linears(ops, self._made, lambda a, b: weights.alike(a, b, program.constants))
+        self._ops = fuse_activations(gated, self._made, self._fits_activation)
         self._bytes = sum(token_bytes(op, weights, program.constants) for op in self._ops)
         self._cache_bytes = sum(_bytes_per_position(layers[r.layer]) for r in ops if isinstance(r, Attention))
         self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
         self._program: Program | None = None
         self._bound: Program | None = None
         self._buffers: dict[str, Rows] = {}
+
+    def _fits_activation(self, linear: Linear) -> bool:
+        """Return True if the kernel of a linear layer can apply a function to its sums."""
+        source = self._source
+        if not source.whole_sequences or source.types[linear.x].per is not Per.TOKEN:
+            return False
+        return splits(linear, [self._weights.matrix(linear.projection.weight, source.constants)])
 
     def prepare(self) -> None:
         """Build the program for the first row counts."""

@@ -8,8 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.fusion import add_early, norm_late
-from genai.kernels.ir import Linear, LogitsRows, LoraDelta, Norm, Op, OpProgram, Per, Projection, RowsType
+from genai.kernels.fusion import add_early, fuse_activations, norm_late
+from genai.kernels.ir import (
+    DenseWeight,
+    Linear,
+    LogitsRows,
+    LoraDelta,
+    Norm,
+    Op,
+    OpProgram,
+    Per,
+    Projection,
+    RowsType,
+    Unary,
+)
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .cuda.programs import MadeUpConstants, program, relative_error, step_of
@@ -88,3 +100,21 @@ def test_what_stays_as_it_is() -> None:
     ):
         assert add_early(parts, []) == parts
     assert add_early([maker, product, norm], [])[1] != product
+
+
+def test_activations_of_linear_layers() -> None:
+    """They are fused if nothing else reads the sums, the function has no parameters, and the device has a kernel."""
+    first, second = (Linear("x", Projection(DenseWeight("w", WIDTH, WIDTH)), name, True) for name in ("a", "b"))
+    gelu, relu = Unary("gelu", "a", "c"), Unary("relu", "b", "d")
+    parts = [first, gelu, second, relu]
+    fused = [replace(first, out="c", activation="gelu"), replace(second, out="d", activation="relu")]
+    assert fuse_activations(parts, ["c", "d"], lambda linear: True) == fused
+    assert fuse_activations(parts, ["c", "d"], lambda linear: linear.out == "b") == [first, gelu, fused[1]]
+    for others in (
+        [first, Unary("leaky_relu", "a", "c", (0.1,))],
+        [first, gelu, Unary("relu", "a", "e")],
+        [fused[0], Unary("relu", "c", "e")],
+        [gelu],
+    ):
+        assert fuse_activations(others, ["c", "e"], lambda linear: True) == others
+    assert fuse_activations([first, gelu], ["a", "c"], lambda linear: True) == [first, gelu]

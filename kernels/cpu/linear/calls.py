@@ -114,12 +114,15 @@ def _tile_weights(first: Matrix, second: Matrix) -> TileWeights:
     return SplitWeights() if can_split(first) else DenseWeights()
 
 
-def prefill_call(x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None) -> Call:
+def prefill_call(
+    x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None, activation: str = ""
+) -> Call:
     """Return a call that computes the same as `decode_call`, in bfloat16 tiles; see `has_prefill` and `can_split`.
 
     Args:
         x: tiles that `row_tiles_call` fills from some rows of the step.
         projection, gate, gated: as for `decode_call`; addends are rows of the whole step.
+        activation: key of UNARY, applied to the result; only for weights that are split, and without a gate.
         out: rows of the whole step. Only the rows of x are written.
     """
     matrix, second = projection.matrix, gated or projection
@@ -143,7 +146,7 @@ def prefill_call(x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", 
     )  # fmt: skip
     pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
     items = Items(factor=pairs, grain=min(_PAIRS_TOGETHER, max(1, pairs // 8)))
-    return Call(prefill_op(weights, gate), arguments, items, PREFILL_SCRATCH_BYTES)
+    return Call(prefill_op(weights, gate, activation), arguments, items, PREFILL_SCRATCH_BYTES)
 
 
 def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:

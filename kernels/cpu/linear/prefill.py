@@ -121,13 +121,13 @@ def _block_writer(write: Any) -> Any:
     return write_block
 
 
-def _plain_block_writer(unscale: Any, gate: str) -> Any:
+def _plain_block_writer(unscale: Any, gate: str, activation: str) -> Any:
     """Return a function that does the same for weights without scales and adapters.
 
     Branches that do not depend on the row are hoisted out of the loop, and a row's results are written together.
     Otherwise, writing would take longer than the products of short rows.
     """
-    activate, is_gated = UNARY[gate or "copy"].function, gate != ""
+    activate, is_gated = UNARY[gate or activation or "copy"].function, gate != ""
 
     @inline
     def write_block(arguments: PrefillArguments, context: int, row: int, rows: int, sums: int, pair: int) -> None:
@@ -152,8 +152,8 @@ def _plain_block_writer(unscale: Any, gate: str) -> Any:
             if is_gated:
                 store_first(out + 4 * column, activate(value, 0.0, 0.0) * other, left)
             else:
-                store_first(out + 4 * column, value, left)
-                store_first(out + 4 * next_column, other, next_left)
+                store_first(out + 4 * column, activate(value, 0.0, 0.0), left)
+                store_first(out + 4 * next_column, activate(other, 0.0, 0.0), next_left)
             out += arguments.out.stride
             # sums: [pair of row tiles][row tile][weight tile]
             source += TILE_ROW_BYTES if (index + 1) % TILE_ROWS else TILE_BYTES + TILE_ROW_BYTES
@@ -183,12 +183,17 @@ def _share_of_next_block(first: int, size: int, share: int, pairs_left: int) -> 
 
 
 def _span_multiplier(weights: TileWeights) -> Any:
-    """Return a function that selects the micro-kernel by the number of pairs of row tiles."""
+    """Return a function that selects the micro-kernel by the number of rows."""
     one, two, four = (span_kernel(weights, pairs) for pairs in (1, 2, 4))
+    # The products of parts take so long that up to sixteen rows, such as a query, are worth a separate kernel.
+    few = span_kernel(weights, 1, single=True) if weights.parts > 1 else one
 
     @inline
-    def multiply(row_pairs: int, values: Any) -> None:
-        if row_pairs == ROW_PAIRS:
+    def multiply(rows: int, values: Any) -> None:
+        row_pairs = -(-rows // PAIR_ROWS)
+        if rows <= TILE_ROWS:
+            few(values)
+        elif row_pairs == ROW_PAIRS:
             four(values)
         elif row_pairs > 1:
             two(values)
@@ -244,7 +249,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
                     ahead, ahead_end = _share_of_next_block(block_end, following, share, end - pair)
                 if ahead == 0:
                     ahead = ahead_end = zeros
-                multiply(row_pairs, (
+                multiply(rows, (
                     block + step * step_bytes, row_tile, steps, row_pairs, panel, other, first, second, step,
                     next_first, next_second, next_step, all_steps - 1, sums, 1 if step == 0 else 0,
                     zeros, previous, out, out_stride, out_end, ahead, ahead_end,
@@ -269,11 +274,17 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
 
 
 @once
-def prefill_op(weights: TileWeights, gate: str) -> NativeOp:
-    """Return the operator for a kind of weights. Items are pairs of tiles. A gate is a key of UNARY, or ""."""
+def prefill_op(weights: TileWeights, gate: str, activation: str = "") -> NativeOp:
+    """Return the operator for a kind of weights. Items are pairs of tiles.
+
+    A gate, or an activation without a gate, is a key of UNARY, or "". Only SplitWeights can have an activation.
+    """
     unscale = np.float32(weights.unscale)
     is_plain = isinstance(weights, SplitWeights)
-    write = _plain_block_writer(unscale, gate) if is_plain else _block_writer(_writer(unscale, gate))
+    if activation and (gate or not is_plain):
+        raise ValueError(f"weights of the kind {weights.name} with the gate {gate!r} have no activation {activation!r}")
+    plain = _plain_block_writer(unscale, gate, activation)
+    write = plain if is_plain else _block_writer(_writer(unscale, gate))
     multiply_block = _block_multiplier(weights, TILE_ROW_BYTES * (1 if gate else 2), write)
 
     def prefill(arguments: PrefillArguments, context: int, begin: int, end: int, scratch: int) -> int:
@@ -287,4 +298,5 @@ def prefill_op(weights: TileWeights, gate: str) -> NativeOp:
         release_tiles()
         return 0
 
-    return native_op(PrefillArguments, name=f"prefill_{weights.name}{'_' * bool(gate)}{gate}")(prefill)
+    name = "_".join(filter(None, ("prefill", weights.name, gate, activation and f"then_{activation}")))
+    return native_op(PrefillArguments, name=name)(prefill)

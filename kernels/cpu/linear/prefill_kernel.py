@@ -174,14 +174,14 @@ _Chunk = namedtuple(
 
 
 @once
-def span_kernel(weights: TileWeights, pairs: int) -> Any:
+def span_kernel(weights: TileWeights, pairs: int, *, single: bool = False) -> Any:
     """Return the micro-kernel for a span of columns and `pairs` pairs of row tiles: 1, 2 (also for 3) or 4.
 
     Its arguments are the fields of _Span. The quarters of a chunk are divided evenly among the pairs. With three pairs,
-    the last pair repeats the quarters of the second pair.
+    the last pair repeats the quarters of the second pair. With `single`, only the first row tile is multiplied.
     """
     sizes = step_sizes(weights.parts)
-    return micro_kernel(lambda e, *values: _SpanWriter(e, weights, pairs, _Span(*values), sizes).emit())
+    return micro_kernel(lambda e, *values: _SpanWriter(e, weights, pairs, _Span(*values), sizes, single).emit())
 
 
 @dataclass
@@ -193,6 +193,7 @@ class _SpanWriter:
     pairs: int
     span: _Span
     sizes: StepSizes
+    single: bool
 
     def emit(self) -> None:
         e, b, span, chunk_steps = self.e, self.e.builder, self.span, self.sizes.chunk
@@ -259,11 +260,12 @@ class _SpanWriter:
         self, chunk: _Chunk, pair: Any, rows: tuple[Any, Any], index: Any, out: Any, ahead: Any,
         switch: Callable[[int], None] | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Emit a step: eight tile products for each product of parts, with all other work in between."""
+        """Emit a step: four or eight tile products for each product of parts, with all other work in between."""
         e, span, parts = self.e, self.span, self.weights.parts
         quarters, products = _PAIR_QUARTERS // self.pairs, _part_products(parts)
         total = STEP_TILES * ((2 if self.pairs == 1 else 1) + QUARTERS * quarters * parts)
-        fill = _spread(self._dequantised(chunk, pair, index), total, 4 * STEP_TILES * len(products))
+        slots = (2 if self.single else 4) * STEP_TILES * len(products)
+        fill = _spread(self._dequantised(chunk, pair, index), total, slots)
         loaded: tuple[Any, Any] = None, None
         for half, (row_part, part) in product(range(STEP_TILES), products):
             start = e.at(e.builder.mul(index, INT64(self.sizes.nbytes)), half * parts * TILE_BYTES)
@@ -279,14 +281,16 @@ class _SpanWriter:
             fill()
             _product(e, 1, (4, None), (7, two), change)
             fill()
-            _product(e, 3, (5, row_b), (7, None), change)
-            fill()
+            if not self.single:
+                _product(e, 3, (5, row_b), (7, None), change)
+                fill()
             if half == 0:
                 out = _ask_rows(e, span, out)
             else:
                 ahead = _ask_memory(e, span, ahead)
-            _product(e, 2, (5, None), (6, None), change)
-            fill()
+            if not self.single:
+                _product(e, 2, (5, None), (6, None), change)
+                fill()
         return out, ahead
 
     def _dequantised(self, chunk: _Chunk, pair: Any, index: Any) -> Iterator[None]:

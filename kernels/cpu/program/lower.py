@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -190,10 +191,13 @@ def _multiply(op: ir.Linear | ir.GatedLinear, at: Lowering) -> None:
     if isinstance(op, ir.GatedLinear):
         options = {"gate": op.activation, "gated": gated[0]}
     x = at.rows(op.x)
-    if _splits(op, [first, *gated], x, at):
+    matrices = [one.matrix for one in (first, *gated)]
+    if at.whole_sequences and x.counted == StepField.TOKENS and splits(op, matrices):
         tiles, key = _row_tiles(at, op.x, x, first.matrix.padded_columns, PARTS)
         out, addends = at.make(op.out), [projection.addend for projection in projections if projection.addend]
-        at.run([[prefill_call(tiles, first, out, **options)]], [key, *addends], [op.out])
+        activation = op.activation if isinstance(op, ir.Linear) else ""
+        call = prefill_call(tiles, first, out, activation=activation, **options)
+        at.run([[call]], [key, *addends], [op.out])
         return
     apart = has_prefill_linear(op, first.matrix) and x.counted == StepField.TOKENS
     activations, source = _activations(op, at, first.matrix, StepField.DECODE_ROWS if apart else x.counted)
@@ -220,11 +224,10 @@ def has_prefill_linear(op: ir.Linear | ir.GatedLinear, matrix: Matrix) -> bool:
     return not op.exact and has_prefill(matrix)
 
 
-def _splits(op: ir.Linear | ir.GatedLinear, layers: list[products.Affine], x: Rows, at: Lowering) -> bool:
-    """Return True if float32 matmuls are computed in bfloat16 parts. The number of rows has no influence."""
-    if not (at.whole_sequences and op.exact and x.counted == StepField.TOKENS):
-        return False
-    return all(one.target == NO_TARGET and can_split(one.matrix) for one in layers)
+def splits(op: ir.Linear | ir.GatedLinear, matrices: Sequence[Matrix]) -> bool:
+    """Return True if the rows of whole sequences are multiplied by float32 matrices in bfloat16 parts."""
+    adapted = any(projection.delta is not None for projection in ir.projections(op))
+    return op.exact and not adapted and all(map(can_split, matrices))
 
 
 def _affine(projection: ir.Projection, at: Lowering) -> products.Affine:

@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.jit.isa import isa
-from genai.kernels.cpu.linear.bfloat_tiles import PARTS, row_tiles_call, row_tiles_in, row_tiles_size
+from genai.kernels.cpu.linear.bfloat_tiles import (
+    PARTS,
+    DenseWeights,
+    SplitWeights,
+    row_tiles_call,
+    row_tiles_in,
+    row_tiles_size,
+)
 from genai.kernels.cpu.linear.calls import Affine, can_split, decode_call, prefill_call
 from genai.kernels.cpu.linear.dense import pack_dense
+from genai.kernels.cpu.linear.prefill import prefill_op
 from genai.kernels.cpu.program.calls import Rows, program_of
 from genai.kernels.cpu.program.step_table import ContextTable, StepField
 from genai.kernels.cpu.program.thread_pool import Threads
@@ -154,6 +162,17 @@ def test_bias_addend_and_gate(normal: Normal) -> None:
     outer = split(x, up) + addend[:, 7:57]
     expected = inner * (1 + np.vectorize(erf)(inner / np.sqrt(2))) / 2 * outer
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_activation(normal: Normal) -> None:
+    x, weight, bias = normal(20, 64) / 8, normal(50, 64), normal(50)
+    inner = split(x, weight) + bias
+    expected = inner * (1 + np.vectorize(erf)(inner / np.sqrt(2))) / 2
+    np.testing.assert_allclose(split(x, weight, bias, activation="gelu"), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="no activation"):
+        prefill_op(DenseWeights(), "", "gelu")
+    with pytest.raises(ValueError, match="no activation"):
+        prefill_op(SplitWeights(), "silu", "gelu")
 
 
 def test_tiles_of_another_kind(normal: Normal) -> None:
