@@ -499,6 +499,10 @@ class LinearAttention(Op):
         return max(self.heads, self.value_heads)
 
 
+GATES = {"swiglu": "quick_gelu", "geglu": "gelu_tanh"}
+"""The unary function of each gate of experts. The rows of gate and up alternate in the first layer."""
+
+
 @dataclass(frozen=True)
 class MoE(Op):
     """A mixture of experts: out = sum over the selected experts of share * second(activation(first(x))).
@@ -507,7 +511,7 @@ class MoE(Op):
     Their shares are a softmax over the selected experts if `normalized`, otherwise over all experts.
 
     Attributes:
-        activation: "swiglu" (the rows of gate and up alternate in `first`), or the name of a unary function.
+        activation: a key of GATES (the rows of gate and up alternate in `first`), or the name of a unary function.
         parameters: parameters of swiglu: alpha, beta and limit in gate * sigmoid(alpha * gate) * (up + beta). `gate` is
             clipped to at most limit, and `up` is clipped to [-limit, limit].
     """

@@ -162,7 +162,6 @@ REASONS = {
         [(name, "") for name in CHECKPOINTS if name.startswith(("Lfm2", "Qwen3_5"))],
         _STATES,
     ),
-    ("Gemma4ForConditionalGeneration", ""): "Its experts have a gated GELU, which has no kernel.",
     ("GptOssForCausalLM", "int4"): "The builder reads only experts in MXFP4, which the tiny checkpoint does not have.",
     ("PhiMoEForCausalLM", ""): "The builder fails, because it does not support LongRoPE of transformers 5.",
     ("WhisperForConditionalGeneration", ""): "The model has an encoder of speech. Run its graphs with `genai run`.",

@@ -207,6 +207,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             pictures={**_PICTURES, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 4},
         ),
     ),
+    "gemma4_moe": (
+        "gemma4_text",
+        {**_GEMMA4, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 37},
+    ),
     "gemma4_unified": (
         "gemma4_unified",
         _nested(_GEMMA4, pictures={"patch_size": 4, "mm_embed_dim": 16, "mm_posemb_size": 4, "output_proj_dims": 54}),

@@ -41,13 +41,13 @@ def _write_layer(export: Export, layer: int, residual: Residual, lengths: Length
     if spec.parallel:
         if not spec.shared_norm:
             normed = write_plain_norm(export, residual.stream, f"{path}/post_attention_layernorm")
-        both = [update, write_feed_forward(export, layer, normed)]
+        both = [update, write_feed_forward(export, layer, normed, residual.stream)]
         update = export.graph.node("Add", both, f"{path}/parallel/Add", hidden_dims(spec.hidden_size))
         return Residual(residual.stream, _write_scaled(export, f"{path}/parallel", update))
     update = _write_post_norm(export, f"{path}/post_attention_layernorm", update)
     location = "pre_feedforward" if spec.post_norms else "post_attention"
     normed, residual = write_norm(export, Residual(residual.stream, update), f"{path}/{location}_layernorm")
-    update = write_feed_forward(export, layer, normed)
+    update = write_feed_forward(export, layer, normed, residual.stream)
     return Residual(residual.stream, _write_post_norm(export, f"{path}/post_feedforward_layernorm", update))
 
 

@@ -17,8 +17,16 @@ from numpy.typing import NDArray
 
 from genai.kernels.weights import pack_bits, uniform_format
 
+from ..errors import UnsupportedModelError
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
-from .layers import Matrices, write_float_tensor, write_linear, write_quantized
+from .layers import (
+    Matrices,
+    write_bare_norm,
+    write_float_tensor,
+    write_linear,
+    write_plain_norm,
+    write_quantized,
+)
 from .options import BITS
 from .projection import Projection
 from .spec import ExpertsSpec
@@ -26,10 +34,33 @@ from .weights import Chunks
 from .write_prequantized import common_format, expert_block, expert_blocks, expert_integers, in_own_order
 
 
-def write_feed_forward(export: Export, layer: int, root: str) -> str:
-    """Write the feed-forward layer of a layer and return its output, to be added to the residual stream."""
-    if (experts := export.spec.routed(layer)) is not None:
-        return _write_experts(export, layer, experts, root)
+def write_feed_forward(export: Export, layer: int, root: str, stream: str) -> str:
+    """Write the feed-forward layer of a layer and return its output, to be added to the residual stream.
+
+    Args:
+        root: the normalised vectors that an ordinary feed-forward layer reads.
+        stream: the residual stream.
+    """
+    experts = export.spec.routed(layer)
+    if experts is not None and experts.beside_mlp:
+        return _write_both(export, layer, experts, root, stream)
+    return _write_mlp_of(export, layer, root) if experts is None else _write_experts(export, layer, experts, root, root)
+
+
+def _write_both(export: Export, layer: int, experts: ExpertsSpec, root: str, stream: str) -> str:
+    """Write the sum of an ordinary feed-forward layer and a mixture of experts, each with separate norms."""
+    path, dims = f"/model/layers.{layer}", hidden_dims(export.spec.hidden_size)
+    dense = write_plain_norm(export, _write_mlp_of(export, layer, root), f"{path}/post_feedforward_layernorm_1")
+    given = write_plain_norm(export, stream, f"{path}/pre_feedforward_layernorm_2")
+    name = f"model.layers.{layer}.mlp.gate.norm"
+    weight = export.weights.vector(name, export.spec.hidden_size) * np.float32(export.spec.hidden_size**-0.5)
+    routed = write_bare_norm(export, [stream, export.graph.array(name, weight)], f"{path}/moe/router/norm", dims)
+    mixed = _write_experts(export, layer, experts, given, routed)
+    mixed = write_plain_norm(export, mixed, f"{path}/post_feedforward_layernorm_2")
+    return export.graph.node("Add", [dense, mixed], f"{path}/moe/beside/Add", dims)
+
+
+def _write_mlp_of(export: Export, layer: int, root: str) -> str:
     return _write_mlp(
         export, root, f"/model/layers.{layer}/mlp", f"model.layers.{layer}.mlp", export.spec.mlp_size(layer)
     )
@@ -69,11 +100,12 @@ def write_activation(export: Export, path: str, root: str, width: int) -> str:
 _NEVER = -1e30
 
 
-def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str) -> str:
+def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str, routed: str) -> str:
+    """Write a mixture of experts for `root`, with a router that reads `routed`."""
     graph, size = export.graph, export.spec.hidden_size
     path, source = f"/model/layers.{layer}/moe", f"model.layers.{layer}.mlp"
     router = Projection(f"{path}/router", (f"{source}.gate",), (experts.count,), size)
-    scores = write_linear(export, router, root, precision="fp32", bias=experts.biased)
+    scores = write_linear(export, router, routed, precision="fp32", bias=experts.biased)
     flat = graph.node(
         "Reshape", [scores, graph.int64([-1, experts.count])], f"{path}/Reshape", ["tokens", experts.count]
     )
@@ -145,7 +177,7 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     name = f"/model/layers.{layer}/moe"
     attributes: dict[str, Any] = {
         "k": experts.per_token,
-        "activation_type": "swiglu",
+        "activation_type": experts.activation,
         "activation_alpha": experts.alpha,
         "activation_beta": experts.beta,
         **({"swiglu_limit": experts.limit} if experts.limit < math.inf else {}),
@@ -156,6 +188,12 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     names = [name for which in _MATRICES for name in _expert_names(layer, experts, which)]
     kinds = export.weights.kinds(names)
     if options.precision == "kept" and any(kind.names for kind in kinds):
+        if experts.scaled:
+            raise UnsupportedModelError(
+                "the experts are quantised, and the model scales the output of each expert",
+                "the scales would have to be part of the quantised weights",
+                "convert a float checkpoint, or pass --precision",
+            )
         level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
         weight_format = common_format(export, names)
         if weight_format is None:
@@ -257,11 +295,15 @@ def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str
 def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> Matrices:
     """Yield each expert's matrix [rows, columns]; the rows of gate and up are interleaved, as the operators expect."""
     hidden, wide = export.spec.hidden_size, experts.intermediate_size
+    scales = None
+    if experts.scaled:
+        scales = export.weights.vector(f"model.layers.{layer}.mlp.experts.scale", experts.count)
     for expert in range(experts.count):
         source = f"model.layers.{layer}.mlp.experts.{expert}"
         if which == "down_proj":
             name = f"{source}.down_proj.weight"
-            yield name, export.weights.tensor(name, (hidden, wide))
+            matrix = export.weights.tensor(name, (hidden, wide))
+            yield name, matrix if scales is None else matrix.astype(np.float32) * scales[expert]
             continue
         parts = [export.weights.tensor(f"{source}.{part}_proj.weight", (wide, hidden)) for part in ("gate", "up")]
         yield f"{source}.gate_proj.weight", np.stack(parts, axis=1).reshape(2 * wide, hidden)

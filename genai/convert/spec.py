@@ -24,6 +24,11 @@ class ExpertsSpec:
         shared_intermediate_size: width of the shared expert that processes every token; 0 means none.
         shared_gate: True if the shared expert's output is multiplied by the sigmoid of a learned score.
         biased: True if the router and the experts have biases.
+        activation: "swiglu", or "geglu", which is the tanh approximation of gelu(g) * u.
+        beside_mlp: True if the layer also has an ordinary feed-forward layer (Gemma 4). Both read the residual stream
+            with separate norms, and their normalised outputs are added. The router reads the stream after a norm with
+            a separate weight.
+        scaled: True if the output of each expert is multiplied by a learned number.
         alpha, beta, limit: constants of the activation g * sigmoid(alpha * g) * (u + beta), where g is clamped to at
             most limit and u is clamped to -limit to limit.
     """
@@ -37,6 +42,9 @@ class ExpertsSpec:
     shared_intermediate_size: int = 0
     shared_gate: bool = False
     biased: bool = False
+    activation: Literal["swiglu", "geglu"] = "swiglu"
+    beside_mlp: bool = False
+    scaled: bool = False
     alpha: float = 1.0
     beta: float = 0.0
     limit: float = math.inf

@@ -55,7 +55,10 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield from _learned(spec, "post_feedforward_layernorm")
     yield from _recurrent(spec) if spec.is_recurrent(layer) else _attention(spec.at(layer), layer)
     experts = spec.routed(layer)
-    yield from _mlp(spec, "mlp", spec.mlp_size(layer)) if experts is None else _experts(spec, experts)
+    if experts is None or experts.beside_mlp:
+        yield from _mlp(spec, "mlp", spec.mlp_size(layer))
+    if experts is not None:
+        yield from _experts(spec, experts)
     if (inputs := spec.per_layer_inputs) is not None:
         yield "per_layer_input_gate.weight", (inputs.size, spec.hidden_size)
         yield "per_layer_projection.weight", (spec.hidden_size, inputs.size)
@@ -126,6 +129,12 @@ def _experts(spec: DecoderSpec, experts: ExpertsSpec) -> Iterator[tuple[str, Sha
             yield from _linear(f"mlp.experts.{expert}.{name}_proj", *shape, experts.biased)
     if experts.shared_intermediate_size:
         yield from _mlp(spec, "mlp.shared_expert", experts.shared_intermediate_size)
+    if experts.scaled:
+        yield "mlp.experts.scale", (experts.count,)
+    if experts.beside_mlp:
+        yield "mlp.gate.norm", (hidden,)
+        for norm in ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"):
+            yield f"{norm}.weight", (hidden,)
     if experts.shared_gate:
         yield "mlp.shared_expert_gate.weight", (1, hidden)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.ir import DenseWeight, MoE, Projection, Weight
+from genai.kernels.ir import GATES, DenseWeight, MoE, Projection, Weight
 from genai.kernels.weight_layout import BLOCK_SIZES
 
 from ..onnx.node import MS
@@ -52,7 +52,7 @@ def moe_op(spec: NodeSpec) -> MoE:
     """
     _refuse(spec)
     activation, parameters = _activation(spec)
-    gated = activation == "swiglu"
+    gated = activation in GATES
     attributes, quantised = spec.attributes, spec.op_type == "QMoE"
     if quantised:
         width = spec.constant(2).shape[1] // (2 if gated else 1)
@@ -113,7 +113,7 @@ def _refuse(spec: NodeSpec) -> None:
 
 
 def _activation(spec: NodeSpec) -> tuple[str, tuple[float, ...]]:
-    """Return the function between the layers: SwiGLU of interleaved gate and up rows, or an ungated activation."""
+    """Return the function between the layers: a gate over interleaved gate and up rows, or an ungated activation."""
     kind, attributes = spec.attributes.get("activation_type", "relu"), spec.attributes
     if kind == "swiglu" and int(attributes.get("swiglu_fusion", 0)) == 1:
         limit = float(attributes.get("swiglu_limit", "inf"))
@@ -121,10 +121,12 @@ def _activation(spec: NodeSpec) -> tuple[str, tuple[float, ...]]:
             raise KernelError(f"{spec.op_type}: swiglu_limit is {limit}, but it must be at least 0")
         numbers = (attributes.get("activation_alpha", 1.0), attributes.get("activation_beta", 0.0))
         return "swiglu", (*map(float, numbers), limit)
+    if kind == "geglu" and int(attributes.get("swiglu_fusion", 0)) == 1:
+        return "geglu", ()
     if kind in _PLAIN:
         return _PLAIN[kind], ()
     raise KernelError(
-        f"{spec.op_type}: the activation {kind!r} is not supported; use swiglu with swiglu_fusion=1, or "
+        f"{spec.op_type}: the activation {kind!r} is not supported; use swiglu or geglu with swiglu_fusion=1, or "
         f"{', '.join(_PLAIN)}"
     )
 

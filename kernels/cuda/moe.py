@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..device import UnsupportedOp
-from ..ir import MoE, Per, Projection
+from ..ir import GATES, MoE, Per, Projection
 from .driver import MOST_IN_GRID, Driver, Grid
 from .launches import COUNTED, Counts, Functions, Launch, bind
 from .linear import COLUMNS_AT_ONCE, ROWS_AT_ONCE, arrange_kernel, arranged
@@ -56,7 +56,7 @@ def check_experts(op: MoE, functions: tuple[str, ...]) -> None:
     experts = op.first.weight.experts
     if experts > MOST_EXPERTS:
         raise UnsupportedOp(f"CUDA has no kernels for {experts} experts: at most {MOST_EXPERTS}")
-    if op.activation not in (SWIGLU, *functions):
+    if op.activation not in (*GATES, *functions):
         raise UnsupportedOp(f"CUDA has no kernel for the function {op.activation}")
     if any(projection.addend or projection.delta for projection in (op.first, op.second)):
         raise UnsupportedOp("CUDA has no kernels for experts with addends or adapters")
@@ -95,7 +95,9 @@ def pairs_gemm_kernel(matrix: DeviceMatrix, activation: str) -> CudaKernel:
 
 
 def _functor(activation: str) -> str:
-    return SWIGLU if activation == SWIGLU else f"plain<unary::{activation}>"
+    if activation == SWIGLU:
+        return SWIGLU
+    return f"gated<unary::{GATES[activation]}>" if activation in GATES else f"plain<unary::{activation}>"
 
 
 # --- launches --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ir import BlockWeight, Constants, MoE, Op, Projection, Weight, constant_names
+from ..ir import GATES, BlockWeight, Constants, MoE, Op, Projection, Weight, constant_names
 from ..weights import unpack_bits
 from .functions import UNARY, Array, Float64
 
@@ -91,7 +91,9 @@ def mixture(op: MoE, x: Array, scores: Array, product: Callable[[Float64, Projec
         if op.activation == "swiglu":
             alpha, beta, limit = op.parameters or (1.0, 0.0, np.inf)
             gate, up = np.minimum(hidden[:, 0::2], limit), np.clip(hidden[:, 1::2], -limit, limit)
-            hidden = UNARY["quick_gelu"](gate, alpha) * (up + beta)
+            hidden = UNARY[GATES["swiglu"]](gate, alpha) * (up + beta)
+        elif op.activation in GATES:
+            hidden = UNARY[GATES[op.activation]](hidden[:, 0::2]) * hidden[:, 1::2]
         else:
             hidden = UNARY[op.activation](hidden, *op.parameters)
         out[tokens] += shares[tokens, ranks, None] * product(hidden, op.second, expert)

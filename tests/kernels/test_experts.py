@@ -71,14 +71,15 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 2e-5) -> 
 
 @pytest.mark.parametrize("normalized", [0, 1])
 @pytest.mark.parametrize("k", [1, 2, EXPERTS])
-@pytest.mark.parametrize("activation", ["swiglu", "relu", "silu", "gelu", "identity"])
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu", "silu", "gelu", "identity"])
 def test_moe(floats: dict[str, np.ndarray], normal: Any, normalized: int, k: int, activation: str) -> None:
-    gated = activation == "swiglu"
+    gated = activation in ("swiglu", "geglu")
     fc1 = floats["fc1"] if gated else floats["fc1"][:, ::2]
     constants = [fc1, normal(*fc1.shape[:2]), floats["fc2"], normal(EXPERTS, HIDDEN)]
     attributes = {"k": k, "normalize_routing_weights": normalized, "activation_type": activation}
     if gated:
-        attributes |= {**SWIGLU, "activation_alpha": 1.7, "activation_beta": 1.0, "swiglu_limit": 2.0}
+        numbers = {"activation_alpha": 1.7, "activation_beta": 1.0, "swiglu_limit": 2.0}
+        attributes |= {**SWIGLU, **numbers, "activation_type": activation}
     ours, expected = (
         run(device, "MoE", floats["x"], floats["scores"], constants, **attributes) for device in ("cpu", "reference")
     )

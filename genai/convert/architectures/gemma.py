@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..hf_config import HFConfig, rope_values
-from ..spec import DecoderSpec, PerLayerInputs
+from ..spec import DecoderSpec, ExpertsSpec, PerLayerInputs
 from . import common
-from .common import architecture, decoder
+from .common import Rule, architecture, decoder
 
 
 def _full_layers(config: HFConfig) -> dict[str, Any]:
@@ -62,9 +62,16 @@ def _gemma4(config: HFConfig, **options: Any) -> DecoderSpec:
     shared, width = _shared_layers(config, 0), config.integer("intermediate_size")
     first = shared.get("num_cached_layers", config.num_layers)
     widths = tuple(width if layer < first else 2 * width for layer in range(config.num_layers))
+    experts = None
+    if config.flag("enable_moe_block"):
+        experts = ExpertsSpec(
+            count=config.integer("num_experts"), per_token=config.integer("top_k_experts"),
+            intermediate_size=config.integer("moe_intermediate_size"), activation="geglu", beside_mlp=True,
+            scaled=True,
+        )  # fmt: skip
     return _gemma(
-        config, family="gemma4_text", layer_scales=True, keys_as_values=config.flag("attention_k_eq_v"),
-        logit_softcap=config.optional_number("final_logit_softcapping"),
+        config, family="gemma4_text", experts=experts, layer_scales=True,
+        keys_as_values=config.flag("attention_k_eq_v"), logit_softcap=config.optional_number("final_logit_softcapping"),
         intermediate_sizes=widths if config.flag("use_double_wide_mlp") else None, **_full_layers(config), **shared,
         **options,
     )  # fmt: skip
@@ -74,9 +81,17 @@ def _gemma4(config: HFConfig, **options: Any) -> DecoderSpec:
 _UNUSED = r"\.self_attn\.(k_proj|v_proj|k_norm)\."
 
 
-@architecture("Gemma 4 (text)", unused=_UNUSED)
+@architecture(
+    "Gemma 4 (text)",
+    *common.EXPERTS_TOGETHER,
+    Rule(r"\.mlp\.experts\.(gate_up_proj|down_proj)$", r".experts.\1"),
+    Rule(r"\.mlp\.experts\.scale$", ".router.per_expert_scale"),
+    Rule(r"\.mlp\.gate\.norm$", ".router.scale"),
+    Rule(r"\.mlp\.gate\.weight$", ".router.proj.weight"),
+    unused=_UNUSED,
+)
 def gemma4_text(config: HFConfig) -> DecoderSpec:
-    """Gemma 4: larger heads in the layers without a window, and a learned scale per layer."""
+    """Gemma 4: larger heads in the layers without a window, a learned scale per layer, and in some sizes experts."""
     return _gemma4(config, window=512)
 
 

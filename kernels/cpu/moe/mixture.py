@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...ir import GATES
 from ...weight_layout import BlockMatrix
 from ..jit.arguments import Binding
 from ..jit.vector_math import UNARY
@@ -57,7 +58,7 @@ class Mixture:
         first, second: the layers.
         per_token: number of experts that each token is routed to.
         normalized: True if weights are a softmax over the selected experts' scores, not over all scores.
-        activation: a key of UNARY without parameters, such as IDENTITY, or SWIGLU. If the first layer has two parts,
+        activation: a key of UNARY without parameters, such as IDENTITY, or of GATES. If the first layer has two parts,
             the first part is a gate: activation(first) * second.
         swiglu: parameters of SWIGLU.
         exact: True if activations stay float32; otherwise they are quantised to 8 bits per block, as in dense layers.
@@ -80,7 +81,7 @@ class Mixture:
             )
         gated = len(first.parts) == 2
         plain = self.activation in UNARY and not UNARY[self.activation].parameters
-        if not plain and not (gated and self.activation == SWIGLU):
+        if not plain and not (gated and self.activation in GATES):
             raise ValueError(
                 f"the activation of experts {'with' if gated else 'without'} gates cannot be {self.activation!r}"
             )
@@ -174,7 +175,9 @@ def _gate(mixture: Mixture) -> str:
     """Return the gate. SWIGLU with the usual parameters equals the gate of dense layers."""
     swiglu = mixture.swiglu
     usual = (swiglu.alpha, swiglu.beta) == (1.0, 0.0) and not np.isfinite(swiglu.limit)
-    return "silu" if mixture.activation == SWIGLU and usual else mixture.activation
+    if mixture.activation == SWIGLU:
+        return "silu" if usual else SWIGLU
+    return GATES.get(mixture.activation, mixture.activation)
 
 
 def _lines(size: int) -> int:

@@ -59,6 +59,13 @@ struct swiglu {
   }
 };
 
+template <class F>
+struct gated {
+  __device__ __forceinline__ static void store(const ExpertArguments& given, float* out, int output, float a, float b) {
+    out[output / 2] = F::of(a, given.p) * b;
+  }
+};
+
 template <class Activation>
 __device__ __forceinline__ void finish_pair(
     const ExpertArguments& given, int pair, int expert, int output, float a, float b) {

@@ -109,10 +109,10 @@ def test_floats(driver: HostDriver, dtype: str, tokens: int) -> None:
     assert relative_error(ours, theirs) < 2e-6
 
 
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu_tanh", "copy"])
-def test_activations_without_gates(driver: HostDriver, activation: str) -> None:
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu_tanh", "copy", "geglu"])
+def test_activations_without_parameters(driver: HostDriver, activation: str) -> None:
     rng = np.random.default_rng(0)
-    of = layers(rng, width=37, gated=False, bias=True)
+    of = layers(rng, width=37, gated=activation == "geglu", bias=True)
     x, scores = normal(rng, 5, HIDDEN), normal(rng, 5, EXPERTS)
     ours, theirs = both(driver, of, moe_op(of, exact=True, activation=activation), x, scores)
     assert relative_error(ours, theirs) < 2e-6
