@@ -51,7 +51,8 @@ Truncate = Annotated[bool, typer.Option("--truncate/--no-truncate", help="Trunca
 Precision = Annotated[
     str, typer.Option("--precision", help="Weight precision if MODEL is a checkpoint: fp32, fp16, int8 or int4.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print only results and errors.")]
+_QUIET_HELP = "Print only results and errors."
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help=_QUIET_HELP)]
 
 
 def embed(
@@ -200,6 +201,8 @@ def rerank(
     precision: Precision = "fp32",
     yes: opt.Yes = False,
     threads: opt.ThreadsOption = None,
+    # Here, -q is short for --query.
+    quiet: Annotated[bool, typer.Option("--quiet", help=_QUIET_HELP)] = False,
 ) -> None:
     """Print the documents of a file, or those given with -p, in descending order of their scores for a query.
 
@@ -219,7 +222,7 @@ def rerank(
         raise OptionError(
             "--instruction cannot be used with --prompt-name", "both name the text before the query", "remove one"
         )
-    with Reranker(
+    with quietly(quiet), Reranker(
         encoder_of(model, precision, yes=yes), file=file, max_length=max_length, threads=threads, precision=precision,
         label=label, activation=activation,
     ) as reranker:  # fmt: skip

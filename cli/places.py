@@ -11,6 +11,7 @@ from copy import copy
 from typing import Any, TypeVar
 
 from genai.errors import (
+    ChatTemplateError,
     ContextOverflowError,
     DeadlineError,
     GenaiError,
@@ -38,8 +39,13 @@ def with_flags_named(error: GenaiError, ctx: Any) -> None:
 
     Options that environment variables set keep their names, because the user did not type their flags.
     """
-    if isinstance(error, ModelFolderError) and ctx.command.name in _TAKE_QUESTIONS:
+    draft = ctx.params.get("draft")
+    if isinstance(error, ModelFolderError) and draft and error.what.startswith(f"{draft}: "):
+        error.what = f"--draft {error.what}"
+    elif isinstance(error, ModelFolderError) and ctx.command.name in _TAKE_QUESTIONS:
         _name_prompt(error, ctx)
+    if isinstance(error, ChatTemplateError) and ctx.params.get("tools"):
+        error.fix = error.fix.replace("omit tools and tool_calls", "remove --tools")
     if isinstance(error, UnsupportedModelError | ModelFolderError) and ctx.command.name == "quantize":
         _name_quantize_onnx(error)
     if isinstance(error, _ABOUT_OPTIONS) or (isinstance(error, InputError) and re.match(r"\w+ = ", error.what)):
@@ -75,7 +81,9 @@ def _name_prompt(error: ModelFolderError, ctx: Any) -> None:
     hint, text = _TAKE_QUESTIONS[ctx.command.name], str(ctx.params.get("model") or "")
     if "looks like a question" in error.why:
         error.fix = hint.replace("…", f"{text:.60}")
-    elif error.fix == ASK_FOR_MODEL or len(text) > _LONGEST_NAME:
+    elif (error.fix == ASK_FOR_MODEL and not any(map(ctx.params.get, ("prompt", "prompts")))) or len(
+        text
+    ) > _LONGEST_NAME:
         error.fix += f"; {hint}"
 
 

@@ -35,8 +35,7 @@ class Command:
 def run_command(loop: Loop, text: str) -> None:
     """Run a typed slash-command."""
     name, _, argument = text.strip().partition(" ")
-    name = "/bye" if name in _ALSO_BYE else name
-    command = COMMANDS.get(name)
+    command = COMMANDS.get("/bye" if name in _ALSO_BYE else name)
     if command is None:
         close = difflib.get_close_matches(name[1:], [known[1:] for known in (*COMMANDS, *_ALSO_BYE)], 1)
         hint = (f"did you mean /{close[0]}? " if close else "") + "/help lists the commands"
@@ -143,7 +142,8 @@ def _show_setting(loop: Loop, name: str) -> None:
     else:
         flag = find_flag(name)
         source = ", the default of genai chat for this model" if _is_drawn(loop, flag) else ""
-        loop.voice.say(f"({flag.setting} is {_value(loop, flag)}{source}: {flag.help})")
+        meaning = flag.help.partition(" [default")[0].rstrip(".")
+        loop.voice.say(f"({flag.setting} is {_value(loop, flag)}{source}: {meaning[:1].lower()}{meaning[1:]})")
 
 
 def _own_settings(loop: Loop) -> dict[str, str]:

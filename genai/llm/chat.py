@@ -422,13 +422,15 @@ class ChatSession:
             room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
 
     def _too_long(self, tokens: str) -> ContextOverflowError:
+        can_grow = self.llm.context_size < self.llm.model.config.model.context_length
         if self.on_overflow == "error":
             subject = "the conversation" if len(self.messages) > 1 else "the message"
-            fix = "shorten the message, clear the conversation, use a larger context size, or leave out old messages "
+            larger = "use a larger context size, " * can_grow
+            fix = f"shorten the message, clear the conversation, {larger}or leave out old messages "
             fix += "(on_overflow = truncate or shift)"
         else:
             subject = "the part of the conversation that cannot be left out"
-            fix = "shorten the message, or use a larger context size"
+            fix = "shorten the message" + ", or use a larger context size" * can_grow
         return ContextOverflowError(
             f"{subject} has {tokens} tokens",
             f"prompt and reply together are limited to {self.llm.context_size} tokens",

@@ -1023,11 +1023,13 @@ def rendering(
     """Return the arguments of LLM.render in the form that Tokenizer.chat_prompts accepts.
 
     Raises:
-        InputError: `template` is not a mapping of names to variables.
+        InputError: the text is empty, or `template` is not a mapping of names to variables.
         OptionError: `literal` is not a boolean.
     """
     literal = RequestOptions(literal=literal).literal
     if isinstance(messages, str):
+        if not messages.strip():
+            raise InputError("the message is empty", "there is nothing to reply to", "write a message")
         messages = [{"role": "user", "content": messages}]
     variables = template or {}
     if not isinstance(variables, Mapping) or not all(type(name) is str for name in variables):

@@ -171,9 +171,9 @@ def check_limit(plan: MemoryPlan, context_size: int) -> None:
     """Raise OptionError if a context exceeds the model's limit."""
     if not 1 <= context_size <= plan.context_limit:
         raise OptionError(
-            f"context size = {context_size}",
+            f"context_size = {context_size}",
             f"the context length of the model is {plan.context_limit} tokens",
-            f"use a context size from 1 to {plan.context_limit}, or leave it out",
+            f"use a context_size from 1 to {plan.context_limit}, or leave context_size out",
         )
 
 

@@ -53,7 +53,7 @@ def test_errors_on_the_command_line_name_flags(flag: Flag, tmp_path: Path, capsy
     assert "_" not in flag.option or flag.option not in message
 
 
-@pytest.mark.parametrize("given", ["nosuch", "What is this?", "x" * 300])
+@pytest.mark.parametrize("given", ["What is this?", "x" * 300])
 def test_only_commands_with_a_prompt_name_its_option(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("chat", "generate"):
         assert run_here([command, given, "-p", "Hi"]) == 1

@@ -138,6 +138,27 @@ def test_options_of_a_comparison_alone(bundled_folder: Path, tmp_path: Path, cap
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what", "fix"),
+    [
+        (["generate", "-p", "x", "--draft", "nope"], "error: --draft nope: not a model folder", "name of a model"),
+        (
+            ["generate", "-p", "x", "-c", "4096"],
+            "--ctx-size 4096",
+            "--ctx-size from 1 to 1024, or leave --ctx-size out",
+        ),
+        (["chat", "nosuch", "-p", "x"], "error: nosuch: not a model folder", "name of a model"),
+        (["generate", "-p", "hi " * 2000], "the prompt has ", "fix: shorten the prompt\n"),
+    ],
+)
+def test_errors_name_options_and_advise_what_is_possible(
+    arguments: list[str], what: str, fix: str, capsys: Capture
+) -> None:
+    assert run(arguments) != 0
+    said = capsys.readouterr().err
+    assert what in said and fix in said and "use -p to ask" not in said
+
+
 def test_an_empty_text_is_named(bundled_folder: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "empty.txt").touch()
     assert run(["eval", "kld", str(bundled_folder), "-f", str(tmp_path / "empty.txt"), "--other-kv-type", "int8"]) != 0

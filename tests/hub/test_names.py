@@ -155,7 +155,7 @@ def test_python_says_how_to_load_an_adapter(cache: Path) -> None:
     ("typed", "what", "fix"),
     [
         ("What is 12 + 7?", "'What is 12 + 7?'", 'genai chat -p "What is 12 + 7?"'),
-        ("2+2", "2: not a model folder", "use -p to ask a question"),
+        ("2+2", "2: not a model folder", "pass a folder with genai_config.json"),
         ("pebbel+pirate", "pebbel: not a model folder", "did you mean pebble?"),
         ("pebble+pirat", "there is no adapter 'pirat'", "did you mean 'pirate'?"),
     ],

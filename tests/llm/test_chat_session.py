@@ -31,6 +31,8 @@ def test_turns_undo_and_retry(small: genai.LLM) -> None:
             call()
     with pytest.raises(InputError, match="empty"):
         chat.ask("  ")
+    with pytest.raises(InputError, match="the message is empty"):
+        small.chat(" ")
     assert chat.messages == []
 
 
