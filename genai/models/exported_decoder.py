@@ -41,6 +41,7 @@ _BEFORE = (
     *PACK_DEQUANTIZED,
     reshapes.fold_known_shapes,
     constant_folding.fold_constants,
+    exported.remove_whole_slices,
     simplify.share_subexpressions,
     composites.fuse_layer_norm,
     composites.fuse_gelu,

@@ -77,6 +77,19 @@ def _ints(graph: Graph, node: Node, index: int) -> list[int] | None:
     return None if value is None else [int(item) for item in value.reshape(-1)]
 
 
+_NO_END = (1 << 31) - 1
+
+
+@base.node_rule(base.Level.EXTENDED, ("", "Slice"))
+def remove_whole_slices(graph: Graph, node: Node) -> bool:
+    """Slice(x) from 0 without an end -> x: the slice of all rows that `num_logits_to_keep` = 0 selects."""
+    starts, ends = (_ints(graph, node, index) for index in (1, 2))
+    steps = _ints(graph, node, 4) if node.input(4) else [1]
+    if not starts or not ends or not steps or any(starts) or min(ends) < _NO_END or {*steps} != {1}:
+        return False
+    return base.pass_through(graph, node)
+
+
 @base.node_rule(base.Level.EXTENDED, ("", "SimplifiedLayerNormalization"), ("", "RMSNormalization"), since=17)
 def join_centred_norm(graph: Graph, norm: Node) -> bool:
     """RMS norm(x - mean(x), scale) -> LayerNormalization(x, scale): Cohere's norm has no bias."""

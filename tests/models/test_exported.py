@@ -70,6 +70,31 @@ def test_the_logits_of_the_whole_folder(tmp_path: Path, precision: str, external
         np.testing.assert_array_equal(found, right)
 
 
+def keep_last_rows(model: onnx.ModelProto) -> None:
+    """Compute logits of the last `num_logits_to_keep` tokens only; 0 stands for all, because -0 is the first row."""
+    graph = model.graph
+    head = next(node for node in graph.node if "logits" in node.output)
+    constants = {"axis": [0], "end": [2**63 - 1], "rows": [1]}
+    graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in constants.items())
+    graph.input.append(helper.make_tensor_value_info("num_logits_to_keep", TensorProto.INT64, []))
+    place = list(graph.node).index(head)
+    for node in (
+        helper.make_node("Slice", [head.input[0], "start", "end", "rows"], ["kept"]),
+        helper.make_node("Unsqueeze", ["negative", "axis"], ["start"]),
+        helper.make_node("Neg", ["num_logits_to_keep"], ["negative"]),
+    ):
+        graph.node.insert(place, node)
+    head.input[0] = "kept"
+
+
+def test_an_input_that_selects_rows_of_logits(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model", "onnx/model_q4.onnx", change=keep_last_rows)
+    with og.Model(folder, quiet=True) as model:
+        assert model.info.flattened, model.info.reason
+    expected = logits(whole(tmp_path / "whole", "q4"), PROMPT)
+    np.testing.assert_array_equal(logits(folder, PROMPT), expected)
+
+
 def test_what_is_derived(tmp_path: Path) -> None:
     folder = exported(tmp_path / "model", "onnx/model_q4.onnx")
     (folder / "generation_config.json").write_text(

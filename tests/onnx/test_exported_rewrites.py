@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from genai.onnx.reader import read_model
 from genai.onnx.writer import to_proto
 from genai.optimize.base import Level, run_rewrites
-from genai.optimize.exported import join_centred_norm, select_columns_of_heads
+from genai.optimize.exported import join_centred_norm, remove_whole_slices, select_columns_of_heads
 from genai.optimize.shapes import infer_shapes
 from genai.optimize.simplify import remove_dead_code
 from tests.integrity import check_graph
@@ -32,7 +32,8 @@ def rewritten(nodes: Nodes, constants: dict[str, Any], output: str = "y") -> tup
     )
     model = read_model(before)
     infer_shapes(model)
-    run_rewrites(model, (select_columns_of_heads, join_centred_norm, remove_dead_code), Level.EXTENDED)
+    rules = (select_columns_of_heads, join_centred_norm, remove_whole_slices, remove_dead_code)
+    run_rewrites(model, rules, Level.EXTENDED)
     check_graph(model.graph)
     return [node.op_type for node in model.graph.nodes], before, to_proto(model)
 
@@ -105,3 +106,23 @@ def test_norms_of_centred_rows(norm: str) -> None:
     assert centred([-1], norm=norm) == ["LayerNormalization"]
     assert centred([-2], norm=norm) == ["ReduceMean", "Sub", norm]
     assert centred([-1], "z", norm) == ["ReduceMean", "Sub", norm]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, ["Neg"]),
+        ({"starts": [1]}, ["Slice", "Neg"]),
+        ({"ends": [4]}, ["Slice", "Neg"]),
+        ({"steps": [2]}, ["Slice", "Neg"]),
+        ({"starts": [0, 1], "ends": [2**40] * 2, "axes": [0, 1], "steps": [1, 1]}, ["Slice", "Neg"]),
+    ],
+    ids=["whole", "start", "end", "step", "second axis"],
+)
+def test_slices_of_everything(changes: dict[str, Any], kinds: list[str]) -> None:
+    nodes = [
+        helper.make_node("Slice", ["x", "starts", "ends", "axes", "steps"], ["kept"]),
+        helper.make_node("Neg", ["kept"], ["y"]),
+    ]
+    whole = {"starts": [0], "ends": [2**63 - 1], "axes": [1], "steps": [1]}
+    assert rewritten(nodes, whole | changes)[0] == kinds
