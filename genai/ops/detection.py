@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+
+from genai.kernels.cpu.arrays.selection import without_overlap
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from .registry import KernelError, Natural, NodeSpec, operator, scalar
 from .support import checked_indices, checked_shape, widened
@@ -12,8 +16,9 @@ from .support import checked_indices, checked_shape, widened
 
 @operator("NonMaxSuppression", since_version=10)
 def non_max_suppression(
-    boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None, *, center_point_box: bool = False
-) -> Any:
+    boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None, *,
+    center_point_box: bool = False, threads: Threads | None,
+) -> Any:  # fmt: skip
     """Select, per image and class, the highest-scoring boxes that overlap no selected box by more than a threshold."""
     if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.ndim != 3 or scores.shape[::2] != boxes.shape[:2]:
         raise KernelError(
@@ -24,41 +29,25 @@ def non_max_suppression(
     threshold = np.float32(0 if overlap is None else scalar(overlap))
     if not 0 <= threshold <= 1:
         raise KernelError(f"NonMaxSuppression: iou_threshold is {threshold}, but it must be from 0 to 1")
-    selected = []
-    for image, class_id in np.ndindex(*scores.shape[:2]):
-        row = scores[image, class_id]
-        order = np.argsort(-row, kind="stable")
-        if least is not None:
-            order = order[row[order] > scalar(least)]
-        boxes_kept = _select_boxes(_corners(boxes[image], center_point_box), order, limit, threshold)
-        selected += [(image, class_id, box) for box in boxes_kept]
-    return np.array(selected, np.int64).reshape(-1, 3)
+    lower = -math.inf if least is None else float(scalar(least))
+    corners = np.ascontiguousarray(_corners(boxes, center_point_box), np.float32)
+    found, counts = without_overlap(
+        corners, np.ascontiguousarray(scores, np.float32), limit, float(threshold), lower, threads
+    )
+    classes = np.repeat(np.argwhere(counts >= 0), counts.reshape(-1), axis=0)
+    chosen = found[np.arange(found.shape[2]) < counts[..., None]]
+    return np.column_stack([classes, chosen]).astype(np.int64).reshape(-1, 3)
 
 
 _CoordinateMode: TypeAlias = Literal["half_pixel", "output_half_pixel"]
 
 
 def _corners(boxes: Any, is_centred: bool) -> Any:
-    """Return rows [y0, x0, y1, x1] of min and max coordinates. The corners of a box may be in either order."""
+    """Return [..., (y0, x0, y1, x1)] of min and max coordinates. The corners of a box may be in either order."""
+    first, second = boxes[..., :2], boxes[..., 2:]
     if is_centred:
-        centre, half = boxes[:, :2], boxes[:, 2:] / 2
-        return np.concatenate([centre - half, centre + half], axis=1)
-    return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], axis=1)
-
-
-def _select_boxes(corners: Any, order: Any, limit: int, threshold: Any) -> list[int]:
-    areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
-    selected: list[int] = []
-    while len(order) and len(selected) < limit:
-        best = int(order[0])
-        selected.append(best)
-        order = order[1:]
-        sides = np.minimum(corners[best, 2:], corners[order, 2:]) - np.maximum(corners[best, :2], corners[order, :2])
-        common = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0)
-        union = areas[best] + areas[order] - common
-        is_sound = (common > 0) & (areas[best] > 0) & (areas[order] > 0) & (union > 0)
-        order = order[~(is_sound & (common / np.where(union == 0, 1, union) > threshold))]
-    return selected
+        return np.concatenate([first - second / 2, first + second / 2], axis=-1)
+    return np.concatenate([np.minimum(first, second), np.maximum(first, second)], axis=-1)
 
 
 @operator("RoiAlign", since_version=10)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import setitem
 from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.selection import largest as selected
+from genai.kernels.cpu.program.thread_pool import Threads
+
 from ..onnx.node import MS
 from ..onnx.types import DataType, TensorType, Type
 from .registry import KernelError, NodeSpec, operator, scalar
 from .shape_rules import NodeTypes, shape_rule
-from .support import as_array, checked_axis, checked_indices, checked_shape
+from .support import as_array, checked_axis, checked_indices, checked_shape, widened
 
 
 def in_range(indices: Any, extent: int, subject: str) -> Any:
@@ -104,14 +108,26 @@ def one_hot(indices: Any, depth: Any, values: Any, *, axis: int = -1, spec: Node
     return np.where(np.expand_dims(class_indices, along) == classes, values[1], values[0]).astype(values.dtype)
 
 
+# Types whose largest elements a kernel selects, types that it selects as int32, and the limit on the axis.
+_SELECTED = (np.float32, np.int32)
+_NARROW_INTEGERS = (np.int8, np.uint8, np.int16, np.uint16)
+_MOST_SELECTED = 1 << 31
+
+
 @operator("TopK", since_version=10)
-def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True) -> Any:
+def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True, threads: Threads | None) -> Any:
     """Return the k largest (or smallest) elements along an axis, sorted; equal values are ordered by index."""
     count, along = int(scalar(k)), checked_axis(axis, x.ndim)
     if not 0 <= count <= x.shape[along]:
         raise KernelError(f"TopK: k is {count}, but the axis has {x.shape[along]} elements")
     moved = np.moveaxis(x, along, -1)
-    if largest:
+    keys = widened(moved)
+    if keys.dtype in _NARROW_INTEGERS:
+        keys = keys.astype(np.int32)
+    if keys.dtype in _SELECTED and keys.shape[-1] < _MOST_SELECTED:
+        rows = np.ascontiguousarray(keys).reshape(math.prod(keys.shape[:-1]), keys.shape[-1])
+        order = selected(rows, count, smallest=not largest, threads=threads).reshape(*keys.shape[:-1], count)
+    elif largest:
         # Stable descending sort: reverse, sort stably, reverse again.
         order = moved.shape[-1] - 1 - np.argsort(moved[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     else:

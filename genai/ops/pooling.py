@@ -12,6 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.pooling import MAX_SCRATCH, pooled, scratch_bytes
+from genai.kernels.cpu.program.thread_pool import Threads
+
 from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
 from .reduction import extreme
@@ -179,12 +182,18 @@ def window_maker(spec: NodeSpec) -> WindowMaker:
 
 
 @operator("MaxPool", make_windows=window_maker)
-def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, spec: NodeSpec) -> Any:
+def max_pool(
+    x: Any, *, storage_order: bool = False, make_windows: WindowMaker, spec: NodeSpec, threads: Threads | None = None
+) -> Any:
     """The max of each window, and its index in the flat input. NaN counts as larger than every number."""
     _, windows = make_windows(x)
     if x.size == 0 or 0 in windows.counts:
         best = np.full((*x.shape[:2], *windows.counts), extreme(x.dtype, lowest=True), x.dtype)
         return best, np.zeros(best.shape, np.int64)
+    if not any(spec.outputs[1:]):
+        compiled = _compiled(x, windows, None, threads)
+        if compiled is not None:
+            return compiled
     padded = windows.padded(x, extreme(x.dtype, lowest=True))
     taps = list(windows.taps())
     best = padded[taps[0]].copy()
@@ -201,6 +210,21 @@ def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, 
         better = inside[tap] & ((chosen < 0) | (~(value <= best) & (best == best)))
         best[better], chosen[better] = value[better], number
     return best, _flat_indices(x, windows, chosen, storage_order)
+
+
+def _compiled(x: Any, windows: PoolingWindows, counts: Any, threads: Threads | None) -> Any:
+    """Return the max of each window, or the sum divided by counts; None if the kernel does not support the windows."""
+    if x.dtype != np.float32 or x.ndim not in (3, 4) or {*windows.dilations} != {1} or 0 in (x.size, *windows.counts):
+        return None
+    ones = (1,) * (4 - x.ndim)
+    kernel, strides, sizes = ((*ones, *values) for values in (windows.kernel, windows.strides, windows.counts))
+    pads: Any = (*(0 for _ in ones), *windows.begins)
+    if scratch_bytes(sizes, kernel, strides) > MAX_SCRATCH:
+        return None
+    planes = np.ascontiguousarray(x).reshape(-1, *ones, *x.shape[2:])
+    counts = None if counts is None else np.ascontiguousarray(counts, np.float32).reshape(sizes)
+    found = pooled(planes, kernel, sizes, strides=strides, pads=pads, counts=counts, threads=threads)
+    return found.reshape(*x.shape[:2], *windows.counts)
 
 
 @operator("NhwcMaxPool", domain=MS, make_windows=window_maker)
@@ -283,11 +307,16 @@ def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool)
 
 
 @operator("AveragePool", make_windows=window_maker)
-def average_pool(x: Any, *, count_include_pad: bool = False, make_windows: WindowMaker) -> Any:
+def average_pool(
+    x: Any, *, count_include_pad: bool = False, make_windows: WindowMaker, threads: Threads | None = None
+) -> Any:
     """The mean of each window; pads count only if `count_include_pad` is true."""
     windows, walked = make_windows(x)
-    total = _sum_of_taps(widened(x), walked)
     counts = _counts(x.shape[2:], windows, count_include_pad)
+    compiled = _compiled(x, walked, counts, threads)
+    if compiled is not None:
+        return compiled
+    total = _sum_of_taps(widened(x), walked)
     return (total / counts.astype(total.dtype)).astype(x.dtype, copy=False)
 
 

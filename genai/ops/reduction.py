@@ -131,8 +131,9 @@ def _along_axis(function: Reduction) -> Reduction:
         if x.size == 0:
             return x
         along = checked_axis(axis, x.ndim)
-        if function is softmax and threads is not None and along == x.ndim - 1 and x.dtype == np.float32:
-            return softmax_rows(threads, x)
+        is_last = along == x.ndim - 1
+        if function is not _hardmax and threads is not None and is_last and x.dtype == np.float32:
+            return softmax_rows(threads, x, logarithm=function is _log_softmax)
         return function(x if x.dtype == np.float16 else widened(x), along).astype(x.dtype, copy=False)
 
     return weights

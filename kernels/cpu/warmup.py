@@ -15,7 +15,7 @@ import numpy as np
 
 from ..cache_layout import can_rotate
 from ..weight_layout import FactorType, layout_with
-from .arrays import blas, byte_functions, bytes, depthwise
+from .arrays import blas, byte_functions, bytes, depthwise, pooling
 from .arrays.gemm import dense_attention, product as gemm, windows
 from .arrays.gemm.micro import floats, integers
 from .attention import phases, prefill, store
@@ -102,4 +102,5 @@ def _arrays() -> Iterator[object]:
     yield from map(bytes.dequantize_op, (np.dtype(np.int8), np.dtype(np.uint8)))
     yield from map(byte_functions.combine_op, ("Add", "Mul"))
     yield from map(depthwise.depthwise_op, (None, *((size, size, step) for size in (3, 5) for step in (1, 2))))
+    yield from (pooling.pool_op("max"), pooling.pool_op("mean"))
     yield from (blas.product_op(letter, is_wide) for letter in "sd" for is_wide in (False, True))

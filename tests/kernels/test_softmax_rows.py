@@ -19,7 +19,9 @@ def test_equals_the_definition(threads, rng, shape):
     x = (rng.standard_normal(shape) * 20).astype(np.float32)
     found = softmax_rows(threads, x)
     weights = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True, initial=-np.inf))
-    np.testing.assert_allclose(found, weights / weights.sum(axis=-1, keepdims=True), rtol=1e-5, atol=1e-7)
+    expected = weights / weights.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(softmax_rows(threads, x, logarithm=True), np.log(expected), rtol=1e-5, atol=1e-6)
 
 
 def test_rows_that_are_no_numbers(threads):
@@ -29,6 +31,9 @@ def test_rows_that_are_no_numbers(threads):
     assert np.isnan(found[1:3]).all()
     np.testing.assert_allclose(found[3], [0.2] * 5 + [0] * 15, rtol=1e-6)
     assert np.isnan(found[4, 9])
+    logarithms = softmax_rows(threads, x, logarithm=True)
+    assert np.isnan(logarithms[[1, 2, 4], [0, 0, 9]]).all()
+    np.testing.assert_allclose(logarithms[3], [np.log(0.2)] * 5 + [-np.inf] * 15, rtol=1e-6)
 
 
 def test_other_types(threads):

@@ -16,7 +16,7 @@ from ..jit.dsl import inline
 from ..jit.memory import load_first, load_float32 as load, read_float32, store_first, store_float32, write_float32
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
-from ..jit.vector import LANES, maximum, minimum, multiply_add, splat_float32
+from ..jit.vector import LANES, every_other, maximum, minimum, multiply_add, splat_float32
 from ..program.bound_program import run_alone
 from ..program.calls import Items
 from ..program.thread_pool import Threads
@@ -102,30 +102,40 @@ class DepthwiseArguments(Arguments):
 
 
 @inline
-def _spread(arguments: DepthwiseArguments, x: int, step: int, lanes: int, bands: int, out: int) -> None:
-    """Spread a plane as [bands][residues of the column stride][lanes], with zeros outside the plane."""
+def spread_plane(arguments: Any, x: int, step: int, lanes: int, bands: int, out: int, fill: float) -> None:
+    """Spread a plane as [bands][residues of the column stride][lanes], with `fill` outside the plane."""
     x_rows, x_columns = arguments.x_rows, arguments.x_columns
     top, left_pad = arguments.top, arguments.left
-    zeros = splat_float32(0.0)
+    outside = splat_float32(fill)
     for band in range(bands):
-        source = band - top
+        source, row_out = band - top, out + 4 * band * step * lanes
         row = x + 4 * source * x_columns
-        for part in range(step):
-            target = out + 4 * (band * step + part) * lanes
-            for lane in range(0, lanes, LANES):
-                store_float32(target + 4 * lane, zeros)
-            if 0 <= source < x_rows:
-                if step == 1:
-                    count = min(x_columns, lanes - left_pad)
-                    for first in range(0, count, LANES):
-                        some = min(count - first, LANES)
-                        store_first(target + 4 * (left_pad + first), load_first(row + 4 * first, some), some)
-                else:
-                    # The columns lane * step + part - left_pad that are inside the plane.
-                    first = max(0, -((part - left_pad) // step))
-                    last = min(lanes, (x_columns - 1 - part + left_pad) // step + 1)
-                    for lane in range(first, last):
-                        write_float32(target + 4 * lane, read_float32(row + 4 * (lane * step + part - left_pad)))
+        for lane in range(0, step * lanes, LANES):
+            store_float32(row_out + 4 * lane, outside)
+        if source < 0 or source >= x_rows:
+            continue
+        if step == 1:
+            count = min(x_columns, lanes - left_pad)
+            for first in range(0, count, LANES):
+                some = min(count - first, LANES)
+                store_first(row_out + 4 * (left_pad + first), load_first(row + 4 * first, some), some)
+        elif step == 2:
+            count = min(x_columns, 2 * lanes - left_pad)
+            for first in range(0, count, 2 * LANES):
+                some = count - first
+                lower, upper = load_first(row + 4 * first, some), load_first(row + 4 * (first + LANES), some - LANES)
+                for odd in range(2):
+                    column = first + odd + left_pad
+                    target = row_out + 4 * (column % 2 * lanes + column // 2)
+                    store_first(target, every_other(lower, upper, odd), (some + 1 - odd) // 2)
+        else:
+            for part in range(step):
+                # The columns lane * step + part - left_pad that are inside the plane.
+                first = max(0, -((part - left_pad) // step))
+                last = min(lanes, (x_columns - 1 - part + left_pad) // step + 1)
+                for lane in range(first, last):
+                    number = read_float32(row + 4 * (lane * step + part - left_pad))
+                    write_float32(row_out + 4 * (part * lanes + lane), number)
 
 
 @once
@@ -147,7 +157,7 @@ def depthwise_op(known: tuple[int, int, int] | None) -> NativeOp:
         plane_bytes = 4 * arguments.x_rows * arguments.x_columns
         for plane in range(begin, end):
             channel = plane % arguments.channels
-            _spread(arguments, arguments.x + plane * plane_bytes, step, lanes, bands, scratch)
+            spread_plane(arguments, arguments.x + plane * plane_bytes, step, lanes, bands, scratch, 0.0)
             bias = splat_float32(read_float32(arguments.bias + 4 * channel))
             weight = arguments.weight + 4 * channel * height * width
             out = arguments.out + 4 * plane * rows * columns

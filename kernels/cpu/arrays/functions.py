@@ -19,7 +19,7 @@ from ..jit.arguments import Address, Arguments, Binding, BoundVector
 from ..jit.memory import keep_first, load, store
 from ..jit.native import native_op
 from ..jit.vector import LANES, maximum, reduce_add, reduce_max, splat_float32
-from ..jit.vector_math import exp
+from ..jit.vector_math import exp, log
 from ..linear.activations import input_bytes, input_call, inputs_at
 from ..linear.calls import Affine, decode_call
 from ..linear.embedding import gather_blocks
@@ -168,15 +168,39 @@ def softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scr
     return 0
 
 
-def softmax_rows(threads: Threads, x: Float32) -> Float32:
-    """Return the softmax of float32 x along the last axis. A row that is all -infinity or contains NaN becomes NaN."""
+@native_op(SoftmaxArguments)
+def log_softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Compute log(softmax). Items are rows. A row that is all -infinity or contains NaN becomes NaN."""
+    width = arguments.width
+    for row in range(begin, end):
+        x, out = arguments.x + 4 * row * width, arguments.out + 4 * row * width
+        largest = splat_float32(-np.inf)
+        for first in range(0, width, LANES):
+            left = width - first
+            largest = maximum(largest, keep_first(load(x + 4 * first, left), left, -np.inf))
+        top, total = reduce_max(largest), splat_float32(0.0)
+        for first in range(0, width, LANES):
+            left = width - first
+            total = total + keep_first(exp(load(x + 4 * first, left) - top), left, 0.0)
+        shift = log(splat_float32(reduce_add(total)))
+        for first in range(0, width, LANES):
+            store(out + 4 * first, load(x + 4 * first, width - first) - top - shift, width - first)
+    return 0
+
+
+def softmax_rows(threads: Threads | None, x: Float32, *, logarithm: bool = False) -> Float32:
+    """Return the softmax of float32 x along the last axis, or its logarithm.
+
+    A row that is all -infinity or contains NaN becomes NaN.
+    """
     if x.dtype != np.float32 or not x.ndim:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with an axis")
     x = np.ascontiguousarray(x)
     out = np.empty(x.shape, np.float32)
     if x.size:
         width, nanoseconds = x.shape[-1], x.size * _NANOSECONDS_PER_EXPONENT
-        run_alone(softmax, Items(factor=x.size // width), nanoseconds, threads, x=x, out=out, width=width)
+        op = log_softmax if logarithm else softmax
+        run_alone(op, Items(factor=x.size // width), nanoseconds, threads, x=x, out=out, width=width)
     return out
 
 

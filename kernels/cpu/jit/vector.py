@@ -154,6 +154,20 @@ nan_maximum, nan_minimum = _function_of_two("maximum"), _function_of_two("minimu
 power = _function_of_two("pow")
 
 
+@intrinsic(FLOATS, FLOATS, FLOATS)
+def larger(e: Emitter, a: Any, b: Any) -> Any:
+    """Return the maximum with NaNs preserved. Unlike in `nan_maximum`, either zero may be the maximum of both zeros."""
+    found = e.builder.select(e.builder.fcmp_ordered(">", a, b), a, b)
+    return e.builder.select(e.builder.fcmp_unordered("uno", a, a), a, found)
+
+
+@intrinsic(FLOATS, FLOATS, FLOATS, "int64")
+def every_other(e: Emitter, a: Any, b: Any, first: Any) -> Any:
+    """Return every other lane of a and b, from the first (0) or the second (1) lane of a."""
+    even, odd = (e.shuffle(a, b, range(start, 2 * LANES, 2)) for start in (0, 1))
+    return e.builder.select(e.builder.icmp_signed("==", first, ir.IntType(64)(0)), even, odd)
+
+
 @intrinsic(FLOATS, FLOATS)
 def round_to_half(e: Emitter, vector: Any) -> Any:
     """Round a float32 vector to the nearest float16 numbers, ties to even."""

@@ -1,0 +1,213 @@
+"""Selection of the largest numbers of rows, and of boxes that do not overlap.
+
+A candidate is one 64-bit integer: its number as an ordered integer, and below it the inverted index. So larger integers
+are better candidates, and of equal numbers the first is better.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...checks import Float32, check
+from ..jit.arguments import Address, Arguments
+from ..jit.dsl import inline
+from ..jit.memory import read_float32, read_int32, read_int64, write_int64
+from ..jit.native import native_op
+from ..program.bound_program import run_alone
+from ..program.calls import Items
+from ..program.thread_pool import Threads
+
+_NANOSECONDS_PER_NUMBER = 1.5
+_LARGEST, _INFINITY = 0x7FFFFFFF, 0x7F800000
+_INDICES = 0xFFFFFFFF
+
+
+class TopArguments(Arguments):
+    """Rows of `width` numbers of 32 bits, and the first `count` indices of each row, int64."""
+
+    x: Address
+    out: Address
+    width: int
+    count: int
+    is_float: int
+    is_smallest: int
+
+
+@inline
+def _ordered(bits: int) -> Any:
+    """Return a float32's bits as an integer in the order of the numbers. Zeros are equal, and NaNs are the largest."""
+    magnitude = bits & _LARGEST
+    if magnitude > _INFINITY:
+        return np.int64(_LARGEST)
+    if bits < 0:
+        return np.int64(0) - magnitude
+    return np.int64(magnitude)
+
+
+@inline
+def _sift_down(heap: int, place: int, size: int, value: int, sign: int) -> None:
+    """Put a value into a heap's free place, or below it. The root is the least value if sign is 1, else the largest."""
+    child = 2 * place + 1
+    while child < size:
+        found = read_int64(heap + 8 * child)
+        if child + 1 < size:
+            other = read_int64(heap + 8 * (child + 1))
+            if (other < found) == (sign > 0):
+                child, found = child + 1, other
+        if (value < found) == (sign > 0):
+            break
+        write_int64(heap + 8 * place, found)
+        place = child
+        child = 2 * place + 1
+    write_int64(heap + 8 * place, value)
+
+
+@native_op(TopArguments)
+def select_largest(arguments: TopArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Write the indices of the largest or smallest numbers of each row (items), the best first."""
+    width, count = arguments.width, arguments.count
+    for row in range(begin, end):
+        x, heap = arguments.x + 4 * row * width, arguments.out + 8 * row * count
+        least = np.int64(0)
+        for index in range(width):
+            bits = np.int64(read_int32(x + 4 * index))
+            key = _ordered(bits) if arguments.is_float != 0 else bits
+            if arguments.is_smallest != 0:
+                key = -1 - key
+            candidate = (key << 32) | (_INDICES - index)
+            if index < count:
+                write_int64(heap + 8 * index, candidate)
+                if index == count - 1:
+                    for place in range(count // 2 - 1, -1, -1):
+                        _sift_down(heap, place, count, read_int64(heap + 8 * place), 1)
+                    least = read_int64(heap)
+            elif candidate > least:
+                _sift_down(heap, 0, count, candidate, 1)
+                least = read_int64(heap)
+        for size in range(count - 1, 0, -1):
+            last = read_int64(heap + 8 * size)
+            write_int64(heap + 8 * size, read_int64(heap))
+            _sift_down(heap, 0, size, last, 1)
+        for place in range(count):
+            write_int64(heap + 8 * place, _INDICES - (read_int64(heap + 8 * place) & _INDICES))
+    return 0
+
+
+def largest(
+    x: NDArray[Any], count: int, *, smallest: bool = False, threads: Threads | None = None
+) -> NDArray[np.int64]:
+    """Return the indices [rows, count] of the largest (or smallest) numbers of each row, the best first.
+
+    Equal numbers are ordered by index. NaN is larger than every other number.
+
+    Args:
+        x: float32 or int32 [rows, width].
+        count: 0 to width.
+    """
+    is_float = x.dtype == np.float32
+    check("x", x, (None, None), np.dtype(np.float32 if is_float else np.int32))
+    rows, width = x.shape
+    if not 0 <= count <= width or width > _LARGEST:
+        raise ValueError(f"count is {count}, expected 0 to {min(width, _LARGEST)}")
+    out = np.empty((rows, count), np.int64)
+    if out.size:
+        run_alone(
+            select_largest, Items(factor=rows), x.size * _NANOSECONDS_PER_NUMBER, threads,
+            x=x, out=out, width=width, count=count, is_float=int(is_float), is_smallest=int(smallest),
+        )  # fmt: skip
+    return out
+
+
+class BoxArguments(Arguments):
+    """Boxes [images, boxes, 4] as y0, x0, y1, x1, and scores [images, classes, boxes], of which those above `least`.
+
+    Results are the selected boxes, int64 [images, classes, limit], and their numbers, int64 [images, classes].
+    """
+
+    corners: Address
+    scores: Address
+    out: Address
+    counts: Address
+    classes: int
+    boxes: int
+    limit: int
+    threshold: float
+    least: float
+
+
+@inline
+def _overlap(a: int, b: int, threshold: Any) -> Any:
+    """Return True if the intersection of two boxes over their union exceeds the threshold."""
+    ay0, ax0, ay1, ax1 = read_float32(a), read_float32(a + 4), read_float32(a + 8), read_float32(a + 12)
+    by0, bx0, by1, bx1 = read_float32(b), read_float32(b + 4), read_float32(b + 8), read_float32(b + 12)
+    high, wide = min(ay1, by1) - max(ay0, by0), min(ax1, bx1) - max(ax0, bx0)
+    if not (high > 0 and wide > 0):
+        return False
+    common, a_area, b_area = high * wide, (ay1 - ay0) * (ax1 - ax0), (by1 - by0) * (bx1 - bx0)
+    union = a_area + b_area - common
+    if not (common > 0 and a_area > 0 and b_area > 0 and union > 0):
+        return False
+    return common / union > threshold
+
+
+@native_op(BoxArguments)
+def suppress_boxes(arguments: BoxArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Select boxes per image and class (items), the best first, that overlap no selected box."""
+    boxes, limit = arguments.boxes, arguments.limit
+    threshold, least = np.float32(arguments.threshold), np.float32(arguments.least)
+    for item in range(begin, end):
+        corners = arguments.corners + 16 * boxes * (item // arguments.classes)
+        scores, out = arguments.scores + 4 * boxes * item, arguments.out + 8 * limit * item
+        size = 0
+        for index in range(boxes):
+            score = read_float32(scores + 4 * index)
+            if score > least:
+                key = _ordered(np.int64(read_int32(scores + 4 * index)))
+                write_int64(scratch + 8 * size, (key << 32) | (_INDICES - index))
+                size += 1
+        for place in range(size // 2 - 1, -1, -1):
+            _sift_down(scratch, place, size, read_int64(scratch + 8 * place), -1)
+        count = 0
+        while size > 0 and count < limit:
+            index = _INDICES - (read_int64(scratch) & _INDICES)
+            size -= 1
+            if size > 0:
+                _sift_down(scratch, 0, size, read_int64(scratch + 8 * size), -1)
+            is_free = True
+            for chosen in range(count):
+                if _overlap(corners + 16 * read_int64(out + 8 * chosen), corners + 16 * index, threshold):
+                    is_free = False
+                    break
+            if is_free:
+                write_int64(out + 8 * count, index)
+                count += 1
+        write_int64(arguments.counts + 8 * item, count)
+    return 0
+
+
+def without_overlap(
+    corners: Float32, scores: Float32, limit: int, threshold: float, least: float, threads: Threads | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return boxes [images, classes, limit] in the order of their scores, and their numbers [images, classes].
+
+    Args:
+        corners: float32 [images, boxes, 4], the lower corner y, x before the upper corner.
+        scores: float32 [images, classes, boxes]. Only boxes with scores above `least` are selected.
+        limit: maximum number of boxes per image and class.
+        threshold: intersection over union above which the box with the lower score is omitted.
+    """
+    check("scores", scores, (None, None, None))
+    images, classes, boxes = scores.shape
+    check("corners", corners, (images, boxes, 4))
+    limit = min(limit, boxes)
+    out, counts = np.empty((images, classes, limit), np.int64), np.zeros((images, classes), np.int64)
+    if out.size:
+        run_alone(
+            suppress_boxes, Items(factor=images * classes), scores.size * _NANOSECONDS_PER_NUMBER, threads,
+            scratch=8 * boxes, corners=corners, scores=scores, out=out, counts=counts, classes=classes, boxes=boxes,
+            limit=limit, threshold=threshold, least=least,
+        )  # fmt: skip
+    return out, counts

@@ -1,0 +1,74 @@
+"""Selection of the largest numbers and of boxes against sorts and a loop in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.arrays.selection import largest, without_overlap
+from genai.kernels.cpu.program.thread_pool import Threads
+
+
+def sorted_indices(x, smallest):
+    """All indices by a stable sort. NaN is the largest number."""
+    if smallest:
+        return np.argsort(x, axis=-1, kind="stable")
+    return x.shape[-1] - 1 - np.argsort(x[:, ::-1], axis=-1, kind="stable")[:, ::-1]
+
+
+@pytest.mark.parametrize("smallest", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("threads", [None, Threads(2)])
+def test_largest(threads, dtype, smallest, rng):
+    for rows, width in ((1, 1), (3, 17), (2, 300), (5, 1000)):
+        x = (rng.standard_normal((rows, width)) * 9).astype(np.int32).astype(dtype)  # with many equal numbers
+        if dtype == np.float32:
+            x[:, ::3] = rng.standard_normal(x[:, ::3].shape)
+            special = np.float32([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45])
+            x[0, : min(8, width)] = special[:width]
+        else:
+            x[-1, -1] = np.iinfo(np.int32).min
+        expected = sorted_indices(x, smallest)
+        for count in {0, 1, width // 2, width}:
+            np.testing.assert_array_equal(largest(x, count, smallest=smallest, threads=threads), expected[:, :count])
+
+
+@pytest.mark.parametrize(
+    ("x", "count"), [(np.zeros((2, 3)), 1), (np.zeros((2, 3), np.float32), 4), (np.zeros(3, np.float32), 1)]
+)
+def test_arguments_that_do_not_fit(x, count):
+    with pytest.raises(ValueError, match="expected"):
+        largest(x, count)
+
+
+def selected(corners, scores, limit, threshold, least):
+    """Select boxes of one class as the definition does, in float64."""
+    corners, chosen = corners.astype(np.float64), []
+    areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
+    for box in np.argsort(-scores, kind="stable"):
+        sides = np.minimum(corners[box, 2:], corners[chosen, 2:]) - np.maximum(corners[box, :2], corners[chosen, :2])
+        common = np.maximum(sides, 0).prod(axis=1)
+        is_free = np.all(common <= threshold * (areas[box] + areas[chosen] - common))
+        if scores[box] > least and is_free and len(chosen) < limit:
+            chosen.append(int(box))
+    return chosen
+
+
+@pytest.mark.parametrize("threads", [None, Threads(2)])
+@pytest.mark.parametrize(
+    ("limit", "threshold", "least"), [(3, 0.5, 0.2), (100, 0.0, -np.inf), (100, 1.0, 0.5), (5, 0.3, 2.0)]
+)
+def test_boxes(threads, limit, threshold, least, rng):
+    low = rng.uniform(0, 20, (2, 40, 2))
+    corners = np.concatenate([low, low + rng.uniform(0, 9, (2, 40, 2))], axis=2).astype(np.float32)
+    corners[1, 5, 2:] = corners[1, 5, :2]  # a box without area
+    scores = rng.uniform(0, 1, (2, 3, 40)).round(1).astype(np.float32)  # with equal scores
+    found, counts = without_overlap(corners, scores, limit, threshold, least, threads)
+    for image, kind in np.ndindex(2, 3):
+        expected = selected(corners[image], scores[image, kind], limit, threshold, least)
+        assert found[image, kind, : counts[image, kind]].tolist() == expected
+
+
+def test_no_boxes():
+    found, counts = without_overlap(np.zeros((1, 0, 4), np.float32), np.zeros((1, 2, 0), np.float32), 5, 0.5, 0.0)
+    assert found.shape == (1, 2, 0) and counts.tolist() == [[0, 0]]
