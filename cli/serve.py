@@ -81,6 +81,9 @@ def serve(
     batch_dir: Annotated[
         Path | None, typer.Option("--batch-dir", help="Private folder for /v1/files and /v1/batches.")
     ] = None,
+    ollama: Annotated[
+        bool, typer.Option("--ollama", help="Also serve Ollama's API below /api; its clients expect --port 11434.")
+    ] = False,
     no_page: Annotated[bool, typer.Option("--no-page", help="Serve no chat page at /.")] = False,
     reuse_replies: Annotated[
         bool,
@@ -131,6 +134,7 @@ def serve(
         strict=strict, reuse_replies=reuse_replies, allowed_hosts=address.hosts(tuple(allow_host or ())),
         allowed_origins=tuple(allow_origin or ()), drain_seconds=drain_timeout,
         keep_headers=keep_headers, adapter_dir=adapter_dir, batch_dir=batch_dir, page=not no_page,
+        ollama=ollama,
     )  # fmt: skip
     if log_prompts and request_log is None:
         raise OptionError(

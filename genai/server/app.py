@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from starlette.routing import Match, Route
@@ -30,6 +30,7 @@ from .wire import (
     health,
     messages,
     models,
+    ollama,
     rerank,
     responses,
     streams,
@@ -59,13 +60,15 @@ class Endpoint:
         handle: the handler.
         is_open: True if no API key is needed.
         needs: the kind of model that the endpoint needs: "completion", "embedding" or "rerank"; "" = none.
+        pings: True if a stream may begin with comments while its model is loaded.
         error_body: returns the body for an error, in the wire format of the endpoint.
     """
 
     def __init__(
-        self, path: str, handle: Handler, *, is_open: bool, needs: str, error_body: Callable[[ErrorReply], Any]
-    ) -> None:
-        self.path, self.needs = path, needs
+        self, path: str, handle: Handler, *, is_open: bool, needs: str, pings: bool,
+        error_body: Callable[[ErrorReply], Any],
+    ) -> None:  # fmt: skip
+        self.path, self.needs, self.pings = path, needs, pings
         self.handle, self.is_open, self.error_body = handle, is_open, error_body
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -79,7 +82,15 @@ def _openai_error(reply: ErrorReply) -> Any:
 def _endpoint(wire: Any, method: str, path: str, handle: Handler, *, is_open: bool) -> Endpoint:
     # Stored replies, which have paths with a parameter, need no model.
     needs = getattr(wire, "NEEDS", "") if method == "POST" or "{" not in path else ""
-    return Endpoint(path, handle, is_open=is_open, needs=needs, error_body=getattr(wire, "error_body", _openai_error))
+    return Endpoint(
+        path, handle, is_open=is_open, needs=needs.get(path, "") if isinstance(needs, Mapping) else needs,
+        pings=getattr(wire, "PINGS", True), error_body=getattr(wire, "error_body", _openai_error),
+    )  # fmt: skip
+
+
+def _wires(server: Server) -> Sequence[Any]:
+    options = server.options
+    return [*_WIRES, *([page] if options.page else []), *([ollama] if options.ollama else [])]
 
 
 def build_app(server: Server) -> App:
@@ -94,7 +105,7 @@ class App:
         self.server = server
         self._routes = [
             Route(path, _endpoint(wire, method, path, handle, is_open=is_open), methods=[method])
-            for wire in (_WIRES if not server.options.page else (*_WIRES, page))
+            for wire in _wires(server)
             for method, path, handle, is_open in wire.ROUTES
         ]
         if server.batches is not None:
@@ -197,6 +208,7 @@ class _Exchange:
         endpoint, path = self._app.find(self._scope)
         self._path = endpoint.path
         self._error_body, self._handle, self._needs = endpoint.error_body, endpoint.handle, endpoint.needs
+        self._pings = endpoint.pings
         key = ANYONE if endpoint.is_open else self._key()
         self._record["key"] = key.name
         body = await self._body()
@@ -272,7 +284,7 @@ class _Exchange:
             await self._reply(call)
             return
         wanted, is_stream = wanted_by(call, self._needs)
-        if is_stream and not self._server.is_ready(wanted):
+        if is_stream and self._pings and not self._server.is_ready(wanted):
             stream = late_stream(call, wanted, self._handle, self._error_frame)
             await send_stream(stream, self._send, self._server.stop_error)
             return

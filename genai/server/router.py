@@ -12,7 +12,7 @@ from ..embed.embedder import Embedder
 from ..embed.reranker import Reranker
 from ..errors import CacheCapacityError, DeadlineError, GenaiError, OptionError, RequestError, did_you_mean
 from ..llm.llm import LLM
-from .cards import capabilities
+from .cards import capabilities, folder_capabilities
 from .encoders import Encoders
 from .metrics import Metrics, escaped, metric
 from .request_log import RequestLog
@@ -160,6 +160,7 @@ class Router(Server):
         Raises:
             RequestError: there is no such model.
         """
+        name = name.removesuffix(":latest")  # a tag that clients of Ollama's API add
         base, plus, adapter = name.partition("+")
         if (found := self._models.get(base)) is not None and (not plus or adapter in found.adapters):
             return found
@@ -202,8 +203,11 @@ class Router(Server):
             await using.__aexit__(None, None, None)
 
     def capabilities_of(self, name: str) -> list[str]:
-        """Return the abilities of a model; those that are known only when it is loaded are added at its first load."""
-        return self._facts.get(name, [self._models[name].kind])
+        """Return the abilities of a model. If it was not loaded yet, its files determine them."""
+        if name not in self._facts:
+            model = self._models[name]
+            self._facts[name] = folder_capabilities(model.folder) if model.kind == "completion" else [model.kind]
+        return self._facts[name]
 
     def new_server(self, model: RoutedModel, loaded: LLM | Embedder | Reranker) -> Server:
         """Return the server of a loaded model."""

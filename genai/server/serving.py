@@ -51,6 +51,7 @@ class ServerOptions:
         adapter_dir: folder from which requests may load adapters; None = requests cannot load or unload adapters.
         batch_dir: private folder for files and batches; None = there are none.
         page: True to serve the chat page at /.
+        ollama: True to serve the endpoints of Ollama's API below /api.
         drain_seconds: maximum number of seconds that running requests may take after the server was told to stop.
 
     Raises:
@@ -70,6 +71,7 @@ class ServerOptions:
     adapter_dir: Path | None = None
     batch_dir: Path | None = None
     page: bool = True
+    ollama: bool = False
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:

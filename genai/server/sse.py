@@ -37,11 +37,13 @@ class EventStream:
             status.
         error_frame: returns the event for an error that is raised later.
         headers: further headers.
+        pings: True to send comments while there is no data.
     """
 
     frames: AsyncIterator[bytes]
     error_frame: Callable[[BaseException], bytes]
     headers: dict[str, str] = field(default_factory=dict)
+    pings: bool = True
 
 
 def frame(data: Any, event: str | None = None) -> bytes:
@@ -109,7 +111,7 @@ async def send_stream(stream: EventStream, send: Send, stop_error: Callable[[], 
         Exception: an error before the first event. Later errors are sent as an event.
     """
     writer = StreamWriter(send, stream.headers)
-    pinging = asyncio.create_task(writer.ping())
+    pinging = asyncio.create_task(writer.ping() if stream.pings else asyncio.sleep(0))
     try:
         async for data in stream.frames:
             await writer.write(data)

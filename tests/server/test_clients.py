@@ -25,7 +25,7 @@ from genai.server.serving import Server, ServerOptions
 from .conftest import Running
 
 ROOT, FOLDER = Path(__file__).parents[2], Path(__file__).parent / "clients"
-CLIENTS = ("instructor", "javascript", "langchain", "litellm", "llm", "lm_eval")
+CLIENTS = ("instructor", "javascript", "langchain", "litellm", "llm", "lm_eval", "ollama")
 KEY = "k" * 20
 TEXT = "Once upon a time there was a cat. Tom and Luna went home for bread and honey, tired and happy. " * 4
 
@@ -36,7 +36,7 @@ def addresses(llm: genai.LLM, tmp_path_factory: pytest.TempPathFactory) -> Itera
     keys = tmp_path_factory.mktemp("clients") / "keys"
     keys.write_text(KEY, encoding="utf-8")
     with genai.Embedder(ROOT / "tests" / "embed" / "models" / "bert", threads=2) as embedder:
-        server = Running(Server(llm, name="pebble", encoders=Encoders(embedder)))
+        server = Running(Server(llm, ServerOptions(ollama=True), name="pebble", encoders=Encoders(embedder)))
         limited = Running(Server(llm, ServerOptions(keys=read_keys(keys), max_per_key=1), name="pebble"))
         yield {"SERVER": server.url, "LIMITED": limited.url, "KEY": KEY}
         limited.close()

@@ -52,7 +52,7 @@ class ChatRequest(msgspec.Struct):
 async def create(call: Call) -> JsonReply | EventStream:
     """Reply to a conversation."""
     server = call.server
-    request, turn = await call.decoded(_decoded)
+    request, turn = await call.decoded(decode_chat)
     encoder = ChatEncoder(server, request)
     if request.stream:
         stream = EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
@@ -61,7 +61,7 @@ async def create(call: Call) -> JsonReply | EventStream:
     return await whole_reply(server, encoder, await run_turn(server, turn, encoder.collect))
 
 
-def _decoded(call: Call) -> tuple[ChatRequest, Turn]:
+def decode_chat(call: Call) -> tuple[ChatRequest, Turn]:
     """Return the request in a call's body, and its turn."""
     fields = read_fields("chat", call.json(), strict=call.server.options.strict)
     request: ChatRequest = converted(fields.values, ChatRequest)

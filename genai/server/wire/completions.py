@@ -53,14 +53,14 @@ class CompletionRequest(msgspec.Struct):
 async def create(call: Call) -> JsonReply | EventStream:
     """Complete one or more prompts."""
     server = call.server
-    request, turn = await call.decoded(_decoded)
+    request, turn = await call.decoded(decode_completion)
     encoder = _Encoder(server, request, turn)
     if request.stream:
         return EventStream(_frames(call, turn, encoder), error_frame(server, call.id))
     return await whole_reply(server, encoder, await run_turn(server, turn, encoder.collect))
 
 
-def _decoded(call: Call) -> tuple[CompletionRequest, Turn]:
+def decode_completion(call: Call) -> tuple[CompletionRequest, Turn]:
     """Return the request in a call's body, and its turn."""
     fields = read_fields("completions", call.json(), strict=call.server.options.strict)
     request: CompletionRequest = converted(fields.values, CompletionRequest)
