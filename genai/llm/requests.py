@@ -371,8 +371,9 @@ class RequestBuilder:
         return ContextOverflowError(
             f"the prompt has {length}",
             f"prompt and reply together are limited to {self.context_size} tokens",
-            "shorten the prompt"
-            + ", or load the model with a larger context" * (self.context_size < self._config.context_length),
+            "shorten the prompt, or load the model with a larger context"
+            if self.context_size < self._config.context_length
+            else "shorten the prompt; the model supports no larger context",
         )
 
     def _plan(self, params: SamplingParams, shape: ReplyShape | None = None) -> SamplingPlan:

@@ -148,7 +148,11 @@ def test_options_of_a_comparison_alone(bundled_folder: Path, tmp_path: Path, cap
             "--ctx-size from 1 to 1024, or leave --ctx-size out",
         ),
         (["chat", "nosuch", "-p", "x"], "error: nosuch: not a model folder", "name of a model"),
-        (["generate", "-p", "hi " * 2000], "the prompt has ", "fix: shorten the prompt\n"),
+        (
+            ["generate", "-p", "hi " * 2000],
+            "the prompt has ",
+            "fix: shorten the prompt; the model supports no larger context\n",
+        ),
     ],
 )
 def test_errors_name_options_and_advise_what_is_possible(
