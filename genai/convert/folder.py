@@ -163,6 +163,7 @@ _COPIED = (
     "tokenizer_config.json",
     SPECIAL_TOKENS,
     "chat_template.jinja",
+    "chat_template.json",
     "additional_chat_templates/*.jinja",
     "added_tokens.json",
     "vocab.json",

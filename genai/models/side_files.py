@@ -27,11 +27,14 @@ CONFIG_NAME = "tokenizer_config.json"
 SPECIAL_TOKENS_NAME = "special_tokens_map.json"
 ADDED_NAME = "added_tokens.json"
 TEMPLATE_NAME = "chat_template.jinja"
+PROCESSOR_TEMPLATE_NAME = "chat_template.json"
+"""The template of older models that also read images: an object with the key `chat_template`."""
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 MODEL_CONFIG_NAME = "config.json"
 GENERATION_NAME = "generation_config.json"
 _OTHERS = (
-    CONFIG_NAME, SPECIAL_TOKENS_NAME, ADDED_NAME, TEMPLATE_NAME, NAMED_TEMPLATES, MODEL_CONFIG_NAME, GENERATION_NAME
+    CONFIG_NAME, SPECIAL_TOKENS_NAME, ADDED_NAME, TEMPLATE_NAME, PROCESSOR_TEMPLATE_NAME, NAMED_TEMPLATES,
+    MODEL_CONFIG_NAME, GENERATION_NAME
 )  # fmt: skip
 
 

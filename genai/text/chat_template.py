@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any, ParamSpec, TypeVar
 
 from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean, kind_of
-from ..models.side_files import CONFIG_NAME, NAMED_TEMPLATES, TEMPLATE_NAME, SideFiles
+from ..models.side_files import CONFIG_NAME, NAMED_TEMPLATES, PROCESSOR_TEMPLATE_NAME, TEMPLATE_NAME, SideFiles
 from . import template_messages
 from .files import read_object, read_text, special_tokens
 from .literal import MarkedText
@@ -427,18 +427,19 @@ class TemplateSource:
 def folder_templates(files: SideFiles) -> dict[str, TemplateSource]:
     """Return all templates of a folder by name; a single template is named "default".
 
-    Template files override the entry in tokenizer_config.json.
+    Template files override the entry in tokenizer_config.json, which overrides the entry in chat_template.json.
 
     Raises:
         ChatTemplateError: there is no template, or the entry is malformed.
         TokenizerError: a file cannot be read.
     """
-    named = _template_files(files) or _configured_templates(files)
+    named = _template_files(files) or _configured_templates(files, CONFIG_NAME)
+    named = named or _configured_templates(files, PROCESSOR_TEMPLATE_NAME)
     if not named:
         raise ChatTemplateError(
             f"{files.folder}: there is no chat template",
-            f"the folder has neither {TEMPLATE_NAME} nor a chat_template entry in {CONFIG_NAME}; the model may be "
-            "a base model",
+            f"the folder has neither {TEMPLATE_NAME} nor a chat_template entry in {CONFIG_NAME} or "
+            f"{PROCESSOR_TEMPLATE_NAME}; the model may be a base model",
             "pass template_str in Python, or pass the prompt as plain text instead of messages",
         )
     return named
@@ -450,8 +451,8 @@ def _template_files(files: SideFiles) -> dict[str, TemplateSource]:
     return {role: TemplateSource(text, origin) for role, (text, origin) in texts.items() if text is not None}
 
 
-def _configured_templates(files: SideFiles) -> dict[str, TemplateSource]:
-    path, template = files.path(CONFIG_NAME), read_object(files, CONFIG_NAME).get("chat_template")
+def _configured_templates(files: SideFiles, file: str) -> dict[str, TemplateSource]:
+    path, template = files.path(file), read_object(files, file).get("chat_template")
     if template is None:
         return {}
     if isinstance(template, str):

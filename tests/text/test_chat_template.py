@@ -413,6 +413,16 @@ class TestSources:
         with pytest.raises(ChatTemplateError, match="not a named template"):
             tokenizer.apply_chat_template(TURNS[0])
 
+    def test_the_template_of_a_processor(self, tokenizer):
+        path = tokenizer.folder / "chat_template.json"
+        path.write_text(json.dumps({"chat_template": "of the processor"}))
+        assert again(tokenizer).apply_chat_template(TURNS[0]) == "of the processor"
+        assert configure(tokenizer, "of the tokenizer").apply_chat_template(TURNS[0]) == "of the tokenizer"
+        (tokenizer.folder / "tokenizer_config.json").unlink()
+        path.write_text(json.dumps({"chat_template": 5}))
+        with pytest.raises(ChatTemplateError, match=r"chat_template\.json: .*not a named template"):
+            again(tokenizer).apply_chat_template(TURNS[0])
+
     def test_no_template(self, tokenizer):
         with pytest.raises(ChatTemplateError, match="there is no chat template") as caught:
             tokenizer.apply_chat_template(TURNS[0])
