@@ -5,6 +5,8 @@ import { readFile, writeFile } from "node:fs/promises";
 import net from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { Transform } from "node:stream";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { chromium } from "playwright-core";
 
@@ -91,10 +93,25 @@ async function load(page, conversations) {
   return notice;
 }
 
-/** A connection to the server that can be cut, at an address that stays the same. */
+/**
+ * A connection to the server that can be cut, at an address that stays the same. While `isSlow` is true, data arrives
+ * slowly, because the small model can be faster than the browser of a busy machine.
+ */
 async function cable() {
   const target = new URL(SERVER);
   const sockets = new Set();
+  const state = { isSlow: false };
+  const trickle = () =>
+    new Transform({
+      async transform(data, _, done) {
+        let sent = 0;
+        for (; state.isSlow && sent < data.length; sent += 500) {
+          this.push(data.subarray(sent, sent + 500));
+          await sleep(10);
+        }
+        done(null, data.subarray(sent));
+      },
+    });
   const server = net.createServer((client) => {
     const upstream = net.connect(target.port, target.hostname);
     for (const socket of [client, upstream]) {
@@ -102,18 +119,18 @@ async function cable() {
       socket.on("error", () => null);
       socket.on("close", () => (client.destroy(), upstream.destroy(), sockets.delete(socket)));
     }
-    client.pipe(upstream).pipe(client);
+    client.pipe(upstream).pipe(trickle()).pipe(client);
   });
   const listen = (port) => new Promise((resolve) => server.listen(port, "127.0.0.1", resolve));
   await listen(0);
   const { port } = server.address();
   const hangUp = () => sockets.forEach((socket) => socket.destroy());
-  return {
+  return Object.assign(state, {
     url: `http://127.0.0.1:${port}/`,
     hangUp,
     down: () => (hangUp(), new Promise((resolve) => server.close(resolve))),
     up: () => listen(port),
-  };
+  });
 }
 
 const checks = {
@@ -122,7 +139,7 @@ const checks = {
     await send(page, "What is 12 + 7?");
     await ended(page);
     assert.equal(await replies(page).locator(".markdown").innerText(), "19");
-    assert.match(await page.innerText(".costs"), /^pebble · 2 tokens · [\d.]+ tokens\/s · first after [\d.]+ s · 0 of 17 prompt tokens/);
+    assert.match(await page.innerText(".costs"), /^pebble · 2 tokens · [\d.]+ tokens\/s · first after [\d.]+ s · 0 of 17 prompt tokens cached$/);
     assert.equal(await page.inputValue("input.title"), "What is 12 + 7?");
     await send(page, "What is 20 - 5?");
     await ended(page, 2);
@@ -133,7 +150,9 @@ const checks = {
   },
 
   async stream({ context }) {
-    const page = await open(context);
+    const wire = await cable();
+    const page = await open(context, wire.url);
+    wire.isSlow = true;
     await page.evaluate(() => {
       window.said = [];
       const note = () => window.said.push(document.getElementById("said").textContent);
@@ -142,7 +161,7 @@ const checks = {
       const grow = () => window.lengths.push(document.querySelector(".message.assistant .markdown")?.textContent.length ?? 0);
       new MutationObserver(grow).observe(document.getElementById("app"), { childList: true, characterData: true, subtree: true });
     });
-    await send(page, "Tell me a story.", { isLong: true });
+    await send(page, "Tell me a story.", { isLong: true, tokens: 200 });
     await page.waitForSelector("[aria-busy=true] .markdown:not(:empty)");
     await ended(page);
     const { said, lengths } = await page.evaluate(() => ({ said: window.said, lengths: window.lengths }));
@@ -156,12 +175,15 @@ const checks = {
   },
 
   async stop({ context }) {
-    const page = await open(context);
+    const wire = await cable();
+    const page = await open(context, wire.url);
+    wire.isSlow = true;
     await send(page, "Tell me a story.", { isLong: true, tokens: 900 });
     await page.waitForSelector("[aria-busy=true] .markdown:not(:empty)");
     await page.click("footer button:text-is('Stop')");
     await ended(page);
     assert.equal(await page.locator(".message.assistant .note").first().innerText(), "You stopped the reply.");
+    wire.isSlow = false;
     const { content } = await stored(page);
     assert.ok(content.length > 0);
     for (;;) {
@@ -225,11 +247,14 @@ const checks = {
   },
 
   async reload({ context }) {
-    const page = await open(context);
+    const wire = await cable();
+    const page = await open(context, wire.url);
     const bodies = await makeLong(page, 700);
+    wire.isSlow = true;
     await page.fill("#composer", "Tell me a story.");
     await page.press("#composer", "Enter");
     await page.waitForSelector("[aria-busy=true] .markdown:not(:empty)");
+    wire.isSlow = false;
     await page.reload();
     await ended(page);
     const { content, status } = await stored(page);
@@ -239,12 +264,16 @@ const checks = {
   },
 
   async tabs({ context }) {
-    const page = await open(context);
-    const other = await open(context);
-    const bodies = await makeLong(page, 500);
+    const wire = await cable();
+    const page = await open(context, wire.url);
+    const other = await open(context, wire.url);
+    const bodies = await makeLong(page, 300);
+    wire.isSlow = true;
     await page.fill("#composer", "Tell me a story.");
     await page.press("#composer", "Enter");
     await other.click("nav a:has-text('Tell me a story.')");
+    await other.waitForSelector("[aria-busy=true] .markdown:not(:empty)");
+    wire.isSlow = false;
     await Promise.all([ended(page), ended(other)]);
     const [mine, others] = [await stored(page), await stored(other)];
     assert.equal(mine.content, await whole(bodies[0]));
@@ -284,10 +313,12 @@ const checks = {
     assert.equal(await replies(page).last().locator(".markdown").innerText(), "15");
     // A connection that is lost during a reply does not end the reply.
     const bodies = await makeLong(page, 500);
+    wire.isSlow = true;
     await page.fill("#composer", "Tell me a story.");
     await page.press("#composer", "Enter");
     await page.waitForSelector("[aria-busy=true] .markdown:not(:empty)");
     wire.hangUp();
+    wire.isSlow = false;
     await ended(page, 3);
     assert.equal((await stored(page)).content, await whole(bodies[0]));
     page.errors = page.errors.filter((one) => !/ERR_/.test(one));
@@ -316,7 +347,8 @@ const checks = {
   },
 
   async keyboard({ context }) {
-    const page = await open(context);
+    const wire = await cable();
+    const page = await open(context, wire.url);
     const focus = () => page.evaluate(() => document.activeElement.getAttribute("aria-label") ?? document.activeElement.textContent.trim());
     const tabTo = async (name) => {
       for (let n = 0; n < 60; n += 1) {
@@ -346,6 +378,7 @@ const checks = {
     await page.keyboard.press("Alt+n");
     assert.equal(await focus(), "Message");
     await makeLong(page, 900);
+    wire.isSlow = true;
     await page.keyboard.type("Tell me a story.");
     await page.keyboard.press("Enter");
     await page.waitForSelector("[aria-busy=true] .markdown:not(:empty)");
@@ -425,6 +458,37 @@ const checks = {
     assert.match(await load(other, JSON.stringify(data)), /^1 conversation was added/);
     assert.equal(await other.locator("nav li").count(), 2);
     assert.deepEqual(other.errors, []);
+    return page;
+  },
+
+  async events({ context }) {
+    const page = await open(context);
+    const chunk = (delta, more = {}) => `data: ${JSON.stringify({ choices: [{ index: 0, delta, ...more }] })}\n\n`;
+    const reasons = chunk({ reasoning_content: "Let me think." });
+    const usage = { prompt_tokens: 9, completion_tokens: 4 };
+    const bodies = [
+      `: ping\n\n${reasons}${chunk({ content: "Yes" }, { finish_reason: "stop" })}data: ${JSON.stringify({ choices: [], usage })}\n\ndata: [DONE]\n\n`,
+      `${chunk({ content: "Half of" })}event: error\ndata: ${JSON.stringify({ error: { message: "the model failed" } })}\n\n`,
+    ];
+    await page.route("**/v1/chat/completions", (route) => route.fulfill({ contentType: "text/event-stream", body: bodies.shift() }));
+    await send(page, "Is it?");
+    await ended(page);
+    assert.equal(await page.innerText(".costs"), "pebble · 4 tokens · 0 of 9 prompt tokens cached");
+    await page.click("text=Reasoning");
+    assert.equal(await page.innerText(".reasoning div"), "Let me think.");
+    await send(page, "And now?");
+    await page.waitForSelector(".error:has-text('the model failed')");
+    assert.equal(await replies(page).last().locator(".markdown").innerText(), "Half of");
+    await page.unroute("**/v1/chat/completions");
+    await page.evaluate(() => {
+      IDBObjectStore.prototype.put = () => {
+        throw new DOMException("full", "QuotaExceededError");
+      };
+    });
+    await send(page, "What is 12 + 7?");
+    await page.waitForSelector("text=The last change is not stored: the browser's space is used up.");
+    await ended(page, 2);
+    assert.equal(await replies(page).last().locator(".markdown").innerText(), "19");
     return page;
   },
 
@@ -526,9 +590,32 @@ const checks = {
   },
 };
 
+/** Write the pictures of the documentation: node drive.mjs pictures FOLDER. */
+async function pictures(browser, folder) {
+  for (const colorScheme of ["light", "dark"]) {
+    const context = await browser.newContext({ colorScheme, viewport: { width: 960, height: 860 } });
+    const page = await open(context);
+    const list = conversation(4, "list");
+    const [first, answer, second, last] = list.messages;
+    first.content = "How do I read a CSV file in Python?";
+    answer.content =
+      "Use the module `csv`:\n\n```python\nimport csv\n\nwith open('data.csv', newline='') as file:\n    for row in csv.DictReader(file):\n        print(row)  # a dictionary\n```\n\nThe first line of the file has the *names* of the columns.";
+    second.content = "And as numbers?";
+    last.content = "Convert each value with `float(row['price'])`.";
+    last.model = answer.model = "";
+    await load(page, [{ ...list, title: "CSV files in Python" }, { ...conversation(2, "b"), title: "A name for a boat", updated: 1 }]);
+    await page.click("nav a");
+    await ended(page, 2);
+    await send(page, "What is 12 + 7?");
+    await ended(page, 3);
+    await page.screenshot({ path: join(folder, `chat-page-${colorScheme}.png`) });
+  }
+}
+
 const names = process.argv[2] === "all" ? Object.keys(checks) : process.argv.slice(2);
 const browser = await chromium.launch({ executablePath: BROWSER, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"] });
 let status = 0;
+if (names[0] === "pictures") await pictures(browser, names.splice(0, 2)[1]);
 for (const name of names) {
   const context = await browser.newContext();
   try {

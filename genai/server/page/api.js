@@ -33,7 +33,8 @@ async function request(path, options = {}) {
 /** Return the models that generate text, and their adapters. */
 export async function listModels() {
   const { data } = await (await request("v1/models", { signal: AbortSignal.timeout(8000) })).json();
-  return data.filter((one) => one.capabilities?.includes("chat"));
+  const isEncoder = ({ capabilities = [] }) => capabilities.includes("embedding") || capabilities.includes("rerank");
+  return data.filter((one) => !isEncoder(one));
 }
 
 /** Start a reply. The server continues it under the name `stream` if this page is closed. */

@@ -2,7 +2,7 @@
 
 import { loadHeads, loadMessages, remove, save } from "./database.js";
 import { generate, isRunning, resume, stop } from "./replies.js";
-import { currentHead, dispatch, getState, notify, set } from "./store.js";
+import { currentHead, dispatch, getState, notifyUnsaved, set } from "./store.js";
 import { allSiblings, branch, newestLeaf, newId } from "./tree.js";
 
 const DEFAULTS = "genai-defaults";
@@ -20,8 +20,11 @@ export function newDraft() {
   return { model, system, reasoning, options };
 }
 
+let wanted = null; // the conversation that the user opened last
+
 /** Show a new conversation. */
 export function openNew() {
+  wanted = null;
   dispatch({ type: "opened", id: null, messages: {} });
   set({ draft: newDraft() });
   location.hash = "";
@@ -31,10 +34,13 @@ export function openNew() {
 /** Show a conversation, and continue to receive its replies. */
 export async function open(id) {
   if (!getState().heads.some((one) => one.id === id)) return openNew();
+  wanted = id;
   const messages = await loadMessages(id);
+  if (wanted !== id) return null; // the user has opened another one in the meantime
   dispatch({ type: "opened", id, messages });
   location.hash = id;
   for (const message of Object.values(messages)) if (message.status === "streaming") resume(message);
+  return null;
 }
 
 /** Read a conversation again that another tab has changed. */
@@ -57,8 +63,7 @@ async function store(head, messages = []) {
   try {
     await save(head, messages);
   } catch (error) {
-    const reason = error.name === "QuotaExceededError" ? "the browser's space is used up" : error.message;
-    notify(`The last change is not stored: ${reason}. Export the conversation, or delete old ones.`);
+    notifyUnsaved(error);
   }
 }
 
@@ -79,6 +84,7 @@ export async function send(content, attachments) {
   let head = currentHead(state);
   if (!state.current) {
     head = { ...state.draft, id: newId(), title: titleOf(content, attachments), created: Date.now(), leaf: null };
+    wanted = head.id;
     dispatch({ type: "head", head: { ...head, updated: Date.now() } });
     dispatch({ type: "opened", id: head.id, messages: {} });
     location.hash = head.id;

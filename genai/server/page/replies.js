@@ -5,9 +5,10 @@ import { save } from "./database.js";
 import { removeLive, setLive } from "./live.js";
 import { requestBody } from "./prompt.js";
 import { checkServer } from "./server.js";
-import { dispatch, getState, say } from "./store.js";
+import { dispatch, getState, notifyUnsaved, say } from "./store.js";
 
 const SAVE_MS = 2000; // a reply in progress is stored at this interval
+const REST_MS = 30; // the page handles keys and frames at this interval while it reads a replay of many events
 const RETRIES = 8;
 const running = new Map(); // AbortControllers by message id
 
@@ -50,7 +51,8 @@ async function receive(conversation, reply, start) {
   removeLive(reply.id);
   dispatch({ type: "message", message: end });
   dispatch({ type: "streaming", id: reply.id, isOn: false });
-  await save(null, [end]).catch(() => null);
+  // Another tab may have deleted the conversation.
+  if (getState().heads.some((one) => one.id === conversation)) await save(null, [end]).catch(notifyUnsaved);
   if (getState().current === conversation) say(spoken(end));
 }
 
@@ -84,7 +86,12 @@ async function received(end, start, signal) {
 async function readInto(end, response) {
   const text = { content: "", reasoning: "" };
   let saved = Date.now();
+  let rested = Date.now();
   for await (const chunk of chunks(response)) {
+    if (Date.now() - rested > REST_MS) {
+      await new Promise((resolve) => setTimeout(resolve));
+      rested = Date.now();
+    }
     const [choice] = chunk.choices;
     text.content += choice?.delta.content ?? "";
     text.reasoning += choice?.delta.reasoning_content ?? "";

@@ -75,6 +75,12 @@ export const set = (values) => dispatch({ type: "set", values });
 /** Show a text above the composer; null removes it. */
 export const notify = (notice) => set({ notice });
 
+/** Report that a change is in memory only. */
+export function notifyUnsaved(error) {
+  const reason = error.name === "QuotaExceededError" ? "the browser's space is used up" : error.message;
+  notify(`The last change is not stored: ${reason}. Export the conversation, or delete old ones.`);
+}
+
 /** Say a text through the screen reader. */
 export function say(text) {
   document.getElementById("said").textContent = text;

@@ -82,8 +82,8 @@ export function Composer({ running, last }) {
         onChange=${(event) => (attach([...event.target.files]), (event.target.value = ""))} />
       <span class="space"></span>
       ${running
-        ? html`<button type="button" class="primary" onClick=${() => stop(running)}>Stop</button>`
-        : html`<button type="submit" class="primary" disabled=${!(text.trim() || files.length)}>Send</button>`}
+        ? html`<button key="stop" type="button" class="primary" onClick=${() => stop(running)}>Stop</button>`
+        : html`<button key="send" type="submit" class="primary" disabled=${!(text.trim() || files.length)}>Send</button>`}
     </div>
   </form>`;
 }

@@ -124,7 +124,7 @@ function costs({ tokens, speed, first, prompt, cached }) {
     `${tokens} tokens`,
     speed > 0 && `${speed.toFixed(1)} tokens/s`,
     first > 0 && `first after ${first.toFixed(2)} s`,
-    `${cached} of ${prompt} prompt tokens from the cache`,
+    `${cached} of ${prompt} prompt tokens cached`,
   ];
 }
 

@@ -41,7 +41,7 @@ export function Settings({ head, models }) {
       <label>System message
         <textarea name="system" rows="4" defaultValue=${head.system}></textarea>
       </label>
-      ${selected?.capabilities.includes("thinking") &&
+      ${selected?.capabilities?.includes("thinking") &&
       html`<label>Reasoning
         <select name="reasoning" defaultValue=${head.reasoning}>
           ${[["", "As the model's default"], ["none", "Off"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]].map(
