@@ -29,6 +29,11 @@ GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_m
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 37}
 
 
+_ROUTED = {
+    **EXPERTS, "n_routed_experts": 5, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+
+
 def _rope(rope_type: str, theta: float = 10000.0, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": theta, **more}}
 
@@ -355,6 +360,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "lfm2_moe": ("lfm2_moe", {**_LFM, **EXPERTS, "num_experts": 5, "routed_scaling_factor": 1.7}),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            **HEADS,
+            "head_dim": 20,
+            **_ROUTED,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            **_rope("default", partial_rotary_factor=0.5),
+        },
+    ),
+    "dots1": ("dots1", {**DERIVED, **_ROUTED, "sliding_window": None}),
     "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
     "qwen3_5": ("qwen3_5", _nested({**_DELTA_NET, "tie_word_embeddings": True}, pictures=_QWEN_PICTURES)),
     "qwen3_5_moe": ("qwen3_5_moe", _nested(_DELTA_EXPERTS, pictures=_QWEN_PICTURES)),

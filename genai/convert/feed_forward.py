@@ -109,7 +109,7 @@ def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str, 
     flat = graph.node(
         "Reshape", [scores, graph.int64([-1, experts.count])], f"{path}/Reshape", ["tokens", experts.count]
     )
-    flat, total = _write_routing(export, path, flat, experts)
+    flat, total = _write_routing(export, layer, path, flat, experts)
     output = _write_operator(export, layer, experts, root, flat)
     if total is not None:
         shape = graph.node("Shape", [root], f"{path}/Shape", [3], element=INT64)
@@ -117,14 +117,19 @@ def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str, 
         target = graph.node("Concat", [tokens, graph.int64([1])], f"{path}/Concat", [3], element=INT64, axis=0)
         total = graph.node("Reshape", [total, target], f"{path}/total/Reshape", hidden_dims(1))
         output = graph.node("Mul", [output, total], f"{path}/Mul", hidden_dims(size))
+    if experts.routed_scale != 1:
+        scale = graph.float32(experts.routed_scale)
+        output = graph.node("Mul", [output, scale], f"{path}/scale/Mul", hidden_dims(size))
     if experts.shared_intermediate_size:
         shared = _write_shared_expert(export, layer, experts, root)
         output = graph.node("Add", [output, shared], f"{path}/Add", hidden_dims(size))
     return output
 
 
-def _write_routing(export: Export, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
+def _write_routing(export: Export, layer: int, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
     """Write the scores [tokens, experts] for the operator's softmax; return them, and the weights' sum if not 1."""
+    if experts.routing == "sigmoid":
+        return _write_sigmoids(export, layer, path, scores, experts)
     if experts.routing == "sparse_mixer":
         return _write_sparse_mixer(export, f"{path}/sparse_mixer", scores, experts)
     if experts.normalized:
@@ -133,6 +138,30 @@ def _write_routing(export: Export, path: str, scores: str, experts: ExpertsSpec)
     weights = graph.node("Softmax", [scores], f"{path}/Softmax", _rows(experts.count), axis=-1)
     best, _ = _write_top_k(export, path, weights, experts.per_token)
     return scores, graph.node("ReduceSum", [best, graph.int64([-1])], f"{path}/ReduceSum", _rows(1), keepdims=1)
+
+
+def _write_sigmoids(export: Export, layer: int, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
+    """Write the logarithms of the sigmoids of the selected experts: their softmax is proportional to the sigmoids."""
+    graph, every = export.graph, _rows(experts.count)
+    shares = graph.node("Sigmoid", [scores], f"{path}/Sigmoid", every)
+    choice = shares
+    if experts.selection_bias:
+        name = f"model.layers.{layer}.mlp.gate.selection_bias"
+        bias = graph.array(name, export.weights.vector(name, experts.count))
+        choice = graph.node("Add", [shares, bias], f"{path}/bias/Add", every)
+    best, _ = _write_top_k(export, path, choice, experts.per_token)
+    bounds = [graph.int64([experts.per_token - 1]), graph.int64([experts.per_token]), graph.int64([1])]
+    least = graph.node("Slice", [best, *bounds], f"{path}/least/Slice", _rows(1))
+    chosen = graph.node("GreaterOrEqual", [choice, least], f"{path}/GreaterOrEqual", every, element=BOOL)
+    # log(sigmoid(x)) = -softplus(-x), which does not underflow
+    negated = graph.node("Neg", [scores], f"{path}/Neg_1", every)
+    rises = graph.node("Softplus", [negated], f"{path}/Softplus", every)
+    logs = graph.node("Neg", [rises], f"{path}/Neg_2", every)
+    routed = graph.node("Where", [chosen, logs, graph.float32(_NEVER)], f"{path}/Where_1", every)
+    if experts.normalized:
+        return routed, None
+    selected = graph.node("Where", [chosen, shares, graph.float32(0.0)], f"{path}/Where_2", every)
+    return routed, graph.node("ReduceSum", [selected, graph.int64([-1])], f"{path}/ReduceSum", _rows(1), keepdims=1)
 
 
 def _write_top_k(export: Export, path: str, scores: str, count: int) -> tuple[str, str]:

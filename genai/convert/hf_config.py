@@ -11,17 +11,18 @@ from . import rope_scaling
 from .spec import MAX_CONTEXT, MAX_LAYERS, MAX_NUMBER, MAX_SIZE
 
 # Keys that only training uses, keys about the file itself, keys that are meaningful only together with another key, and
-# keys of special tokens, which generation_config.json may override.
+# keys of special tokens, which generation_config.json may override. Heads that predict further tokens are not read.
 _HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern architectures
     attention_dropout attn_pdrop auto_map bos_token_id chunk_size_feed_forward classifier_dropout
     classifier_dropout_prob dtype embd_pdrop embedding_dropout eos_token_id experts_implementation finetuning_task
     gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range input_jitter_noise label2id
-    language n_ctx no_rope_layer_interval original_max_position_embeddings output_router_logits pad_token_id
-    pretraining_tp reorder_and_upcast_attn resid_pdrop residual_dropout return_dict router_aux_loss_coef sep_token_id
-    sliding_window_pattern summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript transformers_version use_cache
+    language n_ctx no_rope_layer_interval num_mtp_layers num_nextn_predict_layers original_max_position_embeddings
+    output_router_logits pad_token_id pretraining_tp reorder_and_upcast_attn resid_pdrop residual_dropout return_dict
+    router_aux_loss_coef sep_token_id sliding_window_pattern summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript
+    transformers_version use_cache
     """.split()
 )
 

@@ -18,9 +18,12 @@ class ExpertsSpec:
         count: number of experts per layer.
         per_token: number of experts that each token is routed to.
         intermediate_size: width of each expert.
-        routing: "softmax" over all experts, or "sparse_mixer" (Liu et al. 2023), which selects two experts and weights
-            each by a softmax over the experts with similar scores.
-        normalized: True if the weights of the selected experts are normalised to sum to 1 (softmax routing only).
+        routing: "softmax" over all experts; "sparse_mixer" (Liu et al. 2023), which selects two experts and weights
+            each by a softmax over the experts with similar scores; or "sigmoid", which weights each expert by the
+            sigmoid of its score.
+        normalized: True if the weights of the selected experts are normalised to sum to 1 (except sparse mixer).
+        selection_bias: True if learned numbers are added to the sigmoids for the selection, but not for the weights.
+        routed_scale: factor of the output of the selected experts.
         shared_intermediate_size: width of the shared expert that processes every token; 0 means none.
         shared_gate: True if the shared expert's output is multiplied by the sigmoid of a learned score.
         biased: True if the router and the experts have biases.
@@ -36,8 +39,10 @@ class ExpertsSpec:
     count: int
     per_token: int
     intermediate_size: int
-    routing: Literal["softmax", "sparse_mixer"] = "softmax"
+    routing: Literal["softmax", "sparse_mixer", "sigmoid"] = "softmax"
     normalized: bool = True
+    selection_bias: bool = False
+    routed_scale: float = 1.0
     sparse_mixer_jitter: float = 0.01
     shared_intermediate_size: int = 0
     shared_gate: bool = False

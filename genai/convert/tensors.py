@@ -129,6 +129,8 @@ def _experts(spec: DecoderSpec, experts: ExpertsSpec) -> Iterator[tuple[str, Sha
             yield from _linear(f"mlp.experts.{expert}.{name}_proj", *shape, experts.biased)
     if experts.shared_intermediate_size:
         yield from _mlp(spec, "mlp.shared_expert", experts.shared_intermediate_size)
+    if experts.selection_bias:
+        yield "mlp.gate.selection_bias", (experts.count,)
     if experts.scaled:
         yield "mlp.experts.scale", (experts.count,)
     if experts.beside_mlp:

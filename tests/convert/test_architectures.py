@@ -6,11 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from genai.convert.architectures import MODEL_TYPES, find
 from genai.convert.hf_config import HFConfig
 from genai.convert.nested import text_part
 from genai.convert.rope_scaling import LinearScaling, LongRope, YarnScaling
 from genai.convert.spec import DecoderSpec
+from genai.errors import UnsupportedModelError
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {
@@ -90,6 +93,17 @@ def test_rope_of_older_libraries() -> None:
     phi = describe("phi3", original_max_position_embeddings=64, rope_scaling={"type": "su", **factors})
     assert isinstance(phi.rope_scaling, LongRope)
     assert phi.rope_scaling.original_max_position_embeddings == 64
+
+
+def test_experts_in_groups_are_refused() -> None:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    assert describe("glm4_moe", **experts).dense_layers == (0,)
+    for name in ("glm4_moe", "dots1"):
+        with pytest.raises(UnsupportedModelError, match="n_group is 4"):
+            describe(name, **experts, n_group=4)
+    windows = describe("dots1", **experts, sliding_window=16, max_window_layers=6)
+    assert windows.sliding_layers == (6, 7)
+    assert describe("dots1", **experts).sliding_window is None
 
 
 def test_smollm_layers_without_rotation() -> None:

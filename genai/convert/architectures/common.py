@@ -254,6 +254,26 @@ def expert_fields(config: HFConfig, **fields: Any) -> dict[str, Any]:
     return {"experts": experts, "dense_layers": dense}
 
 
+def sigmoid_experts(config: HFConfig, *, dense: int, **fields: Any) -> dict[str, Any]:
+    """Return the fields for experts that are weighted by sigmoids; `dense` is the number of dense layers at the start.
+
+    Raises:
+        UnsupportedModelError: experts are selected in groups.
+    """
+    if config.integer("n_group", default=1) > 1 or config.integer("topk_group", default=1) > 1:
+        raise UnsupportedModelError(
+            f"config.json: n_group is {config.get('n_group')}",
+            "experts that are selected in groups are not supported",
+            "use a checkpoint with one group",
+        )
+    experts = ExpertsSpec(
+        count=config.integer("n_routed_experts", "num_experts", "num_local_experts"),
+        per_token=config.integer("num_experts_per_tok"), intermediate_size=config.integer("moe_intermediate_size"),
+        routing="sigmoid", routed_scale=config.number("routed_scaling_factor", default=1.0), **fields,
+    )  # fmt: skip
+    return {"experts": experts, "dense_layers": tuple(range(min(dense, config.num_layers)))}
+
+
 def layer_norms(*, biased: bool = True, **fields: Any) -> dict[str, Any]:
     """Return the fields for layer norms in place of RMS norms."""
     return {"norm": "layer", "norm_biases": biased, **fields}

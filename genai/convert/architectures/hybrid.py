@@ -32,19 +32,19 @@ def _feed_forward_size(config: HFConfig) -> int:
     return -(-int(multiplier * size) // multiple) * multiple
 
 
-@architecture(
-    "LFM2",
+_LFM2 = (
     Rule(r"input_layernorm", "operator_norm"),
     Rule(r"post_attention_layernorm", "ffn_norm"),
     Rule(r"self_attn\.o_proj", "self_attn.out_proj"),
     Rule(r"self_attn\.(q|k)_norm", r"self_attn.\1_layernorm"),
-    Rule(r"mlp\.gate_proj", "feed_forward.w1"),
-    Rule(r"mlp\.up_proj", "feed_forward.w3"),
-    Rule(r"mlp\.down_proj", "feed_forward.w2"),
+    Rule(r"mlp\.(experts\.\d+\.)?gate_proj", r"feed_forward.\g<1>w1"),
+    Rule(r"mlp\.(experts\.\d+\.)?up_proj", r"feed_forward.\g<1>w3"),
+    Rule(r"mlp\.(experts\.\d+\.)?down_proj", r"feed_forward.\g<1>w2"),
     Rule(r"^model\.norm\.", "model.embedding_norm."),
 )
-def lfm2(config: HFConfig) -> DecoderSpec:
-    """LFM2 (Liquid AI): gated short convolutions, and attention with norms of queries and keys in some layers."""
+
+
+def _lfm2(config: HFConfig, **fields: Any) -> DecoderSpec:
     count = config.num_layers
     attention = config.numbers("full_attn_idxs") or list(range(count))
     default = ["full_attention" if layer in attention else "conv" for layer in range(count)]
@@ -53,9 +53,31 @@ def lfm2(config: HFConfig) -> DecoderSpec:
         biased=config.flag("conv_bias"),
     )  # fmt: skip
     return decoder(
-        config, family="lfm2", theta=1e6, epsilon=1e-5, tied=True, qk_norm=True, recurrent=convolutions,
-        intermediate_size=_feed_forward_size(config), **common.biases(False, False),
+        config, theta=1e6, epsilon=1e-5, tied=True, qk_norm=True, recurrent=convolutions,
+        **common.biases(False, False), **fields,
     )  # fmt: skip
+
+
+@architecture("LFM2", *_LFM2)
+def lfm2(config: HFConfig) -> DecoderSpec:
+    """LFM2 (Liquid AI): gated short convolutions, and attention with norms of queries and keys in some layers."""
+    return _lfm2(config, family="lfm2", intermediate_size=_feed_forward_size(config))
+
+
+@architecture(
+    "LFM2 MoE",
+    *_LFM2,
+    Rule(r"mlp\.gate\.selection_bias", "feed_forward.expert_bias"),
+    Rule(r"mlp\.gate\.weight", "feed_forward.gate.weight"),
+)
+def lfm2_moe(config: HFConfig) -> DecoderSpec:
+    """LFM2 with experts that are weighted by sigmoids, except in the first layers."""
+    experts = common.sigmoid_experts(
+        config, dense=config.integer("num_dense_layers", default=2, least=0),
+        normalized=config.flag("norm_topk_prob", default=True),
+        selection_bias=config.flag("use_expert_bias", default=True),
+    )  # fmt: skip
+    return _lfm2(config, family="lfm2_moe", **experts)
 
 
 # --- Qwen3-Next and Qwen 3.5 -----------------------------------------------------------------------------------------

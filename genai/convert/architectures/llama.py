@@ -91,6 +91,44 @@ def glm4(config: HFConfig) -> DecoderSpec:
     )
 
 
+_SIGMOID_ROUTER = (
+    Rule(r"mlp\.gate\.selection_bias", "mlp.gate.e_score_correction_bias"),
+    Rule(r"mlp\.shared_expert\.", "mlp.shared_experts."),
+)
+
+
+def _sigmoid_fields(config: HFConfig, *, dense: int, normalized: bool) -> dict[str, Any]:
+    """Return the fields for experts of GLM 4 MoE and dots.llm1; the arguments are defaults."""
+    width = config.integer("moe_intermediate_size") * config.integer("n_shared_experts", default=1, least=0)
+    return common.sigmoid_experts(
+        config, dense=config.integer("first_k_dense_replace", default=dense, least=0), selection_bias=True,
+        normalized=config.flag("norm_topk_prob", default=normalized), shared_intermediate_size=width,
+    )  # fmt: skip
+
+
+# The last layers of these checkpoints predict further tokens.
+@architecture("GLM 4.5 (MoE)", *_SIGMOID_ROUTER, unused=r"^model\.layers\.(46|92)\.")
+def glm4_moe(config: HFConfig) -> DecoderSpec:
+    """GLM 4.5 to 4.7: experts that are weighted by sigmoids, and a shared expert; half of each head is rotated."""
+    return decoder(
+        config, partial=0.5, epsilon=1e-5, qkv_bias=config.flag("attention_bias"), qk_norm=config.flag("use_qk_norm"),
+        **_sigmoid_fields(config, dense=1, normalized=True),
+    )  # fmt: skip
+
+
+@architecture("dots.llm1", *_SIGMOID_ROUTER)
+def dots1(config: HFConfig) -> DecoderSpec:
+    """dots.llm1: experts that are weighted by sigmoids, shared experts, and norms over query and key heads."""
+    windows, first = common.window_fields(config, window=4096), config.integer("max_window_layers", default=62, least=0)
+    if windows and config.get("layer_types") is None:
+        layers = tuple(range(first, config.num_layers))
+        windows = {**windows, "sliding_layers": layers} if layers else {}
+    return decoder(
+        config, qk_norm=True, **common.attention_biases(config), **windows,
+        **_sigmoid_fields(config, dense=0, normalized=False),
+    )  # fmt: skip
+
+
 @architecture("SmolLM 3")
 def smollm3(config: HFConfig) -> DecoderSpec:
     """SmolLM 3: no rotation in every fourth layer."""
