@@ -51,11 +51,16 @@ class Call:
     notes: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_short(self) -> bool:
+        """True if the body is so small that decoding it takes milliseconds."""
+        return len(self.body) <= _LARGE_BODY
+
     async def decoded(self, decode: Callable[[Call], T]) -> T:
         """Call a function that decodes the body, without blocking the event loop for long. Raises as the function."""
-        if len(self.body) <= _LARGE_BODY:
+        if self.is_short:
             return decode(self)
-        return await self.server.in_thread(decode, self)
+        return await self.server.at_length(decode, self)
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object.

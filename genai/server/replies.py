@@ -58,4 +58,4 @@ async def whole_reply(server: Server, encoder: Encoder, running: RunningTurn) ->
 
     if running.num_logprobs <= _MANY_ENTRIES:
         return JsonReply(encoder.whole(running))
-    return JsonReply(await server.in_thread(body))
+    return JsonReply(await server.at_length(body))

@@ -149,6 +149,7 @@ class Server:
         has_batches = self.options.batch_dir is not None and parent is None
         self.batches = Batches(self, self.options.batch_dir) if has_batches and self.options.batch_dir else None
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
+        self._long_thread = ThreadPoolExecutor(1, "genai-long")
         self.chooses_seeds = llm is not None and llm.params().seed is None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_stopped = False
@@ -262,6 +263,10 @@ class Server:
         """Call a function on another thread, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
 
+    async def at_length(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that can take seconds on another thread, one at a time. Other requests are still prepared."""
+        return await asyncio.get_running_loop().run_in_executor(self._long_thread, partial(work, *arguments))
+
     def note_running(self, task: asyncio.Task[Any]) -> None:
         """Note a task that serves a request, so that `stop_running` can end it."""
         self._tasks.add(task)
@@ -291,6 +296,7 @@ class Server:
     def close(self) -> None:
         """Stop the threads. The model stays loaded."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._long_thread.shutdown(wait=False, cancel_futures=True)
         self.encoders.close()
         if self.batches is not None:
             self.batches.close()

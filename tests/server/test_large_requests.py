@@ -51,7 +51,7 @@ def test_large_bodies_are_decoded_on_another_thread(
     monkeypatch.setattr(Call, "json", noted)
     answer = running.post(path, BODIES[path])
     assert answer.status_code in (400, 404), answer.text
-    assert len(threads) == 1 and threads[0].startswith("genai-prepare")
+    assert len(threads) == 1 and threads[0].startswith("genai-long")
 
 
 def test_large_replies_are_written_on_another_thread(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

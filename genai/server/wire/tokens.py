@@ -54,8 +54,9 @@ async def _in_thread(call: Call, work: Callable[[Call], dict[str, Any]]) -> Json
     def body() -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(work(call)))
 
-    with call.server.admission.seat(call.key.name):
-        return JsonReply(await call.server.in_thread(body))
+    server = call.server
+    with server.admission.seat(call.key.name):
+        return JsonReply(await (server.in_thread if call.is_short else server.at_length)(body))
 
 
 def _tokenized(call: Call) -> dict[str, Any]:
