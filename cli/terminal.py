@@ -34,12 +34,16 @@ _SILENT_SECONDS = 2.0
 
 
 def agreed(question: str, *, default: bool = True) -> bool:
-    """Ask a yes-or-no question on the terminal. An empty line means the default; the end of the input means no."""
-    answer = typed_line(f"{question} {'[Y/n]' if default else '[y/N]'} ")
-    if not answer:
-        print(file=sys.stderr)
-        return False
-    return answer.strip().lower() in ("y", "yes", *([""] if default else []))
+    """Ask a yes-or-no question on the terminal, again after another answer.
+
+    An empty line means the default; the end of the input means no.
+    """
+    while answer := typed_line(f"{question} {'[Y/n]' if default else '[y/N]'} "):
+        if (word := answer.strip().lower()) in ("", "y", "yes", "n", "no"):
+            return default if not word else word[0] == "y"
+        say("answer y or n")
+    print(file=sys.stderr)
+    return False
 
 
 def typed_line(prompt: str) -> str:

@@ -278,8 +278,8 @@ def _load(loop: Loop, argument: str) -> None:
     loop.voice.say(f"(loaded {len(messages)} messages from {argument})")
     say_problem(loop.session, loop.voice)
     for message in messages[-2:]:
-        who = {"user": ">>>", "assistant": "..."}.get(message["role"], message["role"])
-        loop.voice.say(f"{who} {shortened(str(message.get('content') or ''), 400)}")
+        who = {"user": ">>> ", "assistant": ""}.get(message["role"], f"{message['role']}: ")
+        loop.voice.say(f"{who}{shortened(str(message.get('content') or ''), 400)}")
 
 
 def _stats(loop: Loop, argument: str) -> None:

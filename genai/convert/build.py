@@ -285,7 +285,8 @@ def resolve_model_folder(
         raise ModelFolderError(
             f"{source} was not built",
             "the build was declined",
-            f"to build the model in another folder, run genai build {source} -o FOLDER",
+            f"run the command again and answer y; to build the model in another folder, run genai build {source} "
+            "-o FOLDER",
         )
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -82,7 +82,9 @@ def note_build(folder: Path, source: Path, precision: str) -> None:
         with suppress(OSError):
             record = _record(folder)
             record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(record, json.dumps({"source": str(source.absolute()), "precision": precision}).encode())
+            path = source.absolute()  # a link keeps its name, such as a file in Hugging Face's cache
+            facts = {"source": str(path.parent.resolve() / path.name), "precision": precision}
+            write_whole(record, json.dumps(facts).encode())
 
 
 def remove_built(model: BuiltModel) -> int:

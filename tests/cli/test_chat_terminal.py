@@ -155,7 +155,7 @@ def test_files_and_models(terminal: Open, tmp_path: Path, bundled_folder: Path) 
     assert [message["role"] for message in saved["messages"]] == ["user", "assistant"]
     one.enter("/clear", "conversation cleared")
     one.enter("/system none", "system: none")
-    one.enter(f"/load {path}", r"loaded 2 messages.*>>> What is 12 \+ 7\?\n\.\.\. 19")
+    one.enter(f"/load {path}", r"loaded 2 messages.*>>> What is 12 \+ 7\?\n19")
     one.enter("/system", "system: You are kind.")
     one.enter("And 12 + 8?", "tok/s")
     assert "19<|im_end|>" in one.enter("/prompt", "assistant\n"), "what was loaded was sent"

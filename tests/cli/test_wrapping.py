@@ -70,3 +70,22 @@ def test_questions_are_wrapped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert terminal.agreed("Download org/name at revision 0123456789 (1.2 GB)?")
     assert capsys.readouterr().err == "Download org/name at revision\n  0123456789 (1.2 GB)? [Y/n] "
+
+
+@pytest.mark.parametrize(
+    ("typed", "default", "expected"),
+    [
+        ("maybe\ny\n", False, True),
+        ("what?\nNO\n", True, False),
+        ("\n", True, True),
+        ("\n", False, False),
+        ("x\n", True, False),
+    ],
+)
+def test_other_answers_are_asked_again(
+    typed: str, default: bool, expected: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert terminal.agreed("Really?", default=default) is expected
+    lines = typed.count("\n")
+    assert capsys.readouterr().err.count("answer y or n") == (1 if typed == "x\n" else lines - 1)
