@@ -51,14 +51,14 @@ function checkedConversation(value) {
   if (![model, system, reasoning].every(isText) || options === null || typeof options !== "object") {
     throw new Error(`the settings of the conversation "${head.title}" are wrong`);
   }
-  const known = new Set(messages.map((one) => one?.id));
   const checked = messages.map((one) => checkedMessage(one, head.id));
+  const known = new Map(checked.map((one) => [one.id, one]));
   if (known.size !== messages.length || (head.leaf !== null && !known.has(head.leaf))) {
     throw new Error(`the messages of the conversation "${head.title}" do not belong together`);
   }
   for (const { parent, created } of checked) {
-    const before = parent === null ? null : checked.find((one) => one.id === parent);
-    if (parent !== null && !(before && before.created < created)) {
+    // Parents are older, so that no branch is a circle.
+    if (parent !== null && !(known.get(parent)?.created < created)) {
       throw new Error(`the messages of the conversation "${head.title}" do not belong together`);
     }
   }
