@@ -13,6 +13,7 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,6 @@ def measure(exported: Path, built: Path) -> tuple[float, float, list[str]]:
     """Return the difference of the logits, the ratio of the times per token, and the operators in NumPy."""
     import genai
     from genai.engine.decoder import compute
-    from genai.kernels.ir import HostNode
 
     models = [genai.Model(path, quiet=True) for path in (exported, built)]
     assert all(model.info.flattened for model in models), models[0].info.reason
@@ -96,6 +96,15 @@ def measure(exported: Path, built: Path) -> tuple[float, float, list[str]]:
     for model, sequence in zip(models, sequences, strict=True):
         sequence.append(range(3, 3 + PROMPT))
         logits.append(compute(model.decoder, [sequence])[0][-1])
+    ratio = decode_ratio(models, sequences)
+    error = float(np.abs(logits[0] - logits[1]).max() / np.abs(logits[1]).max())
+    return error, ratio, on_the_host(models[0])
+
+
+def decode_ratio(models: Sequence[Any], sequences: Sequence[Any]) -> float:
+    """Return the first model's time per token, relative to the second model's. Both decode the same tokens in turn."""
+    from genai.engine.decoder import compute
+
     times: list[list[float]] = [[], []]
     for step in range(STEPS):
         for which in (0, 1) if step % 2 else (1, 0):
@@ -103,10 +112,16 @@ def measure(exported: Path, built: Path) -> tuple[float, float, list[str]]:
             start = time.perf_counter()
             compute(models[which].decoder, [sequences[which]])
             times[which].append(time.perf_counter() - start)
-    on_the_host = {part.op_type for part in models[0].decoder.program.parts if isinstance(part, HostNode)}
     theirs, ours = (float(np.mean(sorted(found)[: STEPS // 3])) for found in times)
-    error = float(np.abs(logits[0] - logits[1]).max() / np.abs(logits[1]).max())
-    return error, theirs / ours, sorted(on_the_host)
+    return theirs / ours
+
+
+def on_the_host(model: Any) -> list[str]:
+    """Return the operators that a batched model computes in NumPy, sorted."""
+    from genai.kernels.ir import HostNode
+
+    parts = getattr(getattr(model.decoder, "program", None), "parts", ())
+    return sorted({part.op_type for part in parts if isinstance(part, HostNode)})
 
 
 def main() -> None:
