@@ -8,8 +8,12 @@ from shlex import quote
 
 from genai.errors import GenaiError, ModelFolderError
 
-# The purpose of the commands that run a model, for messages.
-_PURPOSES = {"chat": "chat with the model", "embed": "compute vectors", "rerank": "compute scores"}
+# Advice for the commands that run a model.
+_ADVICE = {
+    "chat": "to chat with the model, run `genai chat {}`",
+    "embed": "to compute vectors, run `genai embed {}`",
+    "rerank": "to compute scores, run `genai rerank {}`",
+}
 
 
 def model_path(text: str | Path) -> Path:
@@ -31,8 +35,7 @@ def graph_path(text: str | Path) -> Path:
     """Return MODEL.onnx as a path. Raises ModelFolderError if the text is the name or the folder of a model."""
     path = Path(text)
     if not path.is_file() and (folder := _model_called(str(text))) is not None:
-        command = _command_of(folder)
-        fix = f"to {_PURPOSES[command]}, run `genai {command} {quote(str(text))}`"
+        fix = _ADVICE[_command_of(folder)].format(quote(str(text)))
         graphs = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")]) if folder.is_dir() else []
         if graphs:
             fix += f"; for this command, pass a graph of the model, such as {graphs[0]}"
