@@ -224,6 +224,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3_windows": ("smollm3", {**DERIVED, "use_sliding_window": True, "sliding_window": 9}),
     "olmo": ("olmo", {**DERIVED, "clip_qkv": 1.1}),
     "olmo2": ("olmo2", DERIVED),
+    "olmo3": (
+        "olmo3",
+        {
+            **DERIVED,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "full_attention": _rope("yarn", factor=4.0, original_max_position_embeddings=32)["rope_parameters"],
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "seed_oss": ("seed_oss", {**HEADS, "attention_out_bias": True}),
+    "arcee": ("arcee", {**DERIVED, "mlp_bias": True}),
     "granite": ("granite", {**DERIVED, **GRANITE}),
     "granitemoe": ("granitemoe", {**DERIVED, **GRANITE, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "cohere": ("cohere", {**DERIVED, "use_qk_norm": True, "logit_scale": 0.3}),

@@ -24,6 +24,8 @@ MIXTURE_TOLERANCE = 1e-5  # of a logit
 DELTA_NET_FACTOR = 5
 # Scores are not divided by the root of the head's size, so that a softmax is sharper.
 UNSCALED_FACTOR = 10
+# Each of these has only parts that another architecture also has.
+DRAWN = ("arcee", "dots1", "gemma4_text", "gemma4_unified", "glm4_moe", "olmo3", "seed_oss")
 # Quantised in the default run, too: each way in which projections are cut, tied, biased or routed.
 QUANTISED = ("falcon_grouped", "gemma2", "gpt2", "granitemoe", "llama_tied", "phi3", "phimoe", "qwen2_moe", "stablelm")
 
@@ -37,7 +39,9 @@ def case(request: pytest.FixtureRequest, golden: Any, golden_folder: Any) -> Ite
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = sorted(path.stem for path in (Path(__file__).parent / "goldens").glob("*.safetensors"))
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", names, indirect=True, ids=names)
+        marks = {name: pytest.mark.drawn(4) for name in DRAWN}
+        cases = [pytest.param(name, marks=marks.get(name, ())) for name in names]
+        metafunc.parametrize("case", cases, indirect=True, ids=names)
     if "quantised" in metafunc.fixturenames:
         cases = [(name, precision) for name in names for precision in ("int4", "int8")]
         drawn = pytest.mark.slow, pytest.mark.drawn(4)

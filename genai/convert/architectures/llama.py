@@ -22,6 +22,24 @@ def llama(config: HFConfig) -> DecoderSpec:
     return decoder(config, family="llama", **common.given_biases(config))
 
 
+@architecture("Seed-OSS")
+def seed_oss(config: HFConfig) -> DecoderSpec:
+    """Seed-OSS (ByteDance): biases of queries, keys and values."""
+    return decoder(
+        config, head_size=128, qkv_bias=config.flag("attention_bias", default=True),
+        o_bias=config.flag("attention_out_bias"), mlp_bias=config.flag("mlp_bias"),
+    )  # fmt: skip
+
+
+@architecture("Arcee (AFM)")
+def arcee(config: HFConfig) -> DecoderSpec:
+    """Arcee Foundation Models: squared ReLU without a gate."""
+    activation = common.activation(config.text("hidden_act", default="relu2"))
+    return decoder(
+        config, epsilon=1e-5, gated_mlp=False, hidden_activation=activation, **common.given_biases(config)
+    )  # fmt: skip
+
+
 @architecture("Mistral")
 def mistral(config: HFConfig) -> DecoderSpec:
     """Mistral 7B and its successors: a sliding window in every layer or in none."""
@@ -169,7 +187,17 @@ def olmo2(config: HFConfig) -> DecoderSpec:
     In GGUF files this architecture also covers OLMo 3, in which three of four layers have a window and an unscaled
     rotation.
     """
-    windows = common.window_fields(config, pattern=4)
+    return _olmo2(config)
+
+
+@architecture("OLMo 3")
+def olmo3(config: HFConfig) -> DecoderSpec:
+    """OLMo 3: OLMo 2 with a window and an unscaled rotation in three of four layers."""
+    return _olmo2(config, window=4096)
+
+
+def _olmo2(config: HFConfig, window: int | None = None) -> DecoderSpec:
+    windows = common.window_fields(config, pattern=4, window=window)
     spec = decoder(
         config,
         pre_norms=False,
@@ -177,10 +205,12 @@ def olmo2(config: HFConfig) -> DecoderSpec:
         qk_norm=True,
         qk_norm_scope="all",
         epsilon=1e-5,
+        rope_kind="full_attention",
         **common.attention_biases(config),
         **windows,
     )
-    return replace(spec, local_rope_theta=spec.rope_theta) if windows else spec
+    local = rope_values(config, "sliding_attention").number("rope_theta", default=spec.rope_theta, positive=True)
+    return replace(spec, local_rope_theta=local) if windows else spec
 
 
 def _multipliers(config: HFConfig) -> dict[str, Any]:
