@@ -68,9 +68,9 @@ def _products() -> Iterator[object]:
         yield decode_op(IntegerBlocks(layout, isa.isa(), dot_for(isa.isa(), bits)), gate)
         yield decode_op(FloatBlocks(layout, isa.isa()), gate)
         if isa.isa() == "amx" and supported(layout):
-            yield prefill_op(FloatWeights(layout) if layout.wide else HalfWeights(layout), gate)
+            yield prefill_op(FloatWeights(layout) if layout.wide else HalfWeights(layout), gate, "")
     if isa.isa() == "amx":
-        yield from (prefill_op(SplitWeights(), gate) for gate in ("", "gelu", "silu"))
+        yield from (prefill_op(SplitWeights(), gate, "") for gate in ("", "gelu", "silu"))
         yield prefill_op(SplitWeights(), "", "gelu")
         yield from (fill_op(parts) for parts in (1, PARTS))
     dense: tuple[DenseType, ...] = ("float32", "float16", "bfloat16")

@@ -274,7 +274,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
 
 
 @once
-def prefill_op(weights: TileWeights, gate: str, activation: str = "") -> NativeOp:
+def prefill_op(weights: TileWeights, gate: str, activation: str) -> NativeOp:
     """Return the operator for a kind of weights. Items are pairs of tiles.
 
     A gate, or an activation without a gate, is a key of UNARY, or "". Only SplitWeights can have an activation.
