@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.recurrent import is_supported, walked
+
 from .activations import sigmoid, softplus
 from .registry import KernelError, NodeSpec, register
 from .support import optional, widened
@@ -57,6 +59,21 @@ class _Recurrent:
         self.batch_first = bool(attributes.get("layout", 0))
         self.clip = float(attributes.get("clip", np.inf))
         self.activations, self.attributes = self._activations(spec), attributes
+        self._threads = spec.options.get("threads")
+        self._is_usual = self._has_usual_steps(spec)
+        # The recurrence of each direction as kernels read it, if the input is constant.
+        self._packs, self._packed = len(spec.constants) > 2 and spec.constants[2] is not None, dict[int, Any]()
+
+    def _has_usual_steps(self, spec: NodeSpec) -> bool:
+        """Return True if a kernel computes the steps: the default activations, and no options that change the gates."""
+        attributes = spec.attributes
+        names = [str(name) for name in attributes.get("activations") or ()]
+        usual = not names or [name.lower() for name in names] == [
+            name.lower() for name in self.functions * len(self.backwards)
+        ]
+        is_reset_late = bool(attributes.get("linear_before_reset", 0))
+        is_known = spec.op_type == "LSTM" or (spec.op_type == "GRU" and is_reset_late)
+        return usual and is_known and self.clip == np.inf and not attributes.get("input_forget", 0)
 
     def step(self, x: Any, state: Any, cell: Any, weights: Direction, functions: Sequence[Activation]) -> Any:
         """Return the next (state, cell) of some rows; `x` is already multiplied by the input weights."""
@@ -93,11 +110,11 @@ class _Recurrent:
         lengths = optional(inputs, 4)
         if lengths is not None and (np.shape(lengths) != x.shape[1:2] or np.any((lengths < 0) | (lengths > len(x)))):
             raise KernelError(f"{self.op_type}: sequence_lens must have one length from 0 to {len(x)} per sequence")
-        walked = []
+        directions_done = []
         for index, weights in enumerate(directions):
             state, cell = (self._initial(optional(inputs, 5 + i), index, x, hidden) for i in (0, 1))
-            walked.append(self._walk(x, weights, state, cell, lengths, index))
-        outputs, states, cells = zip(*walked, strict=True)
+            directions_done.append(self._walk(x, weights, state, cell, lengths, index))
+        outputs, states, cells = zip(*directions_done, strict=True)
         result = np.stack(outputs, axis=1), np.stack(states), np.stack(cells)
         if self.batch_first:
             result = result[0].transpose(2, 0, 1, 3), np.swapaxes(result[1], 0, 1), np.swapaxes(result[2], 0, 1)
@@ -150,6 +167,9 @@ class _Recurrent:
     def _walk(self, x: Any, weights: Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
         """Run all steps of one direction; return outputs [steps, batch, hidden], the last state and the last cell."""
         steps, batch = x.shape[:2]
+        is_whole = lengths is None or bool(np.all(np.asarray(lengths) == steps))
+        if is_whole and self._is_usual and x.size and self._fits(x, weights, state):
+            return self._compiled(x, weights, state, cell, index)
         projected = x @ weights.inputs + weights.input_bias
         outputs = np.zeros((steps, batch, state.shape[-1]), x.dtype)
         ends = (np.full(batch, steps) if lengths is None else np.asarray(lengths))[:, None]
@@ -163,6 +183,28 @@ class _Recurrent:
                 new_state, new_cell = np.where(alive, new_state, state), np.where(alive, new_cell, cell)
             state, cell = new_state, new_cell
         return outputs, state, cell
+
+    def _fits(self, x: Any, weights: Direction, state: Any) -> bool:
+        arrays = (x, weights.inputs, weights.states, weights.input_bias)
+        is_float = all(isinstance(array, np.ndarray) and array.dtype == np.float32 for array in arrays)
+        return is_float and weights.peepholes is None and is_supported(state.shape[-1])
+
+    def _compiled(self, x: Any, weights: Direction, state: Any, cell: Any, index: int) -> Any:
+        """Run all steps of one direction in a kernel."""
+        states = self._packed.get(index)
+        if states is None:
+            states = np.ascontiguousarray(weights.states)
+            if self._packs:
+                self._packed[index] = states
+        inner = state.shape[-1] * (self.gates - 1 if self.op_type == "GRU" else self.gates)
+        bias = weights.input_bias.copy()
+        bias[:inner] += weights.state_bias[:inner]
+        last = np.ascontiguousarray(weights.state_bias[-state.shape[-1] :], np.float32)
+        projected = np.ascontiguousarray(x @ weights.inputs + bias)
+        state, cell = (np.ascontiguousarray(value, np.float32) for value in (state, cell))
+        backwards = self.backwards[index]
+        kind, threads = self.op_type, self._threads
+        return walked(kind, projected, states, last, state, cell, backwards=backwards, threads=threads)
 
 
 def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limit: float) -> Activation:
