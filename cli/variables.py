@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def bind_variables(parameters: Iterable[Any]) -> None:
             parameter.envvar = "GENAI_" + longest.removeprefix("--").replace("-", "_").upper()
         elif parameter.name == "model":
             parameter.envvar, parameter.show_envvar = "GENAI_MODEL", False
+            if parameter.nargs == -1:  # typer would split the value at white space, which paths may contain
+                parameter.value_from_envvar = partial(_whole_value, parameter)
+
+
+def _whole_value(parameter: Any, ctx: Any) -> list[str] | None:
+    value = parameter.resolve_envvar_value(ctx)
+    return None if value is None else [value]
 
 
 def is_from_variable(ctx: Any, parameter: Any) -> bool:

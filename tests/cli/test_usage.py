@@ -201,6 +201,9 @@ def test_errors_name_the_model_s_variable(monkeypatch: pytest.MonkeyPatch, capsy
         monkeypatch.setenv("GENAI_MODEL", value)
         assert run(["chat", "-p", "x"]) == 1
         assert " (set by GENAI_MODEL)\n" in capsys.readouterr().err
+    monkeypatch.setenv("GENAI_MODEL", str(tmp_path / "with space"))
+    assert run(["serve"]) == 1
+    assert f"error: {tmp_path / 'with space'}: not a model folder (set by GENAI_MODEL)" in capsys.readouterr().err
     monkeypatch.setenv("GENAI_MODEL", "m")
     assert run(["bench", "kernels", "--formats"]) == 2
     assert "--formats cannot be used with the model 'm' (set by GENAI_MODEL)" in capsys.readouterr().err
