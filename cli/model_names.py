@@ -31,6 +31,14 @@ def model_path(text: str | Path) -> Path:
     return Path(given)
 
 
+def request_name(model: Path) -> str:
+    """Return the name of a model in requests to `genai serve`: the last part of MODEL, without .gguf."""
+    path = model.expanduser().absolute()
+    if path.suffix == ".onnx":
+        path = path.parent.parent if path.parent.name == "onnx" else path.parent
+    return path.name.removesuffix(".gguf")
+
+
 def graph_path(text: str | Path) -> Path:
     """Return MODEL.onnx as a path. Raises ModelFolderError if the text is the name or the folder of a model."""
     path = Path(text)

@@ -13,6 +13,7 @@ from genai.common.progress import quietly
 from genai.errors import OptionError
 
 from . import options as opt
+from .model_names import request_name
 from .serve_models import MAX_SEQUENCES, EmbedderOption, RerankerOption, served_models
 from .serve_router import ModelsArgument, RouterFlags, make_router
 from .terminal import say
@@ -45,7 +46,7 @@ def serve(
         typer.Option("--allow-origin", help="Origin of web pages that may use the server; may be repeated."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the model in requests [default: the name of its folder].")
+        str | None, typer.Option("--name", help="Name of the model in requests [default: the last part of MODEL].")
     ] = None,
     max_sequences: Annotated[
         int, opt.model_option("--max-sequences", help="Maximum number of replies generated concurrently.", min=1)
@@ -157,6 +158,8 @@ def serve(
             single, flags = flags.with_adapter(models[0] if models else None)
             served = served_models(single, embedder, reranker, flags, options, max_sequences=max_sequences)
             llm, encoders = stack.enter_context(served)
+            if name is None and single is not None and llm is not None:
+                name = request_name(single)
             server = Server(llm, options, name=name, log=log, encoders=encoders)
         stack.enter_context(quietly(flags.quiet))
         url = address.url(bound)

@@ -17,7 +17,7 @@ from genai.hub.known import BUNDLED_MODEL
 
 from . import options as opt
 from .build import encoder_of
-from .model_names import model_path
+from .model_names import model_path, request_name
 from .serve_models import encoder_folder, endpoint_option
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _listed(models: Sequence[Path], flags: opt.EngineFlags) -> list[_Entry]:
         base, with_adapter = flags.with_adapter(model)
         assert base is not None
         adapters = {name: (path, scale) for name, path, scale in map(opt.read_lora, with_adapter.lora or ())}
-        name = base.expanduser().absolute().name
+        name = request_name(base)
         known = found.get(name)
         if known is not None and (known.model != base or not adapters):
             raise OptionError(

@@ -143,7 +143,9 @@ def _show_setting(loop: Loop, name: str) -> None:
         flag = find_flag(name)
         source = ", the default of genai chat for this model" if _is_drawn(loop, flag) else ""
         meaning = flag.help.partition(" [default")[0].rstrip(".")
-        loop.voice.say(f"({flag.setting} is {_value(loop, flag)}{source}: {meaning[:1].lower()}{meaning[1:]})")
+        if meaning[1:2].islower():  # not a name such as ID
+            meaning = meaning[0].lower() + meaning[1:]
+        loop.voice.say(f"({flag.setting} is {_value(loop, flag)}{source}: {meaning})")
 
 
 def _own_settings(loop: Loop) -> dict[str, str]:

@@ -76,6 +76,24 @@ def test_formats(ollama: Running) -> None:
     assert json.loads(ollama.post("/api/chat", body).json()["message"]["content"]) == {"sum": 19}
 
 
+def test_replies_are_random_unless_files_or_requests_say_otherwise(
+    ollama: Running, llm: genai.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Ollama. The bundled model's files select greedy search."""
+
+    def replies(**options: Any) -> int:
+        body = {"prompt": "The cat", "raw": True, "stream": False, "options": {"num_predict": 12, **options}}
+        sent = [{**body, "options": {"seed": seed, **body["options"]}} for seed in range(4)]
+        found = [ollama.post("/api/generate", one) for one in sent]
+        return len({one.json()["response"] for one in found})
+
+    assert replies() == 1
+    drawn = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+    monkeypatch.setattr(type(llm), "chat_defaults", drawn)
+    assert replies() > 1
+    assert replies(temperature=0) == 1
+
+
 def test_embeddings(ollama: Running) -> None:
     many = ollama.post("/api/embed", {"model": "bert", "input": ["a cat", "a dog"], "dimensions": 8}).json()
     assert [len(one) for one in many["embeddings"]] == [8, 8] and many["prompt_eval_count"] > 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import GrammarError, kind_of
 from .json_schema import (
+    close_alone,
     close_objects,
     ends,
     far_number,
@@ -131,8 +132,9 @@ def hold_values(schema: Any, name: str = "json_schema", *, is_followed: bool = F
     """Change a schema, in place, to one that llguidance enforces in full.
 
     Keywords that llguidance does not read are replaced. Bounds move to numbers that llguidance can represent, times are
-    restricted to existing days and seconds, and patterns are rewritten. If an object has both named and open keys,
-    every key has only one form in JSON.
+    restricted to existing days and seconds, and patterns are rewritten. Objects whose schema names keys have no other
+    keys, unless the schema allows them explicitly. If an object has both named and open keys, every key has only one
+    form in JSON.
 
     Args:
         schema: the schema. With the option "lenient" in "x-guidance", requirements of the number of keys remain as they
@@ -162,6 +164,7 @@ def hold_values(schema: Any, name: str = "json_schema", *, is_followed: bool = F
     def refuse_form(what: str, why: str, fix: str) -> GrammarError | None:
         return None if _is_lenient(schema) else GrammarError(f"{what} of {name} cannot be enforced", why, fix)
 
+    close_alone(schema)
     hold_forms(schema, refuse_form, is_followed=is_followed)
     hold_times(schema)
     hold_names(schema)

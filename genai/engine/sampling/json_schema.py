@@ -16,6 +16,14 @@ from .ecma_regex import RARE, PatternError, Rewritten, rewrite
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not")
+# Keywords whose schemas describe the same value as the schema that has the keyword.
+_IN_PLACE = ("$ref", "anyOf", "allOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "contains")
+_BESIDE = ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples")
+# Keywords that decide which keys an object can have, besides "properties", "required" and "minProperties".
+_OF_KEYS = {
+    *_IN_PLACE, "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames",
+    "dependentRequired", "dependencies", "const", "enum",
+}  # fmt: skip
 # Keywords of bounds, each with the direction in which the valid values lie.
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 # The maximum distance by which an exclusive bound is moved. It is relative to the bound or, for small bounds, absolute.
@@ -99,6 +107,63 @@ def close_objects(schema: Any) -> None:
     for _, part in all_parts(schema):
         if isinstance(part, MutableMapping) and ("properties" in part or "patternProperties" in part):
             part.setdefault("additionalProperties", False)
+
+
+def close_alone(schema: Any) -> None:
+    """Disallow keys that an object's schema does not name, in place, where no other part describes the same object.
+
+    JSON Schema allows such keys unless "additionalProperties" is false, and models then add keys until the reply is cut
+    off. llama.cpp and xgrammar disallow them, too. All replies still match the original schema.
+    """
+    if any(_has_unknown_target(schema, part) for _, part in all_parts(schema)):
+        return
+    visited = dict[tuple[int, bool], Any]()
+    waiting = [(schema, True)]
+    while waiting:
+        part, is_alone = waiting.pop()
+        if not isinstance(part, MutableMapping) or (id(part), is_alone) in visited:
+            continue
+        visited[id(part), is_alone] = part
+        waiting += _described(schema, part, is_alone)
+    for (identity, is_alone), part in visited.items():
+        if is_alone and (identity, False) not in visited and _is_closable(part):
+            part["additionalProperties"] = False
+
+
+def _has_unknown_target(schema: Any, part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    ref = part.get("$ref")
+    has_target = ref is None or (isinstance(ref, str) and referred(schema, ref) is not None)
+    return not has_target or not part.keys().isdisjoint({"$dynamicRef", "$recursiveRef"})
+
+
+def _described(schema: Any, part: Mapping[str, Any], is_alone: bool) -> Iterator[tuple[Any, bool]]:
+    """Yield subschemas of a part; each with True if nothing else in the schema describes the same value."""
+    in_place = [name for name in _IN_PLACE if name in part]
+    # A choice between schemas, or one reference, leaves each of them alone if nothing stands beside it.
+    is_alone = is_alone and (not in_place or (len(in_place) == 1 and part.keys() <= {*in_place, *_BESIDE}))
+    for name in in_place:
+        inner = referred(schema, part[name]) if name == "$ref" else part[name]
+        is_choice = name in ("$ref", "anyOf") or (name == "allOf" and isinstance(inner, list) and len(inner) == 1)
+        listed = [*inner.values()] if name == "dependentSchemas" and isinstance(inner, Mapping) else inner
+        yield from ((one, is_alone and is_choice) for one in (listed if isinstance(listed, list) else [listed]))
+    patterns = part.get("patternProperties")
+    may_meet = isinstance(patterns, Mapping) and len(patterns) + ("properties" in part) > 1
+    for step, inner in parts(part):
+        if step.startswith(("/properties/", "/patternProperties/")):
+            yield inner, is_alone and not may_meet
+        elif step.startswith(("/items", "/prefixItems/", "/additionalProperties", "/additionalItems")):
+            yield inner, is_alone
+
+
+def _is_closable(part: Mapping[str, Any]) -> bool:
+    """Return True if an object can have the keys in "properties" only, and the part says nothing else about keys."""
+    named, required, least = part.get("properties"), part.get("required", []), part.get("minProperties", 0)
+    if not isinstance(named, Mapping) or not part.keys().isdisjoint(_OF_KEYS):
+        return False
+    is_possible = isinstance(required, list) and all(isinstance(key, str) and key in named for key in required)
+    return is_possible and isinstance(least, (int, float)) and least <= len(named)
 
 
 def old_draft(schema: Any) -> str | None:

@@ -181,7 +181,8 @@ async def _reply(
         server.adapter_of(model)
         loaded = {**part(Text(0, "")), "done": True, "done_reason": "load"}
         return JsonReply({**_head(server, model), **loaded})
-    fields = {**_fields(request), "model": model, "stream": request.stream}
+    # As with Ollama, replies are random if neither the request nor the model's files say otherwise.
+    fields = {**server.llm.chat_defaults, **_fields(request), "model": model, "stream": request.stream}
     if request.raw or request.suffix:
         body = {"max_tokens": -1, **fields, "prompt": request.prompt, "suffix": request.suffix or None}
         turn = decode_completion(replace(call, body=msgspec.json.encode(body)))[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from itertools import permutations
@@ -14,6 +15,7 @@ import pytest
 from genai.engine.sampling.ecma_regex import found_by_any_engine
 from genai.engine.sampling.grammar import hold_values
 from genai.engine.sampling.guidance import Guidance
+from genai.engine.sampling.json_schema import close_alone
 from genai.errors import GrammarError
 from tests.drawing import Draw
 
@@ -47,7 +49,7 @@ def test_objects_with_open_keys(schema: Any, walk: Walk) -> None:
 
 
 def test_a_named_key_in_another_form(takes: Takes) -> None:
-    schema = {"properties": {"a": NUMBER, "\n": NUMBER}, "type": "object"}
+    schema = {"properties": {"a": NUMBER, "\n": NUMBER}, "type": "object", "additionalProperties": True}
     assert takes(schema, r'{"a": 1, "\n": 2, "b": null}')
     for key in (r"\u0061", r"\u000a"):
         assert not takes(schema, f'{{"{key}": null}}')
@@ -74,9 +76,48 @@ def test_minimums_that_repeated_keys_would_reach(schema: Any, place: str, guidan
     hold_values({**schema, "x-guidance": {"lenient": True}})  # as far as possible
 
 
+A = {"type": "object", "properties": {"a": NUMBER}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        (A, True),
+        ({**A, "required": ["a"], "minProperties": 1}, True),
+        ({"type": "array", "items": A, "minItems": 1}, True),
+        ({"type": "object", "properties": {"k": A}, "required": ["k"]}, True),
+        ({"type": "object", "additionalProperties": A, "minProperties": 1}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": A}}, True),
+        ({"anyOf": [A, {"type": "null"}], "title": "A or null"}, True),
+        ({"allOf": [A]}, True),
+        ({**A, "additionalProperties": True}, False),
+        ({**A, "required": ["z"]}, False),
+        ({**A, "required": ["a"], "minProperties": 2}, False),
+        ({**A, "patternProperties": {"^z": {}}}, False),
+        ({"allOf": [A, {"type": "object", "properties": {"z": {}}}]}, False),
+        ({**A, "$ref": "#/$defs/z", "$defs": {"z": {"properties": {"z": {}}}}}, False),
+        ({"oneOf": [A, {"type": "null"}]}, False),
+        ({"type": "object", "properties": {"k": A}, "allOf": [{"properties": {"k": {"required": ["z"]}}}]}, False),
+        ({"anyOf": [{"$ref": "#/$defs/a"}], "allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": A}}, False),
+        ({"type": "object"}, False),
+    ],
+    ids=str,
+)
+def test_keys_that_a_schema_does_not_name(schema: dict[str, Any], closed: bool) -> None:
+    """Objects have no such keys, unless the schema allows or needs them, or other parts describe the same object."""
+    held = copy.deepcopy(schema)
+    close_alone(held)
+    assert (held != schema) == closed
+
+
+def test_replies_have_named_keys_only(takes: Takes) -> None:
+    assert takes(A, '{"a": 1}') and takes(A, "{}") and not takes(A, '{"b": 1}')
+    assert takes({**A, "additionalProperties": True}, '{"b": 1}')
+
+
 def test_rare_control_characters_beside_open_keys(guidance: Guidance, takes: Takes) -> None:
     for part in ({"const": "\x01"}, {"enum": ["a", {"b": "\x01"}]}, {"type": "string", "pattern": "^\x01$"}):
-        schema = {"type": "object", "properties": {"a": part}, "required": ["a"]}
+        schema = {"type": "object", "properties": {"a": part}, "required": ["a"], "additionalProperties": True}
         with pytest.raises(GrammarError, match=r"requires the character '.x01' at /properties/a") as raised:
             matcher_of(guidance, schema)
         assert "u0001" in raised.value.why and "additionalProperties" in raised.value.fix
