@@ -333,6 +333,7 @@ class _Rendering:
             others = others[: len(others) - number]
         if self.complete:
             template_messages.check_heard(self.conversation, prompt, others, self.source.origin)
+            template_messages.check_roles(self.conversation, self.source.text)
         if self.field is not None:
             prompt = template_messages.cut_at_mark(prompt, self._mark, self.source.origin)
         if self.literal is None:

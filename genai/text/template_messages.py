@@ -19,7 +19,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ChatTemplateError, InputError, kind_of
+from ..errors import ChatTemplateError, InputError, did_you_mean, kind_of
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""The roles of OpenAI's API."""
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
@@ -50,6 +53,22 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     if not messages:
         raise InputError("messages is empty", "a conversation has at least one message", "add a user message")
     return [_checked_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def check_roles(messages: Sequence[Mapping[str, Any]], template: str) -> None:
+    """Raise InputError if a role is unknown. Many templates write any role, so that a typo would not be noticed."""
+    for index, message in enumerate(messages):
+        if is_unknown_role(role := message["role"], template):
+            raise InputError(
+                f"messages[{index}] has the role {role!r:.40}",
+                f"the chat template does not mention this role; allowed: {', '.join(ROLES)}",
+                did_you_mean(role, ROLES, "use one of these roles"),
+            )
+
+
+def is_unknown_role(role: str, template: str) -> bool:
+    """Return True if a role is neither one of OpenAI's API nor mentioned in the chat template."""
+    return role not in ROLES and role not in template
 
 
 def _checked_message(message: object, where: str) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Chat templates: their sources, valid messages, and the same text as transformers."""
 
 import json
+import re
 from datetime import datetime
 from enum import Enum
+from pathlib import Path
 from typing import ClassVar
 
 import jinja2
@@ -761,3 +763,15 @@ def test_templates_are_rendered_elsewhere(tokenizer):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_unknown_roles(bundled_folder: Path) -> None:
+    """The template writes any role, so a typo would not be noticed."""
+    tokenizer = Tokenizer(bundled_folder)
+    assert "tool" in tokenizer.chat_prompt([{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}])
+    for role, fix in (("usr", "did you mean 'user'?"), ("bot", "use one of these roles")):
+        messages = [{"role": "user", "content": "x"}, {"role": role, "content": "y"}]
+        with pytest.raises(InputError, match=re.escape(f"messages[1] has the role '{role}'")) as raised:
+            tokenizer.chat_prompt(messages)
+        assert raised.value.fix == fix
+    assert "usr" in tokenizer.apply_chat_template([{"role": "usr", "content": "x"}])

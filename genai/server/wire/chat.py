@@ -11,6 +11,7 @@ import msgspec
 
 from ...engine.sampling.batch import TokenLogprob
 from ...errors import RequestError, did_you_mean
+from ...text.template_messages import ROLES, is_unknown_role
 from ..agents import TASK_PRIORITY, is_side_task
 from ..calls import Call, JsonReply, converted
 from ..events import Event, Finish, Logprobs, Reasoning, Text, TokenCounts, ToolArguments, ToolCall
@@ -156,10 +157,10 @@ def usable_messages(server: Server, messages: Sequence[Mapping[str, Any]]) -> li
     found = []
     for index, message in enumerate(messages):
         role = message.get("role")
-        if isinstance(role, str) and role and role not in _ROLES and role not in template:
+        if isinstance(role, str) and role and is_unknown_role(role, template):
             raise RequestError(
-                400, f"messages[{index}].role = {role!r:.40}", f"allowed: {', '.join(_ROLES)}",
-                did_you_mean(role, _ROLES, "use one of these roles"), param=f"messages[{index}]",
+                400, f"messages[{index}].role = {role!r:.40}", f"allowed: {', '.join(ROLES)}",
+                did_you_mean(role, ROLES, "use one of these roles"), param=f"messages[{index}]",
             )  # fmt: skip
         copy = {name: value for name, value in message.items() if name not in _OF_CLIENTS and value is not None}
         if copy.get("role") == "developer" and not knows_developer:
@@ -172,7 +173,6 @@ def usable_messages(server: Server, messages: Sequence[Mapping[str, Any]]) -> li
     return found
 
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Fields of messages that clients send back, and that no template reads.
 _OF_CLIENTS = frozenset(("refusal", "annotations", "audio", "function_call", "cache_control", "reasoning_details"))
 
