@@ -293,8 +293,9 @@ def source_path(source: Path | PulledModel, name: str | Path) -> Path:
 
 def loadable(name: str | Path, *, fetch: bool, precision: str | None, quiet: bool) -> Path:
     """Return the path to load for a model's name in a program; see `genai.LLM`. Download only if `fetch` is True."""
-    if precision is None and not fetch and pulled_model(name) is None:
-        _check_needs_no_build(expanded(name))
+    path = expanded(name)
+    if precision is None and not fetch and pulled_model(name) is None and not is_gguf(path):
+        _check_needs_no_build(path)
         return Path(name)
     with quietly(quiet):
         return resolve_model(name, PULLING if fetch else None, _BUILDING, precision)
@@ -304,15 +305,13 @@ def _check_needs_no_build(path: Path) -> None:
     """Raise ModelFolderError if a program must set a precision to load a path."""
     if not is_checkpoint(path):
         return
-    is_file = is_gguf(path)
-    if not is_file:
-        _check_type(path)
+    _check_type(path)
     with_precision = '"int4"'
     with suppress(GenaiError):  # damaged files are reported when the model is built
         with_precision = f'"{default_precision(path)}"'
     raise ModelFolderError(
-        f"{path}: a {'GGUF file' if is_file else 'checkpoint'} is not a model folder",
-        f"a {'GGUF file' if is_file else 'checkpoint'} must be built first, and only `precision` starts a build",
+        f"{path}: a checkpoint is not a model folder",
+        "a checkpoint must be built first, and only `precision` starts a build",
         f"pass precision={with_precision} to build it once and keep it in the cache; or run `genai build "
         f"{quote(str(path))} -o FOLDER`, and pass FOLDER",
     )

@@ -95,8 +95,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     the same tokens as it would alone.
 
     Args:
-        model: a model folder, a Config, a loaded Model, or the name of a pulled model, which is built from its
-            checkpoint at the first use; None = the bundled model.
+        model: a model folder, a Config, a loaded Model, a GGUF file, or the name of a pulled model; None = the bundled
+            model. GGUF files and the checkpoints of pulled models are built in the cache at the first use.
         pull: True to download a model that is not cached, given a name that `genai.pull` accepts. If False, nothing is
             downloaded.
         precision: storage of the weights of a model that is built from a checkpoint: "int4", "int8", "fp16" or

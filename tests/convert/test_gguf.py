@@ -313,6 +313,14 @@ def test_build_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n" in llm.render("hi")
 
 
+def test_a_program_loads_a_file_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LIBRARY.folder  # chosen now: compiled kernels stay where they are
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
+    source = write_model(tmp_path / "a.gguf", SHAPES["llama"], "Q8_0")
+    with genai.LLM(source, quiet=True) as llm, genai.LLM(str(source), quiet=True) as again:
+        assert llm.model.folder == again.model.folder and llm.model.folder.is_relative_to(tmp_path / "cache")
+
+
 def test_quantising_a_gguf_file_again_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"], "Q8_0")
     assert run(["quantize", str(source), "-o", str(tmp_path / "model"), "--method", "rtn"]) == 1
