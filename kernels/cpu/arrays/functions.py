@@ -16,6 +16,7 @@ from ...checks import Float32, check
 from ...ir import Constants, MoE
 from ...weight_layout import BlockMatrix
 from ..jit.arguments import Address, Arguments, Binding, BoundVector
+from ..jit.dsl import inline
 from ..jit.memory import keep_first, load, store
 from ..jit.native import native_op
 from ..jit.vector import LANES, maximum, reduce_add, reduce_max, splat_float32
@@ -146,17 +147,23 @@ class SoftmaxArguments(Arguments):
     width: int
 
 
+@inline
+def _largest_of(x: int, width: int) -> Any:
+    """Return the largest of `width` numbers at an address."""
+    largest = splat_float32(-np.inf)
+    for first in range(0, width, LANES):
+        left = width - first
+        largest = maximum(largest, keep_first(load(x + 4 * first, left), left, -np.inf))
+    return reduce_max(largest)
+
+
 @native_op(SoftmaxArguments)
 def softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Compute softmax. Items are rows. A row that is all -infinity or contains NaN becomes NaN, as by definition."""
     width = arguments.width
     for row in range(begin, end):
         x, out = arguments.x + 4 * row * width, arguments.out + 4 * row * width
-        largest = splat_float32(-np.inf)
-        for first in range(0, width, LANES):
-            left = width - first
-            largest = maximum(largest, keep_first(load(x + 4 * first, left), left, -np.inf))
-        top, total = reduce_max(largest), splat_float32(0.0)
+        top, total = _largest_of(x, width), splat_float32(0.0)
         for first in range(0, width, LANES):
             left = width - first
             weight = keep_first(exp(load(x + 4 * first, left) - top), left, 0.0)
@@ -174,11 +181,7 @@ def log_softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int,
     width = arguments.width
     for row in range(begin, end):
         x, out = arguments.x + 4 * row * width, arguments.out + 4 * row * width
-        largest = splat_float32(-np.inf)
-        for first in range(0, width, LANES):
-            left = width - first
-            largest = maximum(largest, keep_first(load(x + 4 * first, left), left, -np.inf))
-        top, total = reduce_max(largest), splat_float32(0.0)
+        top, total = _largest_of(x, width), splat_float32(0.0)
         for first in range(0, width, LANES):
             left = width - first
             total = total + keep_first(exp(load(x + 4 * first, left) - top), left, 0.0)
