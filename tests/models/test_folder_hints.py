@@ -10,7 +10,7 @@ import pytest
 from genai import LLM, Config, InferenceSession
 from genai.convert.build import resolve_model_folder
 from genai.convert.checkpoint import is_checkpoint
-from genai.errors import ModelFolderError, did_you_mean
+from genai.errors import InputError, ModelFolderError, did_you_mean
 from genai.kernels.cpu.jit.native import LIBRARY
 from genai.onnx.reader import read_model
 
@@ -124,7 +124,8 @@ def test_what_hugging_face_has_downloaded(here: Path) -> None:
 @pytest.mark.parametrize("given", ["meta-llama/Llama-3.2-1B", "https://hf.co/Qwen/Qwen3-0.6B", "here.gguf"])
 def test_what_is_no_onnx_file_says_what_converts_it(here: Path, given: str) -> None:
     (here / "here.gguf").write_bytes(b"GGUF")
-    for read in (read_model, InferenceSession, LLM):
+    reads = [read_model, InferenceSession] if given.endswith(".gguf") else [read_model, InferenceSession, LLM]
+    for read in reads:
         with pytest.raises(ModelFolderError, match=r"not (an ONNX model|a model folder)") as caught:
             read(given)
         assert "GGUF" in caught.value.why or "Hugging Face" in caught.value.why
@@ -146,14 +147,20 @@ def test_a_name_that_the_system_refuses() -> None:
 
 
 def test_a_checkpoint_needs_a_precision_in_python(here: Path) -> None:
-    (here / "a.gguf").write_bytes(b"GGUF")
     (here / "mine").mkdir()
     (here / "mine/config.json").write_text("{}")
-    for given, precision in (("a.gguf", "kept"), ("mine", "int4"), (here / "mine", "int4")):
+    for given in ("mine", here / "mine"):
         with pytest.raises(ModelFolderError, match="must be built first") as caught:
             LLM(given)
-        assert f'pass precision="{precision}" to build it once' in caught.value.fix
+        assert 'pass precision="int4" to build it once' in caught.value.fix
         assert "genai chat" not in caught.value.fix
+
+
+def test_a_damaged_gguf_file_is_an_error_of_its_build(here: Path) -> None:
+    """GGUF files need no precision: their weights keep their own."""
+    (here / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InputError, match="not a valid GGUF file"):
+        LLM("a.gguf")
 
 
 def test_a_name_of_megabytes_is_no_typo() -> None:
