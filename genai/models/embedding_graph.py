@@ -17,6 +17,12 @@ from ..onnx.types import TensorType
 # Types of embeddings that are converted to the type that the decoder reads.
 _FLOATS = {"FLOAT", "FLOAT16", "BFLOAT16"}
 _EXPORT = "export both graphs of the folder again with the same exporter"
+# From this version of ai.onnx on, these operators compute the same results in all versions.
+_STEADY_SINCE = 13
+_STEADY = frozenset(
+    "Add And Cast Concat Constant ConstantOfShape CumSum Div Equal Expand Gather GatherND Identity Mul Neg NonZero Not "
+    "Or Pow Reshape ScatterND Shape Slice Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where".split()
+)
 
 
 def join_embedding(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
@@ -29,7 +35,8 @@ def join_embedding(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) 
 
     Raises:
         UnsupportedModelError: an input or output is missing or has a different type, an input cannot be empty, or the
-            graphs have different opsets. Embeddings of another float type are converted.
+            graphs have different opsets, between which an operator of the embedding graph may have changed. Embeddings
+            of another float type are converted.
     """
     _check(decoder, embedding, names)
     graph, before = decoder.graph, embedding.graph
@@ -78,15 +85,24 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
                 _EXPORT,
             )
     both = set(decoder.opset_imports) & set(embedding.opset_imports)
-    other = [f"{name or 'ai.onnx'}" for name in both if decoder.opset_imports[name] != embedding.opset_imports[name]]
+    other = [f"{name or 'ai.onnx'}" for name in both if not _is_same_version(decoder, embedding, name)]
     shared = set(decoder.functions) & set(embedding.functions)
     if other or shared:
         names_of_differences = ", ".join([*other, *(name for _, name, _ in shared)])
         raise UnsupportedModelError(
             f"the embedding graph and the decoder have different versions of {names_of_differences}",
-            "both graphs must use the same versions, because they are merged",
+            "both graphs must use the same versions, because they are merged, and an operator may have changed between "
+            "the versions",
             _EXPORT,
         )
+
+
+def _is_same_version(decoder: OnnxModel, embedding: OnnxModel, domain: str) -> bool:
+    """Return True if the embedding graph computes the same with the decoder's version of a domain."""
+    versions = {model.opset_imports[domain] for model in (decoder, embedding)}
+    used = {node.op_type for graph in embedding.graphs() for node in graph.nodes if node.key[0] == domain}
+    is_steady = not domain and min(versions) >= _STEADY_SINCE and used <= _STEADY
+    return len(versions) == 1 or is_steady
 
 
 def _convert_output(graph: Graph, name: str, wanted: Value | None) -> None:

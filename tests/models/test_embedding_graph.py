@@ -114,6 +114,15 @@ def test_a_plain_table_runs_in_batches(tmp_path: Path) -> None:
         assert model.info.flattened
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_table_with_another_operator_set(tmp_path: Path, plain: bool) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = 14
+
+    whole, split = write_whole(tmp_path / "whole"), write_split(tmp_path / "split", plain=plain, change=change)
+    assert tokens(split, [1, 9, 30, 2]) == tokens(whole, [1, 9, 30, 2])
+
+
 def test_a_table_of_16_bits_beside_a_decoder_of_32_bits(tmp_path: Path) -> None:
     whole, split = write_whole(tmp_path / "whole"), write_split(tmp_path / "split", plain=True, change=_half_table)
     with og.Model(split, quiet=True) as model:
@@ -148,6 +157,16 @@ def _other_opset(model: onnx.ModelProto) -> None:
     model.opset_import[0].version -= 1
 
 
+def _another_operator(model: onnx.ModelProto) -> None:
+    """Add an operator whose axes became an input in a later version."""
+    _other_opset(model)
+    model.graph.node.append(helper.make_node("ReduceMax", ["inputs_embeds"], ["largest"], axes=[0]))
+
+
+def _old_opset(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 12
+
+
 def _half_table(model: onnx.ModelProto) -> None:
     """Store the table, which then has slightly different numbers, as float16."""
     for value in (model.graph.output[0], model.graph.input[1]):
@@ -168,7 +187,8 @@ def _needs_a_picture(model: onnx.ModelProto) -> None:
     ("change", "words"),
     [
         (_other_output, "rows"),
-        (_other_opset, "ai.onnx"),
+        (_another_operator, "ai.onnx"),
+        (_old_opset, "ai.onnx"),
         (_whole_numbers, "INT32"),
         (_needs_a_picture, "image_features"),
     ],
