@@ -26,7 +26,7 @@ from ..onnx.ir import Graph, OnnxModel, Value
 from ..onnx.types import TensorType
 from ..optimize import composites, constant_folding, encoders, exported, reshapes, simplify
 from ..optimize.base import Level, run_rewrites
-from ..optimize.decoders import has_narrow_floats, widen_floats
+from ..optimize.decoders import has_narrow_floats, read_narrow_matrices, widen_floats
 from ..optimize.dequantized import PACK_DEQUANTIZED
 from ..optimize.shapes import infer_shapes
 from ..session.loop import run
@@ -237,6 +237,8 @@ def _read(config: Config, files: LoadedFiles | None) -> OnnxModel:
     model = read_decoder_file(config, files)
     if has_narrow_floats(model.graph):
         widen_floats(model)
+        # Folding constants would widen matrices that kernels can read in 16 bits.
+        run_rewrites(model, (read_narrow_matrices,), Level.EXTENDED)
     settle_shapes(model, config.model.decoder.names)
     run_rewrites(model, _BEFORE, Level.EXTENDED)
     infer_shapes(model)

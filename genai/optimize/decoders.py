@@ -152,14 +152,26 @@ def widen_floats(model: OnnxModel) -> None:
         graph.invalidate()
 
 
-@node_rule(Level.EXTENDED, ("", "MatMul"), ("", "Gemm"), ("", "Gather"))
+_PRODUCTS = (("", "MatMul"), ("", "Gemm"))
+
+
+@node_rule(Level.EXTENDED, *_PRODUCTS)
+def read_narrow_matrices(graph: Graph, node: Node) -> bool:
+    """Apply read_narrow_weights to MatMul and Gemm only, whose results keep the type of x."""
+    return _read_narrow(graph, node, 1)
+
+
+@node_rule(Level.EXTENDED, *_PRODUCTS, ("", "Gather"))
 def read_narrow_weights(graph: Graph, node: Node) -> bool:
     """MatMul(x, Cast(w)) -> MatMul(x, w) for a constant w of 16 bits, and the same for Gemm and Gather.
 
     Kernels read 16-bit weights unchanged. As float32 constants, they would take twice the memory. A Transpose may
     follow the Cast.
     """
-    index = 0 if node.op_type == "Gather" else 1
+    return _read_narrow(graph, node, 0 if node.op_type == "Gather" else 1)
+
+
+def _read_narrow(graph: Graph, node: Node, index: int) -> bool:
     name, turn = node.input(index), None
     if (found := made_by(graph, name, "Transpose")) is not None:
         turn, name = found, found.input(0)

@@ -14,6 +14,7 @@ from genai.engine.decoder import compute as compute_pending
 from genai.kernels.ir import HostNode
 from genai.models.config import Config
 from genai.models.decoder_graph import read_decoder
+from genai.onnx.types import DataType
 
 from .test_exports import EXPORTS, close, rows_of
 
@@ -70,6 +71,15 @@ def test_weights_are_not_read_for_an_analysis(monkeypatch: pytest.MonkeyPatch) -
     assert decoder.info.kv_dtype == "fp16"
     assert "MatMulNBits" in {node.op_type for node in decoder.model.graph.nodes}
     assert "MatMulInteger" in decoder.operators
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("llama_builder_fp16", DataType.FLOAT16), ("qwen3_builder_bf16", DataType.BFLOAT16)]
+)
+def test_matrices_of_16_bits_are_not_widened(name: str, dtype: DataType) -> None:
+    graph = read_decoder(Config(EXPORTS / name)).model.graph
+    matrices = [node.input(1) for node in graph.nodes if node.op_type == "MatMul"]
+    assert {graph.initializers[matrix].dtype for matrix in matrices} == {dtype}
 
 
 def table_row(name: str) -> str:
