@@ -227,7 +227,8 @@ class Engine:
             request.is_watched and run.num_tokens > 0 and not run.prefill
             for request, run in zip(requests, pending, strict=True)
         )
-        prefill_budget = self._prefill_budget.tokens(reading=sum(run.prefill for run in pending), watched=watched)
+        prompts = [run.num_tokens for run in pending if run.prefill]
+        prefill_budget = self._prefill_budget.tokens(prompts=prompts, watched=watched)
         step = plan_step(pending, budget, prefill_budget)
         logits = self._decoder.step(sequences, step, all_rows=asking)
         self._read_tokens += sum(part.num_tokens for part in step if part.prefill)

@@ -60,9 +60,11 @@ StepPlan = list[Chunk]
 def plan_step(pending: Sequence[Pending], token_budget: int, prefill_budget: int = sys.maxsize) -> StepPlan:
     """Plan the next step with at most `token_budget` of the pending tokens.
 
-    Sequences with one pending token (decode) come first, so that a long prompt does not delay them. Short chunks and
-    then prompts follow in order, and the last chunk is cut to the budget. If steps are repeated until no token is
-    pending, every token is computed once, in the order of its sequence.
+    Sequences with one pending token (decode) come first, so that a long prompt does not delay them. Short chunks follow
+    in order, and the last chunk is cut to the budget. Prompts share the rest: the first gets half of it, so that it
+    always makes progress, and the others get their tokens in the order of their lengths, so that a short prompt does
+    not wait for a long one. If steps are repeated until no token is pending, every token is computed once, in the order
+    of its sequence.
 
     Args:
         pending: the pending tokens of each sequence.
@@ -74,19 +76,37 @@ def plan_step(pending: Sequence[Pending], token_budget: int, prefill_budget: int
     """
     if len(pending) <= token_budget and all(run == _ONE_MORE for run in pending):
         return [Chunk(index, 1, False) for index in range(len(pending))]
-    waiting = [(index, run) for index, run in enumerate(pending) if run.num_tokens]
     step: StepPlan = []
     room = token_budget
-    for index, run in sorted(waiting, key=lambda one: (one[1].prefill, one[1].num_tokens > 1, one[0])):
-        if run.prefill:
-            room = min(room, prefill_budget)
+    decoding = [(index, run.num_tokens) for index, run in enumerate(pending) if run.num_tokens and not run.prefill]
+    for index, num_tokens in sorted(decoding, key=lambda one: (one[1] > 1, one[0])):
         if not room:
             break
-        part = Chunk(index, min(run.num_tokens, room), run.prefill)
-        step.append(part)
-        room -= part.num_tokens
-        prefill_budget -= part.num_tokens if run.prefill else 0
-    return step
+        step.append(Chunk(index, min(num_tokens, room), False))
+        room -= step[-1].num_tokens
+    prompts = {index: run.num_tokens for index, run in enumerate(pending) if run.num_tokens and run.prefill}
+    shares = _share(prompts, min(room, prefill_budget))
+    return step + [Chunk(index, num_tokens, True) for index, num_tokens in shares.items() if num_tokens]
+
+
+def _share(prompts: dict[int, int], room: int) -> dict[int, int]:
+    """Return the number of tokens that each prompt gets; see plan_step.
+
+    Args:
+        prompts: the number of pending tokens of each prompt.
+        room: maximum number of tokens of all prompts.
+    """
+    if sum(prompts.values()) <= room:
+        return prompts
+    shares = dict.fromkeys(prompts, 0)
+    first = next(iter(prompts))
+    shares[first] = min(prompts[first], -(-room // 2))
+    room -= shares[first]
+    for index in sorted(prompts, key=lambda one: prompts[one]):
+        more = min(prompts[index] - shares[index], room)
+        shares[index] += more
+        room -= more
+    return shares
 
 
 class GroupDemand(NamedTuple):
@@ -266,11 +286,13 @@ class Scheduler(Generic[J]):
 class PrefillBudget:
     """Measures the duration of steps and limits the number of prompt tokens in the next step.
 
-    A step that includes part of a prompt takes longer, which appears as a pause in streamed replies. Such steps are
-    therefore separated by enough steps without prompt tokens that fewer than 5% of the tokens are late, and their
-    length is limited so that prompts get a third of the time. If many prompts wait while few replies are streamed,
-    prompts get a larger share: the steps become more frequent but not longer. In a batch no reply is streamed, so
-    prompts are processed without a limit.
+    A step that includes prompt tokens takes longer, which appears as a pause in streamed replies. The length of such a
+    step is therefore limited. A prompt that fits into one step starts at once: its reader waits for the first token,
+    and one pause costs the other readers less than a wait costs this one. Longer prompts would cause many pauses, so
+    they are computed in steps that are separated by enough steps without prompt tokens that fewer than 5% of the tokens
+    are late, and prompts get a third of the time. If many prompts wait while few replies are streamed, prompts get a
+    larger share: the steps become more frequent but not longer. In a batch no reply is streamed, so prompts are
+    processed without a limit.
     """
 
     def __init__(self) -> None:
@@ -278,21 +300,22 @@ class PrefillBudget:
         self._quiet: deque[float] = deque(maxlen=_QUIET_STEPS)
         self._per_token: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def tokens(self, *, reading: int, watched: int) -> int:
+    def tokens(self, *, prompts: Sequence[int], watched: int) -> int:
         """Return the maximum number of prompt tokens in the next step.
 
         Args:
-            reading: number of sequences with a prompt in prefill.
+            prompts: the numbers of pending tokens of the sequences with a prompt in prefill.
             watched: number of decoding sequences whose tokens are streamed.
         """
-        if not watched or not reading:
+        if not watched or not prompts:
             return sys.maxsize
-        share = max(_LEAST_SHARE, (reading - 1) / (reading - 1 + watched))
-        if self._steps < _LONGER * (1 - share) / share:
+        most = _FIRST_TOKENS
+        if self._per_token and self._quiet:
+            most = max(_LEAST_TOKENS, int(_LONGER * self._quiet_seconds / min(self._per_token)))
+        share = max(_LEAST_SHARE, (len(prompts) - 1) / (len(prompts) - 1 + watched))
+        if min(prompts) > most and self._steps < _LONGER * (1 - share) / share:
             return 0
-        if not self._per_token or not self._quiet:
-            return _FIRST_TOKENS
-        return max(_LEAST_TOKENS, int(_LONGER * self._quiet_seconds / min(self._per_token)))
+        return most
 
     def note(self, prefill_tokens: int, seconds: float) -> None:
         """Record the duration of a step and its number of prompt tokens."""

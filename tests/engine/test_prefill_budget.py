@@ -27,8 +27,8 @@ class Clock:
         """Return the seconds until all prompts are computed."""
         while any(self.prompts) and len(self.gaps) < most:
             runs = [Pending(1, False)] * self.watched + [Pending(left, True) for left in self.prompts if left]
-            reading = len(runs) - self.watched
-            budget = self.prefill_budget.tokens(reading=reading, watched=self.watched)
+            waiting = [run.num_tokens for run in runs if run.prefill]
+            budget = self.prefill_budget.tokens(prompts=waiting, watched=self.watched)
             step = plan_step(runs, 256, budget)
             assert sum(not part.prefill for part in step) == self.watched
             tokens = sum(part.num_tokens for part in step if part.prefill)
@@ -62,11 +62,35 @@ def test_nobody_watches() -> None:
     clock = Clock(watched=0, prompts=[2048])
     clock.run()
     assert len(clock.gaps) == 8
-    assert PrefillBudget().tokens(reading=3, watched=0) == sys.maxsize
+    assert PrefillBudget().tokens(prompts=[2048] * 3, watched=0) == sys.maxsize
 
 
 def test_the_first_prompt_does_not_wait() -> None:
-    assert PrefillBudget().tokens(reading=1, watched=1) > 0
+    assert PrefillBudget().tokens(prompts=[2048], watched=1) > 0
+
+
+def measured_budget() -> PrefillBudget:
+    """Return a budget that has just computed prompt tokens. A step may then have 70 of them."""
+    prefill_budget = PrefillBudget()
+    for _ in range(40):
+        prefill_budget.note(0, QUIET)
+    prefill_budget.note(50, QUIET + 50 * PER_TOKEN)
+    return prefill_budget
+
+
+@pytest.mark.parametrize("prompts", [[60], [2048, 60], [60] * 8])
+def test_a_short_prompt_does_not_wait(prompts: list[int]) -> None:
+    assert 60 <= measured_budget().tokens(prompts=prompts, watched=4) < 80
+    assert measured_budget().tokens(prompts=[2048], watched=4) == 0
+
+
+def test_short_prompts_overtake_long_ones_which_make_progress() -> None:
+    runs = [Pending(1, False), *(Pending(count, True) for count in (2048, 50, 1000, 30, 40))]
+    step = plan_step(runs, 256, 201)
+    assert [(part.sequence, part.num_tokens) for part in step] == [(0, 1), (1, 101), (2, 30), (4, 30), (5, 40)]
+    assert [(part.sequence, part.num_tokens) for part in plan_step(runs[1:3], 100, 1)] == [(0, 1)]
+    short_first = [Pending(20, True), Pending(2048, True), Pending(300, True)]
+    assert [part.num_tokens for part in plan_step(short_first, 512)] == [20, 192, 300]
 
 
 def test_kernels_that_are_compiled_meanwhile_are_forgotten() -> None:
@@ -75,7 +99,7 @@ def test_kernels_that_are_compiled_meanwhile_are_forgotten() -> None:
         prefill_budget.note(tokens, seconds)
     for _ in range(40):
         prefill_budget.note(0, QUIET)
-    assert prefill_budget.tokens(reading=1, watched=1) > 50
+    assert prefill_budget.tokens(prompts=[2048], watched=1) > 50
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 100])
@@ -112,28 +136,6 @@ class PromptDecoder(FakeDecoder):
         return super().step(sequences, step, all_rows=all_rows, output=output)
 
 
-@pytest.mark.parametrize("watched", [False, True])
-def test_the_engine_reads_a_prompt_beside_a_watched_reply(watched: bool) -> None:
-    decoder = PromptDecoder()
-    engine = Engine(decoder, BatchSampler(VOCAB))
-    reply, long = FakeJob([1, 2], 2000), FakeJob([3] * 600, 1)
-    reply.is_watched = watched
-    engine.submit(reply)
-    for _ in range(5):
-        engine.step()
-    engine.submit(long)
-    while not long.ends:
-        engine.step()
-    reading = decoder.plans[5:]
-    assert all(others == 1 for _, others in reading)
-    with_prompt = sum(prompts > 0 for prompts, _ in reading)
-    assert sum(prompts for prompts, _ in reading) == 600
-    if watched:
-        assert with_prompt <= 0.1 * len(reading)
-    else:
-        assert with_prompt == len(reading) == 10
-
-
 class Device:
     """A clock, and a device that computes asynchronously until the host waits for a token."""
 
@@ -146,6 +148,10 @@ class Device:
 
     def wait(self) -> None:
         self.now = max(self.now, self.done)
+
+    @property
+    def clock(self) -> SimpleNamespace:
+        return SimpleNamespace(perf_counter=lambda: self.now, monotonic=lambda: self.now)
 
 
 class StartingDecoder(PromptDecoder):
@@ -172,13 +178,37 @@ class WaitingSampler(BatchSampler):
         return super().sample(*given, **options)
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_engine_reads_a_prompt_beside_a_watched_reply(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr("genai.engine.engine.time", device.clock)
+    decoder = StartingDecoder(device)
+    decoder.token_budget = 64
+    engine = Engine(decoder, WaitingSampler(device))
+    reply, long = FakeJob([1, 2], 2000), FakeJob([3] * 600, 1)
+    reply.is_watched = watched
+    engine.submit(reply)
+    for _ in range(5):
+        engine.step()
+    engine.submit(long)
+    while not long.ends:
+        engine.step()
+    reading = decoder.plans[5:]
+    assert all(others == 1 for _, others in reading)
+    with_prompt = sum(prompts > 0 for prompts, _ in reading)
+    assert sum(prompts for prompts, _ in reading) == 600
+    if watched:
+        assert with_prompt <= 0.1 * len(reading)
+    else:
+        assert with_prompt == len(reading) == 10
+
+
 def test_a_device_that_computes_while_the_host_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step lasts until its tokens are available, not until it is started; the same holds for prompt chunks that no
     caller waits for.
     """
     device = Device()
-    clock = SimpleNamespace(perf_counter=lambda: device.now, monotonic=lambda: device.now)
-    monkeypatch.setattr("genai.engine.engine.time", clock)
+    monkeypatch.setattr("genai.engine.engine.time", device.clock)
     decoder = StartingDecoder(device)
     engine = Engine(decoder, WaitingSampler(device))
     first = FakeJob([3] * 6000, 1)  # read in parts that nobody waits for

@@ -48,7 +48,7 @@ def test_decode_goes_before_prefill() -> None:
 def test_decode_rows_go_before_prefill() -> None:
     runs = [Pending(40, True), Pending(3, False), Pending(1, True), Pending(1, False)]
     (step,) = plan_steps(runs, 100)
-    assert [part.sequence for part in step] == [3, 1, 2, 0]
+    assert [part.sequence for part in step] == [3, 1, 0, 2]
 
 
 def test_full_steps_are_as_few_as_the_budget_allows() -> None:
