@@ -18,6 +18,9 @@ OPERATORS: dict[str, dict[str, str]] = {
         "": "Attention RotaryEmbedding",
         "genai": "DenseAttention",
     },
+    "blocked": {
+        "genai": "BlockedAveragePool BlockedConv BlockedMaxPool BlockedMean FromBlocked ToBlocked",
+    },
     "casting": {
         "": "BitCast Cast CastLike DequantizeLinear DynamicQuantizeLinear QuantizeLinear",
         "com.microsoft": "DequantizeLinear QuantizeLinear",

@@ -312,7 +312,7 @@ def average_pool(
 ) -> Any:
     """The mean of each window; pads count only if `count_include_pad` is true."""
     windows, walked = make_windows(x)
-    counts = _counts(x.shape[2:], windows, count_include_pad)
+    counts = mean_counts(x.shape[2:], windows, count_include_pad)
     compiled = _compiled(x, walked, counts, threads)
     if compiled is not None:
         return compiled
@@ -330,7 +330,7 @@ def _sum_of_taps(x: Any, windows: PoolingWindows) -> Any:
     return total
 
 
-def _counts(extents: Sequence[int], windows: PoolingWindows, include_pads: bool) -> Any:
+def mean_counts(extents: Sequence[int], windows: PoolingWindows, include_pads: bool) -> Any:
     """Return the number of elements in each window's mean; pads count if requested, elements after the pads never."""
     total = np.ones((1,) * len(extents))
     for axis, extent in enumerate(extents):

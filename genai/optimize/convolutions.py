@@ -69,7 +69,7 @@ def fuse_conv_activation(graph: Graph, conv: Node) -> bool:
         return False
     if after.key not in (("", "Relu"), ("", "Clip")):
         return False
-    parameters = [] if after.op_type == "Relu" else _limits(graph, after)
+    parameters = [] if after.op_type == "Relu" else clip_limits(graph, after)
     if parameters is None:
         return False
     fused = moved_to(graph, conv, after)
@@ -80,7 +80,7 @@ def fuse_conv_activation(graph: Graph, conv: Node) -> bool:
     return True
 
 
-def _limits(graph: Graph, clip: Node) -> list[float] | None:
+def clip_limits(graph: Graph, clip: Node) -> list[float] | None:
     """Return both limits of a Clip if they are constant, else None."""
     known = graph.type_of(clip.output(0))
     if isinstance(known, TensorType) and known.dtype is not DataType.FLOAT:

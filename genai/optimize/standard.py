@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from . import byte_tables, composites, constant_folding, convolutions, halves, linear, quantized, reshapes, simplify
+from . import (
+    blocked,
+    byte_tables,
+    composites,
+    constant_folding,
+    convolutions,
+    halves,
+    linear,
+    quantized,
+    reshapes,
+    simplify,
+)
 from .base import Rewrite
 
 SESSION_RULES: tuple[Rewrite, ...] = (
@@ -33,3 +44,6 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     byte_tables.tabulate_bytes,
     simplify.remove_dead_code,
 )
+
+# The rules that change the layout of values for the CPU's kernels, after all rules that merge nodes.
+LAYOUT_RULES: tuple[Rewrite, ...] = (blocked.block_convolutions, simplify.remove_dead_code)

@@ -28,7 +28,7 @@ from ..optimize.gradients import expand_gradients
 from ..optimize.halves import compute_halves_in_float32
 from ..optimize.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
 from ..optimize.shapes import infer_shapes
-from ..optimize.standard import SESSION_RULES
+from ..optimize.standard import LAYOUT_RULES, SESSION_RULES
 from .config import SessionConfig
 from .execution_providers import AssignedPart, hand_over
 from .loop import Plan
@@ -91,6 +91,8 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
         disabled |= {compute_halves_in_float32.name}
     rules = [rule for rule in SESSION_RULES if rule.name not in disabled]
     run_rewrites(model, rules, config.level)
+    if not config.providers:  # which have kernels for the standard layout
+        run_rewrites(model, [rule for rule in LAYOUT_RULES if rule.name not in disabled], config.level)
     if config.optimized_path is not None:
         write_model(
             model,

@@ -16,6 +16,7 @@ import numpy as np
 from ..cache_layout import can_rotate
 from ..weight_layout import FactorType, layout_with
 from .arrays import blas, byte_functions, bytes, depthwise, pooling
+from .arrays.blocked import convolution as blocked, pooling as blocked_pooling
 from .arrays.gemm import dense_attention, product as gemm, windows
 from .arrays.gemm.micro import floats, integers
 from .attention import phases, prefill, store
@@ -35,6 +36,7 @@ from .rowwise import elementwise, gather, norm
 _BITS, _BLOCK_SIZES, _GATES = (4, 8), (32, 64, 128), ("", "silu")
 _FACTORS: tuple[FactorType, ...] = ("half", "float")
 _HEAD_SIZES, _GROUPS = (32, 64, 80, 96, 128, 256), range(1, 9)
+_IMAGES = (224, 640)
 _TAILS = ("copy", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
 
@@ -103,4 +105,16 @@ def _arrays() -> Iterator[object]:
     yield from map(byte_functions.combine_op, ("Add", "Mul"))
     yield from map(depthwise.depthwise_op, (None, *((size, size, step) for size in (3, 5) for step in (1, 2))))
     yield from (pooling.pool_op("max"), pooling.pool_op("mean"))
+    yield from _blocked()
     yield from (blas.product_op(letter, is_wide) for letter in "sd" for is_wide in (False, True))
+
+
+def _blocked() -> Iterator[object]:
+    """Yield the operators for images of 224 x 224 and 640 x 640 pixels, after up to five halvings of their sizes."""
+    yield from map(blocked.finish_blocks, ("copy", "relu", "clip", "silu", "hard_swish", "leaky_relu"))
+    yield from (blocked_pooling.pool_blocks("max"), blocked_pooling.pool_blocks("mean"))
+    sizes = [side >> halvings for side in _IMAGES for halvings in range(1, 6)]
+    widths = {*sizes, *(size * size for size in sizes)}
+    for form, stride, width, blocks in product(blocked.FORMS, (1, 2), widths, (1, 2, 4)):
+        if form != "plain" or width >= min(_IMAGES) // 2:  # only the first convolution reads a plain image
+            yield blocked.blocked_op(blocked.tile_for(form, blocked.step_of(form, stride), width, blocks))

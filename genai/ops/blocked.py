@@ -1,0 +1,142 @@
+"""Operators on images in blocks of sixteen channels, [N, C / 16, ..., 16]; `block_convolutions` adds them to graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, pack_blocked
+from genai.kernels.cpu.arrays.blocked.layout import BLOCK, blocks_of, from_blocked, to_blocked
+from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
+from genai.kernels.cpu.arrays.gemm.windows import Windows
+from genai.kernels.cpu.program.thread_pool import Threads
+
+from ..onnx.node import OURS
+from .pooling import PoolingWindows, WindowMaker, WindowSpec, mean_counts, window_maker
+from .registry import KernelError, NodeSpec, Positive, operator, register
+from .support import checked_shape, optional
+
+# The compiled function for each activation, and its parameters.
+ACTIVATIONS: Mapping[str, Callable[[Sequence[float]], tuple[str, tuple[float, ...]]]] = {
+    "": lambda given: ("copy", ()),
+    "Clip": lambda given: ("clip", (given[0], given[1])),
+    "HardSigmoid": lambda given: ("hard_sigmoid", (given[0], given[1])),
+    "HardSwish": lambda given: ("hard_swish", ()),
+    "LeakyRelu": lambda given: ("leaky_relu", (given[0],)),
+    "QuickGelu": lambda given: ("silu", ()) if given[0] == 1 else ("quick_gelu", (given[0],)),
+    "Relu": lambda given: ("relu", ()),
+    "Sigmoid": lambda given: ("sigmoid", ()),
+    "Tanh": lambda given: ("tanh", ()),
+}
+
+
+def _compiled_windows(windows: PoolingWindows) -> Windows:
+    return Windows(windows.kernel, windows.strides, windows.dilations, windows.counts)
+
+
+def _sides(values: Any, rank: int) -> tuple[tuple[int, int], ...]:
+    """Return the widths before and after each axis from a list like the attribute pads."""
+    numbers = [int(value) for value in values or [0] * (2 * rank)]
+    return tuple(zip(numbers[:rank], numbers[rank:], strict=True))
+
+
+@register("BlockedConv", domain=OURS)
+class BlockedConv:
+    """The kernel for a convolution with blocked results: activation(conv(x, kernels) + bias + addend).
+
+    The node has the attributes of Conv, and: `plain` = 1 if x is not blocked; `crop`, the widths of x's border of
+    zeros, in the form of `pads`; `border`, the widths of the border of zeros that surrounds the results.
+
+    Attributes:
+        packed: inputs that the kernel does not read, because it holds a packed copy.
+        calls_blas: False.
+    """
+
+    calls_blas = False
+
+    def __init__(self, spec: NodeSpec) -> None:
+        attributes, weight = spec.attributes, spec.constant(1)
+        bias = spec.constant(2) if spec.has(2) else None
+        groups, self._plain = int(attributes.get("group", 1)), bool(attributes.get("plain", 0))
+        layout = f"blocks of {'1' if self._plain else '16'} channels in {groups} groups"
+        kernels = spec.pack((1,), layout, lambda: pack_blocked(weight, groups, is_plain=self._plain))
+        name = str(attributes.get("activation", ""))
+        if name not in ACTIVATIONS:
+            raise KernelError(f"Conv: the activation {name!r} is unknown")
+        function, parameters = ACTIVATIONS[name]([float(v) for v in attributes.get("activation_params") or ()])
+        threads = spec.options.get("threads") or Threads(1)
+        self._convolution = BlockedConvolution(threads, kernels, bias, function, parameters)
+        rank = weight.ndim - 2
+        self._crop, self._border = (_sides(attributes.get(name), rank) for name in ("crop", "border"))
+        self._shape, self._channels = weight.shape, kernels.channels
+        self._spec, self._windows = replace(spec, constants=()), WindowSpec(spec)
+        self.packed = (1, 2) if bias is not None else (1,)
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the blocked results."""
+        x, rank = inputs[0], len(self._shape) - 2
+        leading = self._channels if self._plain else blocks_of(self._channels)
+        if x.ndim != rank + 3 - self._plain or x.shape[1] != leading or x.dtype != np.float32:
+            layout = "" if self._plain else " in blocks of 16 channels"
+            raise KernelError(
+                f"Conv: the input is {x.dtype}{list(x.shape)}{layout}, which does not match float32 kernels of shape "
+                f"{list(self._shape)}"
+            )
+        extents = [size - sum(sides) for size, sides in zip(x.shape[2 : 2 + rank], self._crop, strict=True)]
+        windows = self._windows.windows(extents, self._shape[2:])
+        padded = (size + sum(sides) for size, sides in zip(extents, windows.widths(extents), strict=True))
+        checked_shape(self._spec, (len(x), leading, BLOCK, *padded), 4)
+        checked_shape(self._spec, (len(x), blocks_of(self._shape[0]), BLOCK, *windows.counts), 4)
+        place = Place(_compiled_windows(windows), windows.begins, self._crop, self._border)
+        return (self._convolution(x, place, optional(inputs, 3)),)
+
+
+@operator("ToBlocked", domain=OURS)
+def convert_to_blocked(x: Any, *, threads: Threads | None = None) -> Any:
+    """Convert [N, C, ...] to [N, C / 16, ..., 16]."""
+    return to_blocked(x, threads)
+
+
+@operator("FromBlocked", domain=OURS)
+def convert_from_blocked(x: Any, *, channels: Positive, threads: Threads | None = None) -> Any:
+    """Convert [N, C / 16, ..., 16] to [N, C, ...]."""
+    return from_blocked(x, channels, threads)
+
+
+def _without_blocks(x: Any) -> Any:
+    """Return a view of no memory with the shape of the images, one channel per block."""
+    return np.broadcast_to(np.float32(0), x.shape[:-1])
+
+
+@operator("BlockedMaxPool", domain=OURS, make_windows=window_maker)
+def blocked_max_pool(x: Any, *, make_windows: WindowMaker, threads: Threads | None = None) -> Any:
+    """MaxPool of blocked images."""
+    _, windows = make_windows(_without_blocks(x))
+    first, second = windows.begins
+    return pooled_blocks(np.ascontiguousarray(x), _compiled_windows(windows), (first, second), threads=threads)
+
+
+@operator("BlockedAveragePool", domain=OURS, make_windows=window_maker)
+def blocked_average_pool(
+    x: Any, *, count_include_pad: bool = False, make_windows: WindowMaker, threads: Threads | None = None
+) -> Any:
+    """AveragePool of blocked images."""
+    windows, walked = make_windows(_without_blocks(x))
+    counts = mean_counts(x.shape[2:-1], windows, count_include_pad)
+    counts = np.ascontiguousarray(np.broadcast_to(counts, (1, 1, *walked.counts))[0, 0], np.float32)
+    first, second = walked.begins
+    return pooled_blocks(
+        np.ascontiguousarray(x), _compiled_windows(walked), (first, second), counts=counts, threads=threads
+    )
+
+
+@operator("BlockedMean", domain=OURS)
+def blocked_mean(x: Any, *, threads: Threads | None = None) -> Any:
+    """The mean of each plane of blocked images."""
+    if not math.prod(x.shape[2:-1]):
+        return np.full((*x.shape[:2], 1, 1, BLOCK), np.nan, np.float32)
+    return mean_blocks(np.ascontiguousarray(x), threads)

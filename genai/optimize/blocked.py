@@ -1,0 +1,323 @@
+"""The layout of images: convolutions and their neighbours compute on blocks of sixteen channels, in whole regions.
+
+Every converted value has a blocked twin [N, C / 16, ..., 16]. Converted nodes read and write twins. A conversion
+follows each twin for the nodes that read the original value, and is removed if there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from genai.kernels.cpu.arrays.blocked.layout import BLOCK, blocks_of
+
+from ..onnx.ir import Graph, Node, OnnxModel, Value, make_node
+from ..onnx.node import MS, OURS
+from ..onnx.types import DataType, Dim, TensorType
+from .base import Level, graph_rule, is_float32, number, only_user
+from .convolutions import clip_limits
+
+# The padding of the last block of results costs at most this factor.
+_MOST_PADDING = 1.5
+# Elementwise operators that give finite numbers for the zeros in padding channels.
+_ELEMENTWISE = frozenset(
+    {("", op) for op in "Abs Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish Neg Relu Sigmoid Softplus Tanh".split()}
+    | {(MS, "QuickGelu"), (MS, "Gelu")}
+)
+_BINARY = frozenset({"Add", "Mul", "Sub"})
+_POOLS = frozenset({"MaxPool", "AveragePool"})
+_CONV = (OURS, "BlockedConv")
+
+
+@graph_rule(Level.ALL, domain=OURS)
+def block_convolutions(model: OnnxModel, graph: Graph) -> int:
+    """Conv, pools and elementwise operators on float32 images -> operators on blocks of sixteen channels."""
+    if not any(node.op_type in ("Conv", "FusedConv") for node in graph.nodes):
+        return 0
+    graph.topological_sort()
+    layout = _Layout(graph, model.opset_version() or 1)
+    changes = sum(layout.convert(node) for node in list(graph.nodes))
+    if changes:
+        layout.finish()
+    return changes
+
+
+class _Layout:
+    """The conversion of one graph: the blocked twin and the number of channels of each converted value."""
+
+    def __init__(self, graph: Graph, version: int) -> None:
+        self._graph, self._version = graph, version
+        self._twins: dict[str, str] = {}
+        self._channels: dict[str, int] = {}
+
+    def convert(self, node: Node) -> bool:
+        """Convert a node if possible; return True if it was converted."""
+        if node.key in (("", "Conv"), (MS, "FusedConv")):
+            return self._conv(node)
+        if node.input(0) not in self._twins and node.input(1) not in self._twins:
+            return False
+        if node.key in _ELEMENTWISE or node.key == ("", "Clip"):
+            return self._elementwise(node)
+        if node.key[0]:
+            return False
+        if node.op_type in _BINARY:
+            return self._binary(node)
+        if node.op_type in _POOLS:
+            return self._pool(node)
+        if node.op_type == "Concat":
+            return self._concat(node)
+        if node.op_type == "Split":
+            return self._split(node)
+        if node.op_type == "Resize":
+            return self._resize(node)
+        return self._mean(node)
+
+    def finish(self) -> None:
+        """Remove the conversions that no node reads, and let convolutions write the zeros that others pad with."""
+        graph = self._graph
+        graph.remove_nodes(
+            [node for node in graph.nodes if node.key == (OURS, "FromBlocked") and not graph.is_used(node.output(0))]
+        )
+        for node in graph.nodes:
+            if node.key == _CONV:
+                self._add_border(node)
+
+    def _twin(self, name: str, channels: int) -> str:
+        """Return the blocked twin of a value; a conversion is inserted if there is none."""
+        if name not in self._twins:
+            twin = self._named(name, channels)
+            node = make_node("ToBlocked", [name], [twin], domain=OURS, name=twin)
+            producer = self._graph.producer(name)
+            self._graph.nodes.insert(0 if producer is None else self._graph.nodes.index(producer) + 1, node)
+            self._graph.invalidate()
+        return self._twins[name]
+
+    def _named(self, name: str, channels: int) -> str:
+        """Return a name for the twin of a value, after recording its type."""
+        twin = self._twins[name] = self._graph.fresh_name(f"{name}/blocked")
+        self._channels[name] = channels
+        known = self._graph.type_of(name)
+        shape: tuple[Dim, ...] | None = known.shape if isinstance(known, TensorType) else None
+        if shape is not None and len(shape) > 1:
+            blocked = TensorType(DataType.FLOAT, (shape[0], blocks_of(channels), *shape[2:], BLOCK))
+            self._graph.values[twin] = Value(twin, blocked)
+        return twin
+
+    def _replace(self, node: Node, made: Node, channels: Sequence[int]) -> bool:
+        """Replace a node with its blocked form, followed by conversions of the results; return True."""
+        names = list(node.outputs)
+        made.outputs = [self._named(name, count) if name else "" for name, count in zip(names, channels, strict=True)]
+        back = [
+            make_node("FromBlocked", [twin], [name], domain=OURS, name=f"{twin}/plain", channels=count)
+            for twin, name, count in zip(made.outputs, names, channels, strict=True)
+            if name
+        ]
+        self._graph.replace_node(node, made, *back)
+        return True
+
+    def _conv(self, node: Node) -> bool:
+        graph, weight = self._graph, self._graph.constant_tensor(node.input(1))
+        if weight is None or weight.dtype is not DataType.FLOAT or len(weight.shape) not in (3, 4):
+            return False
+        outputs, per_group, *kernel = weight.shape
+        groups, stated = int(node.attribute("group", 1)), node.attribute("kernel_shape")
+        if 0 in weight.shape or groups < 1 or outputs % groups or (stated is not None and list(stated) != kernel):
+            return False
+        if BLOCK * blocks_of(outputs) > _MOST_PADDING * outputs or not is_float32(graph, node.output(0)):
+            return False
+        bias = graph.constant_tensor(node.input(2)) if node.input(2) else None
+        if node.input(2) and (bias is None or bias.shape != (outputs,) or bias.dtype is not DataType.FLOAT):
+            return False
+        if node.attribute("activation", "") not in ("", "Relu", "Clip"):
+            return False
+        source, channels = node.input(0), per_group * groups
+        is_blocked = source in self._twins
+        if is_blocked and self._channels[source] != channels:
+            return False
+        if groups > 1 and not self._fits_groups(source, groups, outputs, per_group):
+            return False
+        made = node.copy()
+        made.op_type, made.domain = "BlockedConv", OURS
+        if is_blocked or groups > 1:
+            made.inputs[0] = self._twin(source, channels)
+        else:
+            made.set_attribute("plain", 1)
+        if node.input(3):
+            made.inputs[3] = self._twin(node.input(3), outputs)
+        return self._replace(node, made, [outputs])
+
+    def _fits_groups(self, source: str, groups: int, outputs: int, per_group: int) -> bool:
+        """Return True if a convolution in groups is faster with blocks: depthwise, or with whole blocks per group."""
+        if per_group == 1 and outputs == groups:
+            return source in self._twins
+        return per_group % BLOCK == 0 and outputs // groups % BLOCK == 0
+
+    def _elementwise(self, node: Node) -> bool:
+        source, rest = node.input(0), [name for name in node.inputs[1:] if name]
+        if source not in self._twins or any(number(self._graph, name) is None for name in rest):
+            return False
+        if self._absorb(node):
+            return True
+        made = node.copy()
+        made.inputs[0] = self._twins[source]
+        return self._replace(node, made, [self._channels[source]])
+
+    def _absorb(self, node: Node) -> bool:
+        """Make an activation part of the convolution that computes its input, if nothing else reads that value."""
+        graph, source = self._graph, node.input(0)
+        twin = self._twins[source]
+        conv, parameters = graph.producer(twin), self._parameters(node)
+        if conv is None or conv.key != _CONV or conv.attribute("activation", "") or parameters is None:
+            return False
+        if only_user(graph, source) is not node or len(graph.consumers(twin)) != 1:
+            return False
+        conv.set_attribute("activation", node.op_type)
+        if parameters:
+            conv.set_attribute("activation_params", parameters)
+        back = graph.producer(source)
+        assert back is not None
+        graph.remove_nodes([back])
+        name, channels = node.output(0), self._channels[source]
+        self._twins[name], self._channels[name] = twin, channels
+        converted = make_node("FromBlocked", [twin], [name], domain=OURS, name=back.name, channels=channels)
+        graph.replace_node(node, converted)
+        return True
+
+    def _parameters(self, node: Node) -> list[float] | None:
+        """Return the parameters of an activation that convolutions can compute, else None."""
+        if node.op_type == "Clip":
+            return clip_limits(self._graph, node)
+        defaults: dict[tuple[str, str], list[tuple[str, float]]] = {
+            ("", "HardSigmoid"): [("alpha", 0.2), ("beta", 0.5)],
+            ("", "HardSwish"): [],
+            ("", "LeakyRelu"): [("alpha", 0.01)],
+            (MS, "QuickGelu"): [("alpha", 1.702)],
+            ("", "Relu"): [],
+            ("", "Sigmoid"): [],
+            ("", "Tanh"): [],
+        }
+        known = defaults.get(node.key)
+        return None if known is None else [float(node.attribute(name, value)) for name, value in known]
+
+    def _binary(self, node: Node) -> bool:
+        """Convert an operator of two blocked values with equal channels, or of one and a constant number."""
+        twins = [name in self._twins for name in node.inputs]
+        first = node.inputs[twins.index(True)]
+        if all(twins):
+            ranks = [self._rank(name) for name in node.inputs]
+            if self._channels[node.inputs[0]] != self._channels[node.inputs[1]] or None in ranks or len({*ranks}) > 1:
+                return False
+        else:
+            other = node.inputs[twins.index(False)]
+            tensor = self._graph.constant_tensor(other)
+            if tensor is None or tensor.num_elements != 1 or len(tensor.shape) > (self._rank(first) or 0):
+                return False
+        made = node.copy()
+        made.inputs = [self._twins.get(name, name) for name in node.inputs]
+        return self._replace(node, made, [self._channels[first]])
+
+    def _rank(self, name: str) -> int | None:
+        known = self._graph.type_of(name)
+        return len(known.shape) if isinstance(known, TensorType) and known.shape is not None else None
+
+    def _pool(self, node: Node) -> bool:
+        source = node.input(0)
+        if any(node.outputs[1:]) or len(node.attribute("kernel_shape") or ()) != 2 or self._rank(source) != 4:
+            return False
+        made = node.copy()
+        made.op_type, made.domain, made.inputs = f"Blocked{node.op_type}", OURS, [self._twins[source]]
+        return self._replace(node, made, [self._channels[source]])
+
+    def _mean(self, node: Node) -> bool:
+        """Convert GlobalAveragePool, or ReduceMean over the spatial axes."""
+        source = node.input(0)
+        if self._rank(source) != 4 or node.op_type not in ("GlobalAveragePool", "ReduceMean"):
+            return False
+        if node.op_type == "ReduceMean":
+            axes = node.attribute("axes") if not node.input(1) else self._graph.constant(node.input(1))
+            if axes is None or sorted(int(axis) % 4 for axis in axes) != [2, 3] or not node.attribute("keepdims", 1):
+                return False
+        made = make_node("BlockedMean", [self._twins[source]], [], domain=OURS, name=node.name)
+        return self._replace(node, made, [self._channels[source]])
+
+    def _concat(self, node: Node) -> bool:
+        """Convert a concatenation of channels if all parts, except possibly the last, are whole blocks."""
+        if not all(name in self._twins for name in node.inputs) or self._rank(node.input(0)) is None:
+            return False
+        counts = [self._channels[name] for name in node.inputs]
+        if int(node.attribute("axis", 1)) % (self._rank(node.input(0)) or 1) != 1 or any(
+            n % BLOCK for n in counts[:-1]
+        ):
+            return False
+        made = node.copy()
+        made.inputs = [self._twins[name] for name in node.inputs]
+        made.set_attribute("axis", 1)
+        return self._replace(node, made, [sum(counts)])
+
+    def _split(self, node: Node) -> bool:
+        """Convert a split of channels if all parts, except possibly the last, are whole blocks."""
+        source, count = node.input(0), len(node.outputs)
+        rank, channels = self._rank(source), self._channels[source]
+        if rank is None or int(node.attribute("axis", 0)) % rank != 1 or not all(node.outputs):
+            return False
+        sizes = node.attribute("split") if not node.input(1) else self._graph.constant(node.input(1))
+        if sizes is None and channels % count == 0:
+            sizes = [channels // count] * count
+        parts = [] if sizes is None else [int(size) for size in sizes]
+        if len(parts) != count or sum(parts) != channels or 0 in parts or any(part % BLOCK for part in parts[:-1]):
+            return False
+        blocks = [blocks_of(part) for part in parts]
+        made = node.copy()
+        made.inputs = [self._twins[source]]
+        made.set_attribute("axis", 1)
+        made.attributes.pop("num_outputs", None)
+        if self._version < 13:
+            made.set_attribute("split", blocks)
+        else:
+            made.inputs.append(self._graph.add_constant(f"{made.name or source}/blocks", np.array(blocks)))
+        return self._replace(node, made, parts)
+
+    def _resize(self, node: Node) -> bool:
+        """Convert a Resize of the spatial axes by constant scales."""
+        graph, source = self._graph, node.input(0)
+        scales, rank = graph.constant(node.input(2)), self._rank(source)
+        if self._version < 11 or scales is None or rank is None or len(scales) != rank or node.input(3):
+            return False
+        if list(scales[:2]) != [1, 1] or node.attribute("axes") or not all(np.isfinite(scales)):
+            return False
+        if node.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+            return False
+        made = node.copy()
+        wide = graph.add_constant(f"{made.name or source}/scales", np.append(scales, scales[0]))
+        made.inputs = [self._twins[source], "", wide]
+        return self._replace(node, made, [self._channels[source]])
+
+    def _add_border(self, node: Node) -> None:
+        """Surround the results of a convolution with zeros if only convolutions read them, and some of them pad."""
+        graph, twin = self._graph, node.output(0)
+        users, rank = graph.consumers(twin), len(node.attribute("kernel_shape") or ())
+        known = graph.values.get(twin)
+        if graph.is_output(twin) or known is None or not isinstance(known.type, TensorType):
+            return
+        rank = len(known.type.shape or ()) - 3
+        pads = []
+        for user in users:
+            own = user.attribute("pads") or [0] * (2 * rank)
+            if user.key != _CONV or user.inputs.count(twin) != 1 or user.input(0) != twin or len(own) != 2 * rank:
+                return
+            if user.attribute("auto_pad", "NOTSET") != "NOTSET" or min(own) < 0:
+                return
+            pads.append([int(pad) for pad in own])
+        border = [max(sides) for sides in zip(*pads, strict=True)]
+        if not any(border):
+            return
+        node.set_attribute("border", border)
+        for user in users:
+            user.set_attribute("crop", border)
+        shape = list(known.type.shape or ())
+        for axis in range(rank):
+            size = shape[2 + axis]
+            shape[2 + axis] = size + border[axis] + border[rank + axis] if isinstance(size, int) else None
+        graph.values[twin] = replace(known, type=replace(known.type, shape=tuple(shape)))

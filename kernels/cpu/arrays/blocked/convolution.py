@@ -1,0 +1,468 @@
+"""Convolution of blocked images (see `layout`): dense, grouped, depthwise, and of plain images to blocked results.
+
+A tile of results is some neighbouring columns of a row times some blocks of channels, and stays in registers while its
+terms are added. A table holds the location of each term's input relative to the tile, so that kernels of any size and
+dilation use the same code. Every sum is a chain over its terms in order, so results do not depend on tiles and threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....checks import Float32
+from ...jit.arguments import Address, Arguments, Binding
+from ...jit.emit import FLOAT, FLOAT_VECTOR, INT64, Emitter, constant, micro_kernel
+from ...jit.isa import isa
+from ...jit.memory import keep_first, load_float32, store_float32
+from ...jit.native import NativeOp, native_op
+from ...jit.variants import once
+from ...jit.vector_math import UNARY
+from ...program.bound_program import BoundPrograms, NodeProgram
+from ...program.calls import Call, Items
+from ...program.driver import call_operator
+from ...program.thread_pool import Threads, own_memory
+from ...rowwise.elementwise import check_function
+from ..gemm.micro import TILINGS
+from ..gemm.windows import Windows
+from .layout import (
+    BLOCK,
+    BLOCK_BYTES,
+    BorderArguments,
+    PadArguments,
+    aligned,
+    blocks_of,
+    clear_borders,
+    packed_blocks,
+    pad_planes,
+)
+
+_FLOPS_PER_NANOSECOND, _NANOSECONDS_PER_PADDED_FLOAT = 80.0, 0.1
+_KEPT = 8
+# Maximum number of columns of a tile, and target number of items per thread.
+_MOST_COLUMNS, _ITEMS_PER_THREAD = 14, 6
+# The number of sums that are added to at the same time if additions do not wait for each other.
+_PARALLEL_SUMS = 8
+# Terms of a block of channels that are unrolled.
+_UNROLLED = 4
+
+Form = Literal["blocked", "plain", "depthwise"]
+"""The input's layout: blocked, one channel after the other, or blocked with a separate kernel for each channel."""
+FORMS: tuple[Form, ...] = ("blocked", "plain", "depthwise")
+
+
+def step_of(form: Form, stride: int) -> int:
+    """Return the bytes between the inputs of two columns of results."""
+    return stride * (4 if form == "plain" else BLOCK_BYTES)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The code of a tile: columns times blocks of channels, with the bytes between the inputs of two columns."""
+
+    form: Form
+    columns: int
+    blocks: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        return f"blocked_{self.form}_{self.columns}_{self.blocks}_{self.step}"
+
+    @property
+    def term_vectors(self) -> int:
+        """The number of weight vectors per entry of the table and block of results."""
+        return BLOCK if self.form == "blocked" else 1
+
+
+def _cost(columns: int, blocks: int, form: Form, width: int) -> float:
+    """Return the approximate time of tiles of a row, in additions per column and block."""
+    sums = columns * blocks
+    loads = sums + 1 if form == "depthwise" else columns + blocks
+    return -(-width // columns) * max(sums, loads, _PARALLEL_SUMS) / (width * blocks)
+
+
+@lru_cache(maxsize=1024)
+def tile_for(form: Form, step: int, width: int, blocks: int) -> Tile:
+    """Return the fastest tile for rows of `width` columns and this number of blocks of results."""
+    tiling = TILINGS[isa()]
+    registers, best = tiling.rows * tiling.vectors, (math.inf, 0, 0, 1, 1)
+    for several in (1,) if form == "depthwise" else (1, 2, 4):
+        most = min(_MOST_COLUMNS, registers // several, width)
+        if most < 1 or several > blocks:
+            continue
+        columns = -(-width // -(-width // most))
+        rest = blocks % several
+        cost = _cost(columns, several, form, width) * (blocks - rest) + _cost(columns, 1, form, width) * rest
+        best = min(best, (cost, -columns * several, abs(several - 2), columns, several))
+    return Tile(form, best[3], best[4], step)
+
+
+@once
+def _micro(tile: Tile) -> Any:
+    """Return the micro-kernel of a tile.
+
+    Its arguments are the addresses of the tile's first input, of the table of int64 offsets, the number of entries (at
+    least 1), the address of the weights, the bytes of weights of a block, and the address of the sums
+    [blocks][columns].
+    """
+    columns, blocks = tile.columns, tile.blocks
+
+    def emit(e: Emitter, x: Any, table: Any, entries: Any, weights: Any, block_bytes: Any, sums_at: Any) -> None:
+        b = e.builder
+        block_at = [weights]
+        for _ in range(1, blocks):
+            block_at.append(b.add(block_at[-1], block_bytes))
+
+        def add(sums: list[Any], at: Any, skipped: Any) -> None:
+            factors = [e.load(e.at(first, skipped), FLOAT_VECTOR, align=BLOCK_BYTES) for first in block_at]
+            for m in range(columns):
+                where = e.at(at, m * tile.step)
+                if tile.form == "depthwise":
+                    value = e.load(where, FLOAT_VECTOR, align=4)
+                else:
+                    value = e.splat(e.load(where, FLOAT))
+                for v, factor in enumerate(factors):
+                    sums[v * columns + m] = e.fast_multiply_add(value, factor, sums[v * columns + m])
+
+        sums = [constant(FLOAT_VECTOR, 0)] * (columns * blocks)
+        with e.loop(entries, sums) as (index, sums):
+            at = e.at(x, e.load(e.at(table, b.shl(index, INT64(3))), INT64))
+            skipped = b.mul(index, INT64(tile.term_vectors * BLOCK_BYTES))
+            if tile.form != "blocked":
+                add(sums, at, skipped)
+            else:
+                with e.loop(INT64(BLOCK), sums, step=_UNROLLED) as (channel, inner):
+                    here, there = e.at(at, b.shl(channel, INT64(2))), b.add(skipped, b.mul(channel, INT64(BLOCK_BYTES)))
+                    for unrolled in range(_UNROLLED):
+                        add(inner, e.at(here, 4 * unrolled), e.at(there, unrolled * BLOCK_BYTES))
+                sums[:] = inner
+        for number, value in enumerate(sums):
+            e.store(value, e.at(sums_at, number * BLOCK_BYTES), align=BLOCK_BYTES)
+
+    return micro_kernel(emit)
+
+
+class BlockedFinishArguments(Arguments):
+    """The size of tiles, the channels and strides of results, the biases, and two parameters for any function."""
+
+    columns: int
+    blocks: int
+    outputs: int
+    out_block: int
+    addend_block: int
+    bias: Address
+    p: float
+    q: float
+
+
+@once
+def finish_blocks(function: str) -> NativeOp:
+    """Return the operator (arguments, sums, block, out, addend) that writes function(sums + bias + addend)."""
+    apply = UNARY[function].function
+
+    def finish(arguments: BlockedFinishArguments, sums: int, block: int, out: int, addend: int) -> int:
+        columns, p, q = arguments.columns, arguments.p, arguments.q
+        for v in range(arguments.blocks):
+            bias = load_float32(arguments.bias + BLOCK_BYTES * (block + v))
+            there, added = out + v * arguments.out_block, addend + v * arguments.addend_block
+            channels = arguments.outputs - BLOCK * (block + v)
+            for m in range(columns):
+                value = load_float32(sums + BLOCK_BYTES * (v * columns + m)) + bias
+                if addend != 0:
+                    value = value + load_float32(added + BLOCK_BYTES * m)
+                value = apply(value, p, q)
+                if channels < BLOCK:  # padding channels stay 0, even if an input is infinite
+                    value = keep_first(value, channels, 0.0)
+                store_float32(there + BLOCK_BYTES * m, value)
+        return 0
+
+    return native_op(BlockedFinishArguments, name=f"finish_blocks_{function}")(finish)
+
+
+class BlockedArguments(Arguments):
+    """Images, the table of terms, packed weights and results. Strides are in bytes.
+
+    `first_block` is the first block of results; `groups` is the number of tiles of blocks. `shared` blocks of results
+    read the same inputs, and the next blocks read inputs that are `x_group` bytes further.
+    """
+
+    x: Address
+    x_image: int
+    x_row: int
+    x_group: int
+    shared: int
+    table: Address
+    entries: int
+    weights: Address
+    block_bytes: int
+    first_block: int
+    groups: int
+    rows: int
+    columns: int
+    bands: int
+    out: Address
+    out_image: int
+    out_row: int
+    addend: Address
+    addend_image: int
+    addend_row: int
+    finish: Address
+    finishing: BlockedFinishArguments
+
+
+@once
+def blocked_op(tile: Tile) -> NativeOp:
+    """Return the operator. Items are images times tiles of blocks times bands of a plane's tiles."""
+    multiply, width, blocks, step = _micro(tile), tile.columns, tile.blocks, tile.step
+
+    def convolve(arguments: BlockedArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        groups, bands, columns = arguments.groups, arguments.bands, arguments.columns
+        per_row = -(-columns // width)
+        tiles, block_bytes, addend = arguments.rows * per_row, arguments.block_bytes, arguments.addend
+        for item in range(begin, end):
+            image, rest = item // (groups * bands), item % (groups * bands)
+            group, band = rest // bands, rest % bands
+            block = arguments.first_block + group * blocks
+            x = arguments.x + image * arguments.x_image + block // arguments.shared * arguments.x_group
+            out = arguments.out + image * arguments.out_image + block * arguments.finishing.out_block
+            added = addend + image * arguments.addend_image + block * arguments.finishing.addend_block
+            weights = arguments.weights + block * block_bytes
+            first, last = tiles * band // bands, tiles * (band + 1) // bands
+            row, place = first // per_row, first % per_row
+            for _ in range(first, last):
+                column = min(place * width, columns - width)
+                here = x + row * arguments.x_row + column * step
+                multiply((here, arguments.table, arguments.entries, weights, block_bytes, scratch))
+                there = added + row * arguments.addend_row + BLOCK_BYTES * column if addend != 0 else 0
+                call_operator(
+                    arguments.finish, arguments.finishing, scratch, block,
+                    out + row * arguments.out_row + BLOCK_BYTES * column, there,
+                )  # fmt: skip
+                place += 1
+                if place == per_row:
+                    place, row = 0, row + 1
+        return 0
+
+    return native_op(BlockedArguments, name=tile.name)(convolve)
+
+
+@dataclass(frozen=True)
+class BlockedKernels:
+    """Packed kernels of a convolution.
+
+    Attributes:
+        form: layout of the input.
+        data: see `packed_blocks`; for depthwise kernels [blocks, 1, taps, 1, 16].
+        outputs: number of results' channels.
+        channels: number of the input's channels.
+        groups: number of groups.
+    """
+
+    form: Form
+    data: Float32
+    outputs: int
+    channels: int
+    groups: int
+
+
+def pack_blocked(weight: NDArray[np.float32], groups: int = 1, *, is_plain: bool = False) -> BlockedKernels:
+    """Pack kernels [M, C / groups, kernel ...].
+
+    Args:
+        is_plain: True for inputs that are not blocked, which must be in one group.
+
+    Raises:
+        ValueError: the groups are neither depthwise nor whole blocks.
+    """
+    outputs, channels = len(weight), weight.shape[1] * groups
+    if groups == 1:
+        form: Form = "plain" if is_plain else "blocked"
+        return BlockedKernels(form, packed_blocks(weight, 1 if is_plain else BLOCK), outputs, channels, 1)
+    if weight.shape[1] == 1 and outputs == channels and not is_plain:
+        return BlockedKernels("depthwise", packed_blocks(weight, 1), outputs, channels, groups)
+    if is_plain or weight.shape[1] % BLOCK or outputs // groups % BLOCK:
+        raise ValueError(f"{outputs} kernels of {weight.shape[1]} channels in {groups} groups are not whole blocks")
+    return BlockedKernels("blocked", packed_blocks(weight, BLOCK), outputs, channels, groups)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Windows in an image: the windows, pads before each axis, and the input's and the results' zero borders.
+
+    Attributes:
+        pads: number of zeros before each axis, in addition to the input's border.
+        crop: per axis, the width of the input's border before and after the image.
+        border: per axis, the width of the border that is added to the results before and after the image.
+    """
+
+    windows: Windows
+    pads: tuple[int, ...]
+    crop: tuple[tuple[int, int], ...]
+    border: tuple[tuple[int, int], ...]
+
+
+class BlockedConvolution:
+    """The convolution function(conv(x, kernels) + bias + addend) with blocked results.
+
+    Args:
+        bias: float32 [M].
+        function, parameters: key of UNARY, and the function's parameters.
+    """
+
+    def __init__(
+        self, threads: Threads, kernels: BlockedKernels, bias: Float32 | None = None, function: str = "copy",
+        parameters: tuple[float, ...] = (),
+    ) -> None:  # fmt: skip
+        self._threads, self._kernels = threads, kernels
+        self._bias = aligned((blocks_of(kernels.outputs) * BLOCK,))
+        self._bias[:] = 0
+        if bias is not None:
+            self._bias[: kernels.outputs] = bias
+        self._function, self._parameters = function, check_function(function, parameters)
+        self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
+
+    def __call__(self, x: Float32, place: Place, addend: Float32 | None = None) -> Float32:
+        """Convolve x to [N, blocks, counts + border ..., 16].
+
+        Args:
+            x: float32 [N, blocks, extents ..., 16], or [N, C, extents ...] for plain kernels; one or two spatial axes.
+            addend: float32 with the result's shape without the border.
+
+        Raises:
+            ValueError: x or the addend does not match.
+        """
+        kernels, counts = self._kernels, place.windows.counts
+        is_plain = kernels.form == "plain"
+        leading = kernels.channels if is_plain else blocks_of(kernels.channels)
+        if x.dtype != np.float32 or x.shape[1] != leading or x.ndim != len(counts) + (2 if is_plain else 3):
+            raise ValueError(
+                f"x is {x.dtype} {list(x.shape)}, which does not match kernels of {kernels.channels} channels"
+            )
+        blocks = blocks_of(kernels.outputs)
+        if addend is not None and (addend.dtype != np.float32 or addend.shape != (len(x), blocks, *counts, BLOCK)):
+            raise ValueError(f"addend is {addend.dtype} {list(addend.shape)}")
+        extents = [count + sum(border) for count, border in zip(counts, place.border, strict=True)]
+        out = aligned((len(x), blocks, *extents, BLOCK))
+        if not math.prod(counts) or not len(x):
+            out[...] = 0
+            return out
+        x = np.ascontiguousarray(x)
+        addend = None if addend is None else np.ascontiguousarray(addend)
+        program, size = self._programs.get(self._made, x.shape, place, addend is not None)
+        padded = own_memory("padded", size) if size else None
+        program.run(self._threads, x=x, out=out, addend=addend, padded=padded)
+        return out
+
+    def _made(self, shape: tuple[int, ...], place: Place, has_addend: bool) -> tuple[NodeProgram, int]:
+        """Return the program, and the number of bytes of the padded image."""
+        kernels, windows, rank = self._kernels, place.windows, len(place.pads)
+        inner = 1 if kernels.form == "plain" else BLOCK
+        flat = 2 - rank  # one axis is treated as the columns of one row
+        extents = (1,) * flat + shape[2 : 2 + rank]
+        kernel, strides, dilations, counts = (
+            (1,) * flat + sizes for sizes in (windows.kernel, windows.strides, windows.dilations, windows.counts)
+        )
+        crop, border = (((0, 0),) * flat + sides for sides in (place.crop, place.border))
+        pads = (0,) * flat + place.pads
+        phases: list[list[Call]] = []
+        source: Binding = Binding("x")
+        planes, size = shape[0] * shape[1], 0
+        starts = [before - pad for (before, _), pad in zip(crop, pads, strict=True)]
+        ends = [
+            start + (count - 1) * stride + dilation * (tap - 1) + 1
+            for start, count, stride, dilation, tap in zip(starts, counts, strides, dilations, kernel, strict=True)
+        ]
+        befores = [max(-start, 0) for start in starts]
+        wide = tuple(before + max(end, extent) for before, end, extent in zip(befores, ends, extents, strict=True))
+        if wide != extents:
+            padding = PadArguments(
+                x=source, out=Binding("padded"), x_rows=extents[0], x_width=extents[1] * inner, rows=wide[0],
+                width=wide[1] * inner, top=befores[0], left=befores[1] * inner,
+            )  # fmt: skip
+            phases.append([Call(pad_planes, padding, Items(factor=planes * wide[0]))])
+            source, size = Binding("padded"), 4 * planes * math.prod(wide) * inner
+        row_bytes = 4 * inner * wide[1]
+        source += sum(
+            (start + before) * step for start, before, step in zip(starts, befores, (row_bytes, 4 * inner), strict=True)
+        )
+        calls = self._calls(source, shape[0], inner, wide, kernel, strides, dilations, counts, border, has_addend)
+        if any(map(any, border)):
+            whole = [count + sum(sides) for count, sides in zip(counts, border, strict=True)]
+            clearing = BorderArguments(
+                out=Binding("out"), rows=whole[0], columns=whole[1], top=border[0][0], bottom=border[0][1],
+                left=border[1][0], right=border[1][1],
+            )  # fmt: skip
+            calls.append(Call(clear_borders, clearing, Items(factor=shape[0] * blocks_of(kernels.outputs))))
+        terms = math.prod(kernel) * kernels.channels // kernels.groups
+        flops = 2.0 * shape[0] * kernels.outputs * terms * math.prod(counts)
+        padding_time = size / 4 * _NANOSECONDS_PER_PADDED_FLOAT
+        return NodeProgram([*phases, calls], flops / _FLOPS_PER_NANOSECOND + padding_time), size
+
+    def _calls(
+        self, source: Binding, images: int, inner: int, wide: Sequence[int], kernel: Sequence[int],
+        strides: Sequence[int], dilations: Sequence[int], counts: Sequence[int],
+        border: Sequence[tuple[int, int]], has_addend: bool,
+    ) -> list[Call]:  # fmt: skip
+        """Return the calls for tiles of several blocks, and for the remaining blocks."""
+        kernels = self._kernels
+        pixel, row_bytes = 4 * inner, 4 * inner * wide[1]
+        plane_bytes = row_bytes * wide[0]
+        in_planes = 1 if kernels.form == "depthwise" else kernels.data.shape[1]
+        table = _sums(
+            [(in_planes, plane_bytes), (kernel[0], dilations[0] * row_bytes), (kernel[1], dilations[1] * pixel)]
+        )
+        rows, columns = counts
+        whole = [count + sum(sides) for count, sides in zip(counts, border, strict=True)]
+        x_row = strides[0] * row_bytes
+        if tuple(strides) == (1, 1) and columns == wide[1] and not any(map(any, border)):
+            rows, columns = 1, rows * columns  # every row begins where the previous row ends
+        blocks = blocks_of(kernels.outputs)
+        shared = 1 if kernels.form == "depthwise" else blocks // kernels.groups
+        # Tiles of a grouped convolution do not cross the groups' borders.
+        together = blocks if kernels.groups in (1, kernels.outputs) else math.gcd(shared, 4)
+        tile = tile_for(kernels.form, step_of(kernels.form, strides[1]), columns, together)
+        out_plane, addend_plane = (BLOCK_BYTES * math.prod(sizes) for sizes in (whole, counts))
+        out_row, (p, q) = BLOCK_BYTES * whole[1], self._parameters
+        skipped = out_row * border[0][0] + BLOCK_BYTES * border[1][0]
+        all_planes = blocks_of(kernels.channels) if inner > 1 else kernels.channels
+        calls, first = [], 0
+        for several in (tile.blocks, 1):
+            groups = (blocks - first) // several
+            if not groups:
+                continue
+            part = tile if several == tile.blocks else Tile(tile.form, tile.columns, 1, tile.step)
+            tiles = rows * -(-columns // tile.columns)
+            wanted = 1 if self._threads.count == 1 else -(-self._threads.count * _ITEMS_PER_THREAD // (images * groups))
+            bands = max(1, min(tiles, wanted))
+            finishing = BlockedFinishArguments(
+                columns=tile.columns, blocks=several, outputs=kernels.outputs, out_block=out_plane,
+                addend_block=addend_plane, bias=self._bias, p=p, q=q,
+            )  # fmt: skip
+            arguments = BlockedArguments(
+                x=source, x_image=all_planes * plane_bytes, x_row=x_row,
+                x_group=(1 if kernels.form == "depthwise" else kernels.data.shape[1]) * plane_bytes, shared=shared,
+                table=table, entries=len(table), weights=kernels.data, block_bytes=kernels.data[0].nbytes,
+                first_block=first, groups=groups, rows=rows, columns=columns, bands=bands,
+                out=Binding("out") + skipped, out_image=blocks * out_plane, out_row=out_row,
+                addend=Binding("addend") if has_addend else None, addend_image=blocks * addend_plane,
+                addend_row=BLOCK_BYTES * counts[1], finish=finish_blocks(self._function), finishing=finishing,
+            )  # fmt: skip
+            scratch = BLOCK_BYTES * tile.columns * several
+            calls.append(Call(blocked_op(part), arguments, Items(factor=images * groups * bands), scratch))
+            first += groups * several
+        return calls
+
+
+def _sums(axes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return the offsets of a grid of (count, step) axes, in order."""
+    total = np.zeros(1, np.int64)
+    for count, step in axes:
+        total = (total[:, None] + np.arange(count, dtype=np.int64) * step).reshape(-1)
+    return total

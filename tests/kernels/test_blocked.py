@@ -1,0 +1,156 @@
+"""Images in blocks of sixteen channels: conversions, convolutions and pools against sums over windows."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, pack_blocked, tile_for
+from genai.kernels.cpu.arrays.blocked.layout import from_blocked, to_blocked
+from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
+from genai.kernels.cpu.arrays.gemm.windows import Windows
+from genai.kernels.cpu.program import thread_pool
+from genai.kernels.cpu.program.thread_pool import Threads
+
+# Form, groups, images, channels, extents, outputs, kernel, strides, dilations, pads, and width of the results' border.
+CASES = [
+    ("plain", 1, 2, 3, (9, 12), 20, (3, 3), (2, 2), (1, 1), 1, 0),
+    ("blocked", 1, 2, 20, (5, 7), 40, (3, 3), (1, 1), (1, 1), 1, 1),
+    ("blocked", 1, 1, 33, (4, 7), 90, (1, 1), (1, 1), (1, 1), 0, 0),
+    ("blocked", 1, 1, 16, (9, 9), 16, (3, 2), (2, 1), (2, 1), 2, 0),
+    ("blocked", 2, 1, 32, (5, 7), 96, (3, 3), (1, 1), (1, 1), 1, 0),
+    ("depthwise", 24, 2, 24, (7, 7), 24, (3, 3), (1, 1), (1, 1), 1, 1),
+    ("depthwise", 32, 1, 32, (9, 15), 32, (5, 3), (2, 2), (1, 1), 1, 0),
+    ("blocked", 1, 2, 16, (21,), 32, (4,), (1,), (2,), 3, 0),
+]
+
+
+@pytest.fixture
+def shared_work(monkeypatch):
+    """Threads share even the smallest piece of work."""
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
+
+
+def window_sums(x, kernels, windows, groups):
+    """The definition, for padded x in its type."""
+    per_group, outputs = kernels.shape[1], len(kernels) // groups
+    total = np.zeros((len(x), len(kernels), *windows.counts), x.dtype)
+    for tap in itertools.product(*map(range, windows.kernel)):
+        inner = tuple(
+            slice(t * d, t * d + (count - 1) * s + 1, s)
+            for t, d, s, count in zip(tap, windows.dilations, windows.strides, windows.counts, strict=True)
+        )
+        for group in range(groups):
+            part = x[(slice(None), slice(group * per_group, (group + 1) * per_group), *inner)]
+            mine = slice(group * outputs, (group + 1) * outputs)
+            total[:, mine] += np.einsum("nc...,mc->nm...", part, kernels[(mine, slice(None), *tap)])
+    return total
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{len(case[4])}d-{case[6][0]}")
+def test_convolution(case, normal, shared_work):
+    form, groups, images, channels, extents, outputs, kernel, strides, dilations, pad, border = case
+    x, kernels, bias = normal(images, channels, *extents), normal(outputs, channels // groups, *kernel), normal(outputs)
+    counts = tuple(
+        (size + 2 * pad - d * (k - 1) - 1) // s + 1
+        for size, k, s, d in zip(extents, kernel, strides, dilations, strict=True)
+    )
+    windows, rank = Windows(kernel, strides, dilations, counts), len(extents)
+    place = Place(windows, (pad,) * rank, ((0, 0),) * rank, ((border, border),) * rank)
+    addend = normal(images, outputs, *counts)
+    given = x if form == "plain" else to_blocked(x)
+    packed = pack_blocked(kernels, groups, is_plain=form == "plain")
+    assert packed.form == form
+    one, several = (
+        BlockedConvolution(Threads(n), packed, bias, "relu")(given, place, to_blocked(addend)) for n in (1, 3)
+    )
+    np.testing.assert_array_equal(one, several)
+    padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *[(pad, pad)] * rank])
+    sums = window_sums(padded, kernels.astype(np.float64), windows, groups)
+    expected = np.maximum(sums + bias.reshape(-1, *[1] * rank) + addend, 0)
+    expected = np.pad(expected, [(0, 0), (0, 0), *[(border, border)] * rank])
+    np.testing.assert_allclose(from_blocked(one, outputs), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_border_replaces_pads(normal):
+    x, kernels = normal(1, 16, 5, 7), normal(32, 16, 3, 3)
+    windows = Windows((3, 3), (1, 1), (1, 1), (5, 7))
+    convolve = BlockedConvolution(Threads(1), pack_blocked(kernels))
+    none, wide = ((0, 0),) * 2, ((2, 1), (1, 1))
+    expected = convolve(to_blocked(x), Place(windows, (1, 1), none, none))
+    bordered = to_blocked(np.pad(x, [(0, 0), (0, 0), *wide]))
+    np.testing.assert_array_equal(convolve(bordered, Place(windows, (1, 1), wide, none)), expected)
+
+
+def test_infinities_stay_out_of_padding_channels(normal):
+    x, kernels = normal(1, 16, 1, 7), normal(20, 16, 1, 1)
+    x[0, 3, 0, 2] = np.inf
+    place = Place(Windows((1, 1), (1, 1), (1, 1), (1, 7)), (0, 0), ((0, 0),) * 2, ((0, 0),) * 2)
+    found = BlockedConvolution(Threads(1), pack_blocked(kernels))(to_blocked(x), place)
+    assert not found[0, 1, ..., 4:].any() and np.isinf(found[0, 0, 0, 2]).all()
+
+
+@pytest.mark.parametrize("channels", [1, 16, 37])
+def test_conversion(channels, normal, shared_work):
+    x = normal(2, channels, 5, 7)
+    blocked = to_blocked(x, Threads(2))
+    assert blocked.shape == (2, -(-channels // 16), 5, 7, 16) and blocked.ctypes.data % 64 == 0
+    np.testing.assert_array_equal(from_blocked(blocked, channels, Threads(2)), x)
+    wide = np.zeros((2, blocked.shape[1] * 16, 5, 7), np.float32)
+    wide[:, :channels] = x
+    np.testing.assert_array_equal(blocked, wide.reshape(2, -1, 16, 5, 7).transpose(0, 1, 3, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "gaps", "pads"), [((3, 3), (2, 2), (1, 1), (1, 1)), ((2, 3), (1, 1), (2, 1), (0, 2))]
+)
+def test_pools(kernel, strides, gaps, pads, normal, shared_work):
+    x = normal(2, 20, 8, 11)
+    x[0, 0, 0, 0], x[1, 19, -1, -1] = np.nan, np.inf
+    counts = tuple(
+        (size + 2 * p - g * (k - 1) - 1) // s + 1
+        for size, k, s, g, p in zip((8, 11), kernel, strides, gaps, pads, strict=True)
+    )
+    windows = Windows(kernel, strides, gaps, counts)
+    for is_max in (True, False):
+        padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in pads)], constant_values=-np.inf if is_max else 0)
+        parts = [
+            padded[:, :, i * gaps[0] :, j * gaps[1] :][:, :, :: strides[0], :: strides[1]][
+                :, :, : counts[0], : counts[1]
+            ]
+            for i in range(kernel[0])
+            for j in range(kernel[1])
+        ]
+        expected = np.max(parts, axis=0) if is_max else np.sum(parts, axis=0) / 4
+        divisors = None if is_max else np.full(counts, 4, np.float32)
+        found = pooled_blocks(to_blocked(x), windows, pads, counts=divisors, threads=Threads(2))
+        np.testing.assert_allclose(from_blocked(found, 20), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_mean(normal):
+    x = normal(2, 20, 9, 13)
+    np.testing.assert_allclose(
+        from_blocked(mean_blocks(to_blocked(x), Threads(2)), 20), x.mean((2, 3), keepdims=True), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("width", [1, 5, 7, 14, 20, 56, 3136])
+@pytest.mark.parametrize("blocks", [1, 3, 8])
+def test_tiles_fit(width, blocks):
+    for form in ("blocked", "depthwise"):
+        tile = tile_for(form, 64, width, blocks)
+        assert 1 <= tile.columns <= min(width, 14) and 1 <= tile.blocks <= blocks
+        assert form == "blocked" or tile.blocks == 1
+
+
+def test_what_does_not_fit(normal):
+    place = Place(Windows((1, 1), (1, 1), (1, 1), (5, 5)), (0, 0), ((0, 0),) * 2, ((0, 0),) * 2)
+    convolve = BlockedConvolution(Threads(1), pack_blocked(normal(16, 16, 1, 1)))
+    with pytest.raises(ValueError, match="does not match kernels of 16 channels"):
+        convolve(to_blocked(normal(1, 17, 5, 5)), place)
+    with pytest.raises(ValueError, match="addend is"):
+        convolve(to_blocked(normal(1, 16, 5, 5)), place, to_blocked(normal(1, 16, 5, 4)))
+    with pytest.raises(ValueError, match="not whole blocks"):
+        pack_blocked(normal(16, 8, 1, 1), 2)

@@ -1,0 +1,130 @@
+"""Regions of blocked images: which nodes are converted, and that the results stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from genai.onnx.reader import read_model
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.shapes import infer_shapes
+from genai.optimize.standard import LAYOUT_RULES, SESSION_RULES
+from genai.session.config import SessionConfig
+from genai.session.session import Session
+from tests.integrity import check_graph
+
+IMAGE = (1, [1, 3, 14, 14])
+RNG = np.random.default_rng(0)
+
+
+def node(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), output.split(), **attributes)
+
+
+def weight(*shape: int) -> np.ndarray:
+    return (RNG.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+def conv(inputs: str, output: str, size: int = 3, **attributes: Any) -> onnx.NodeProto:
+    return node("Conv", inputs, output, kernel_shape=[size, size], pads=[size // 2] * 4, **attributes)
+
+
+def nodes_after(model: onnx.ModelProto) -> list[Any]:
+    read = read_model(model)
+    infer_shapes(read)
+    run_rewrites(read, SESSION_RULES, Level.ALL)
+    run_rewrites(read, LAYOUT_RULES, Level.ALL)
+    check_graph(read.graph)
+    return list(read.graph.nodes)
+
+
+def converted(make_model: Any, nodes: Sequence[onnx.NodeProto], constants: dict[str, Any], **more: Any) -> list[Any]:
+    """The nodes after all rules, which must not change the result for random images."""
+    outputs = more.pop("outputs", "y").split()
+    model = make_model(list(nodes), {"x": IMAGE}, dict.fromkeys(outputs, (1, None)), constants, **more)
+    x = np.random.default_rng(1).standard_normal(IMAGE[1]).astype(np.float32)
+    expected = Session(model, SessionConfig(level=Level.EXTENDED)).run({"x": x})
+    one, two = (Session(model, SessionConfig(threads=threads)).run({"x": x}) for threads in (1, 2))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(one[name], two[name])
+        np.testing.assert_allclose(one[name], value, rtol=1e-4, atol=1e-5)
+    return nodes_after(model)
+
+
+WEIGHTS = {"a": weight(32, 3, 3, 3), "b": weight(32), "c": weight(32, 32, 1, 1), "d": weight(32, 1, 3, 3)}
+LIMITS = {"zero": np.float32(0), "six": np.float32(6)}
+
+
+def test_a_region(make_model):
+    nodes = [
+        conv("x a b", "p", strides=[2, 2]), node("Relu", "p", "q"), conv("q d", "r", group=32),
+        node("Clip", "r zero six", "s"), conv("s c b", "t", 1), node("Add", "t q", "u"), node("Sigmoid", "u", "v"),
+        node("Mul", "u v", "w"), node("GlobalAveragePool", "w", "y"),
+    ]  # fmt: skip
+    after = converted(make_model, nodes, WEIGHTS | LIMITS)
+    names = [item.op_type for item in after]
+    assert names == ["BlockedConv", "BlockedConv", "BlockedConv", "BlockedMean", "FromBlocked"]
+    first, second, third, *_ = after
+    assert [item.attribute("activation", "") for item in after[:3]] == ["Relu", "Clip", "QuickGelu"]
+    assert first.attribute("plain") == 1 and not first.attribute("border") and len(third.inputs) == 4
+    assert second.attribute("crop") is None
+
+
+def test_pads_become_borders(make_model):
+    nodes = [conv("x a b", "p"), conv("p d", "q", group=32), conv("q c", "y", 1)]
+    first, second, third, _ = converted(make_model, nodes, WEIGHTS)
+    assert first.attribute("border") == [1, 1, 1, 1] == second.attribute("crop")
+    assert not second.attribute("border") and not third.attribute("crop")
+
+
+@pytest.mark.parametrize("version", [11, 13, 18])
+def test_movement_and_pools(make_model, version):
+    sizes = {} if version < 13 else {"sizes": np.array([16, 16])}
+    split = {"split": [16, 16]} if version < 13 else {}
+    nodes = [
+        conv("x a", "p"), node("Split", "p sizes" if sizes else "p", "l r", axis=1, **split),
+        node("MaxPool", "l", "m", kernel_shape=[5, 5], pads=[2] * 4),
+        node("AveragePool", "r", "n", kernel_shape=[3, 3], pads=[1] * 4), node("Concat", "m n l", "o", axis=-3),
+        node("Resize", "o none scales", "y", mode="nearest", coordinate_transformation_mode="asymmetric"),
+    ]  # fmt: skip
+    constants = {"a": WEIGHTS["a"], "none": np.zeros(0, np.float32), "scales": np.float32([1, 1, 2, 1.5]), **sizes}
+    after = converted(make_model, nodes, constants, version=version)
+    expected = ["BlockedConv", "Split", "BlockedMaxPool", "BlockedAveragePool", "Concat", "Resize", "FromBlocked"]
+    assert [item.op_type for item in after] == expected
+
+
+def test_values_that_others_read(make_model):
+    nodes = [conv("x a", "p"), node("Relu", "p", "q"), node("Softmax", "p", "r"), conv("q c", "y", 1)]
+    after = [item.op_type for item in converted(make_model, nodes, WEIGHTS, outputs="y r q")]
+    assert after.count("FromBlocked") == 3 and after.count("Relu") == 1
+
+
+@pytest.mark.parametrize("op", ["LeakyRelu", "HardSwish", "HardSigmoid", "Tanh"])
+def test_activations(make_model, op):
+    after = converted(make_model, [conv("x a b", "p"), node(op, "p", "y")], WEIGHTS, version=14)
+    assert [item.op_type for item in after] == ["BlockedConv", "FromBlocked"]
+    assert after[0].attribute("activation") == op
+
+
+def test_nodes_that_stay(make_model):
+    constants = {"a": weight(5, 3, 3, 3), "d": weight(6, 1, 3, 3), "c": weight(16, 6, 1, 1), "k": weight(16, 1, 1)}
+    nodes = [conv("x a", "p"), conv("x d", "q", group=3), conv("q c", "r", 1), node("Mul", "r k", "y")]
+    after = [item.op_type for item in converted(make_model, nodes, constants, outputs="y p")]
+    assert after == ["Conv", "Conv", "BlockedConv", "FromBlocked", "Mul"]
+
+
+def test_a_computed_kernel_stays(make_model):
+    nodes = [node("Neg", "w", "v"), conv("x v", "y")]
+    model = make_model(nodes, {"x": IMAGE, "w": (1, [16, 3, 3, 3])}, {"y": (1, None)})
+    assert "Conv" in [item.op_type for item in nodes_after(model)]
+
+
+def test_an_image_that_does_not_fit(make_model):
+    model = make_model([conv("x a", "p"), conv("p c", "y", 1)], {"x": (1, None)}, {"y": (1, None)}, WEIGHTS)
+    with pytest.raises(Exception, match="does not match float32 kernels of shape"):
+        Session(model).run({"x": np.zeros((1, 4, 5, 5), np.float32)})
