@@ -47,13 +47,16 @@ def agreed(question: str, *, default: bool = True) -> bool:
 
 
 def typed_line(prompt: str) -> str:
-    """Return a line that the user types after a prompt, with its line end; "" at the end of the input."""
+    """Return a line that the user types after a prompt, with its line end; "" at the end of the input.
+
+    After Ctrl-C, the line of the prompt is ended, so that the next message starts a line.
+    """
     shown = wrapped(prompt.rstrip(" "), width_of(sys.stderr), 2) + prompt[len(prompt.rstrip(" ")) :]
-    print(shown_on(shown, sys.stderr), end="", file=sys.stderr, flush=True)
-    try:
+    try:  # the user can press Ctrl-C as soon as the prompt appears, before print returns
+        print(shown_on(shown, sys.stderr), end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # the terminal shows ^C on the line of the prompt
+        print(file=sys.stderr)
         at_line_start()
         raise
     at_line_start()

@@ -140,7 +140,8 @@ def test_a_terminal_is_asked(checkpoint: Path, environment: dict[str, str]) -> N
         assert "was not built" in " ".join(seen.split())
     seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", "\x03")])
     assert code == 130 and "interrupted; nothing was built" in " ".join(seen.split())
-    assert "\ngenai: interrupted" in seen, "on a new line"
+    # The terminal may show ^C before or after the line end.
+    assert "\ngenai: interrupted" in seen.replace("^C", ""), "on a new line"
     seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", "y\r"), (">>>", "/bye\r")])
     assert code == 0, seen
     assert "stored in" in seen and "INT4" in seen and "run `genai rm " in " ".join(seen.split())

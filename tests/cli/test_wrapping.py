@@ -89,3 +89,32 @@ def test_other_answers_are_asked_again(
     assert terminal.agreed("Really?", default=default) is expected
     lines = typed.count("\n")
     assert capsys.readouterr().err.count("answer y or n") == (1 if typed == "x\n" else lines - 1)
+
+
+class _Interrupting(io.StringIO):
+    """A terminal on which the user presses Ctrl-C as soon as a text appears, before the write returns."""
+
+    def write(self, text: str) -> int:
+        super().write(text)
+        if text.endswith("] "):
+            raise KeyboardInterrupt
+        return len(text)
+
+
+class _Interrupted(io.StringIO):
+    """An input that the user ends with Ctrl-C."""
+
+    def readline(self, size: int | None = -1) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kinds", [(_Interrupting, io.StringIO), (io.StringIO, _Interrupted)])
+def test_an_interrupted_question_ends_its_line(
+    kinds: tuple[type[io.StringIO], type[io.StringIO]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, keyboard = kinds[0](), kinds[1]()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr("sys.stdin", keyboard)
+    with pytest.raises(KeyboardInterrupt):
+        terminal.agreed("Really?")
+    assert screen.getvalue() == "Really? [Y/n] \n"
