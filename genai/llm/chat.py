@@ -24,6 +24,7 @@ from ..errors import (
 from ..lora.store import AdapterChoice, NamedChoice, PinnedAdapters
 from ..text.chat_template import RenderedText
 from ..text.parsing import Event, ToolCall
+from ..text.tool_functions import Tool, as_tools
 from .completion import ChatReply, Completion
 from .llm import LLM
 from .reply_shape import ReplyShape, ToolChoice, check_choice, check_parallel
@@ -45,7 +46,7 @@ class ChatSession:
     Args:
         llm: the model.
         system: the system message, or None.
-        tools: JSON schemas of tools that the model may call.
+        tools: JSON schemas of tools that the model may call, and functions; see LLM.chat.
         tool_choice, parallel_tool_calls: see LLM.chat.
         template: additional variables for the chat template; see LLM.chat.
         on_overflow: behaviour when the conversation does not fit into the context.
@@ -86,7 +87,7 @@ class ChatSession:
         llm: LLM,
         *,
         system: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         tool_choice: ToolChoice = None,
         parallel_tool_calls: bool | None = None,
         template: Mapping[str, Any] | None = None,
@@ -112,9 +113,10 @@ class ChatSession:
         self.literal = RequestOptions(literal=literal).literal
         self._check_shift(llm)
         self.system = system
-        check_choice(tool_choice, tools)
+        schemas = as_tools(tools)
+        check_choice(tool_choice, schemas)
         check_parallel(parallel_tool_calls)
-        self.tools, self.tool_choice, self.parallel_tool_calls = tools, tool_choice, parallel_tool_calls
+        self.tools, self.tool_choice, self.parallel_tool_calls = schemas, tool_choice, parallel_tool_calls
         self.template: Mapping[str, Any] = {}
         self.set_template(template or {})
         self.on_overflow = on_overflow

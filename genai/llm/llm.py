@@ -31,6 +31,7 @@ from ..models.model_options import ModelOptions, check_model_options
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
 from ..text.tokenizer import Tokenizer
+from ..text.tool_functions import Tool, as_tools
 from .beams import await_beams, run_beams
 from .completion import ChatReply, Completion, Done
 from .generation import Generation
@@ -63,7 +64,7 @@ _Ask: TypeAlias = Callable[[T], Prompt | Messages | Mapping[str, Any]]
 class ChatOptions(CallOptions, total=False):
     """Options of the methods that reply to a conversation."""
 
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Tool] | None
     tool_choice: ToolChoice
     parallel_tool_calls: bool | None
     template: Mapping[str, Any] | None
@@ -77,11 +78,13 @@ class TurnParts:
 
     Attributes:
         prompt: the rendered conversation.
+        tools: JSON schemas of the tools.
         params, sampling, adapter: see LLM.generate; `sampling` has the options by name.
         shape: the allowed shape of the reply.
     """
 
     prompt: str
+    tools: Sequence[Mapping[str, Any]] | None
     params: SamplingParams | None
     sampling: Mapping[str, Any]
     adapter: AdapterChoice
@@ -635,7 +638,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             messages: the conversation so far, or one user message as text.
             schema: a Pydantic model class. The reply follows its JSON schema and is returned as an instance of the
                 class.
-            tools: JSON schemas of tools that the model may call.
+            tools: the tools that the model may call: JSON schemas, and functions, which are described by their
+                annotations and docstrings. The calls are in the reply's `tool_calls`; see
+                docs/how-to/structured-output.md.
             tool_choice: "auto", "none", "required" or the tool to call; see docs/how-to/structured-output.md.
             parallel_tool_calls: False to allow at most one tool call in the reply.
             template: additional variables for the chat template, such as documents or enable_thinking. The template
@@ -658,10 +663,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> llm.chat(messages).text
             'Your name is Nora.'
         """
-        tools = options.get("tools")
-        prompt, request = self._turn(messages, options, schema)
+        turn, request = self._turn(messages, options, schema)
         (completion,) = self._with_states(request, wait_for(request, self._worker))
-        return self._reply(prompt, completion, schema, tools)
+        return self._reply(turn, completion, schema)
 
     @overload
     async def achat(self, messages: Messages, *, schema: None = None, **options: Unpack[ChatOptions]) -> ChatReply: ...
@@ -680,10 +684,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> asyncio.run(llm.achat("What day comes after Monday?")).text
             'Tuesday'
         """
-        tools = options.get("tools")
-        prompt, request = self._turn(messages, options, schema)
+        turn, request = self._turn(messages, options, schema)
         (completion,) = self._with_states(request, await await_for(request, self._worker))
-        return self._reply(prompt, completion, schema, tools)
+        return self._reply(turn, completion, schema)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
         """Stream the reply to a conversation as events of genai.text.parsing: Text, Reasoning, ToolCall, ….
@@ -701,14 +704,13 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> event.reply.text, event.completion.finish_reason, event.usage.completion_tokens
             ('15', 'stop', 2)
         """
-        tools = options.get("tools")
-        prompt, request = self._turn(messages, options)
-        splitter = self.splitter(prompt, tools=tools)
+        turn, request = self._turn(messages, options)
+        splitter = self.splitter(turn.prompt, tools=turn.tools)
         with CompletionStream(request, self._worker) as stream:
             for piece in stream:
                 yield from splitter.feed(piece)
         yield from splitter.finish()
-        yield Done(self.parsed(prompt, stream.completion, tools=tools))
+        yield Done(self.parsed(turn.prompt, stream.completion, tools=turn.tools))
 
     async def astream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncIterator[Event | Done]:
         """`stream_chat` for async code.
@@ -719,22 +721,21 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> asyncio.run(answer("What is 20 - 5?"))
             '15'
         """
-        tools = options.get("tools")
-        prompt, request = self._turn(messages, options)
-        splitter = self.splitter(prompt, tools=tools)
+        turn, request = self._turn(messages, options)
+        splitter = self.splitter(turn.prompt, tools=turn.tools)
         async with AsyncCompletionStream(request, self._worker) as stream:
             async for piece in stream:
                 for event in splitter.feed(piece):
                     yield event
         for event in splitter.finish():
             yield event
-        yield Done(self.parsed(prompt, stream.completion, tools=tools))
+        yield Done(self.parsed(turn.prompt, stream.completion, tools=turn.tools))
 
     def render(
         self,
         messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         template: Mapping[str, Any] | None = None,
         literal: bool | None = None,
     ) -> str:
@@ -776,22 +777,16 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prompts = iter(self.tokenizer.chat_prompts([one for one in checked if not isinstance(one, GenaiError)]))
         return [one if isinstance(one, GenaiError) else next(prompts) for one in checked]
 
-    def _reply(
-        self,
-        prompt: str,
-        completion: Completion,
-        schema: type[Instance] | None,
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> ChatReply | Instance:
-        reply = self.parsed(prompt, completion, tools=tools)
+    def _reply(self, turn: TurnParts, completion: Completion, schema: type[Instance] | None) -> ChatReply | Instance:
+        reply = self.parsed(turn.prompt, completion, tools=turn.tools)
         return reply if schema is None else instance_of(schema, reply.text, completion)
 
     def _turn(
         self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
-    ) -> tuple[str, list[Generation]]:
-        """Return a conversation's rendered prompt and the request for its reply."""
+    ) -> tuple[TurnParts, list[Generation]]:
+        """Return the parts of the request for the reply to a conversation, and the request."""
         turn = self._turn_parts(messages, options, schema)
-        return turn.prompt, self._requests.single(
+        return turn, self._requests.single(
             turn.prompt, turn.params, turn.sampling, self.parser.markers, turn.adapter, turn.shape
         )
 
@@ -799,7 +794,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
     ) -> TurnParts:
         """Return a conversation's rendered prompt and the arguments of the request for its reply."""
-        tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
+        tools, choice = as_tools(options.pop("tools", None)), options.pop("tool_choice", None)
         parallel = options.pop("parallel_tool_calls", None)
         prompt_tools = None if choice == "none" else tools
         template, literal = options.pop("template", None), options.pop("literal", None)
@@ -809,7 +804,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         shape = None
         if tools or choice is not None or parallel is not None or has_grammar(params, sampling):
             shape = self.shape(prompt, tools=tools, tool_choice=choice, parallel_tool_calls=parallel)
-        return TurnParts(prompt, params, sampling, adapter, shape)
+        return TurnParts(prompt, tools, params, sampling, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages, options: CallOptions) -> Prompt:
         """Return the prompt. Remove the options that apply to the texts of messages."""
@@ -880,7 +875,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         return self._max_sequences
 
-    def splitter(self, prompt: str, *, tools: Sequence[Mapping[str, Any]] | None = None) -> ReplySplitter:
+    def splitter(self, prompt: str, *, tools: Sequence[Tool] | None = None) -> ReplySplitter:
         """Return a splitter for the reply to a rendered prompt; pass it the pieces of the stream.
 
         The tools determine the types of arguments that the model writes in XML.
@@ -889,13 +884,15 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> llm.splitter(llm.render("Hi")).feed("Hello!")
             [Text(text='Hello!', problem='')]
         """
-        return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt), tools=tools)
+        return ReplySplitter(
+            self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt), tools=as_tools(tools)
+        )
 
     def shape(
         self,
         prompt: str,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         tool_choice: ToolChoice = None,
         parallel_tool_calls: bool | None = None,
     ) -> ReplyShape:
@@ -909,11 +906,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             OptionError: tool_choice or parallel_tool_calls is invalid or cannot be enforced.
             GrammarError: a tool's parameters are not a JSON schema.
         """
-        return reply_shape(self.tokenizer, self.parser, prompt, tools, tool_choice, parallel_tool_calls)
+        return reply_shape(self.tokenizer, self.parser, prompt, as_tools(tools), tool_choice, parallel_tool_calls)
 
-    def parsed(
-        self, prompt: str, completion: Completion, *, tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> ChatReply:
+    def parsed(self, prompt: str, completion: Completion, *, tools: Sequence[Tool] | None = None) -> ChatReply:
         """Return the parts of the reply to a rendered prompt.
 
         The tools determine the types of arguments that the model writes in XML.
@@ -1016,7 +1011,7 @@ _RESERVED = frozenset(("self", "messages", "tools", "literal", "add_generation_p
 
 def rendering(
     messages: Messages,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Tool] | None = None,
     template: Mapping[str, Any] | None = None,
     literal: bool | None = None,
 ) -> dict[str, Any]:

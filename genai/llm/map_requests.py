@@ -18,6 +18,7 @@ from ..engine.sampling.grammar import joined_options
 from ..engine.sampling.params import SamplingParams
 from ..errors import GenaiError, InputError, StateError
 from ..lora.store import AdapterChoice
+from ..text.tool_functions import as_tools
 from .mapping import MapRequest
 from .reply_shape import check_choice
 from .requests import RequestBuilder
@@ -126,10 +127,12 @@ def _parsed_item(item: Any) -> _ParsedItem:
     if "prompt" in item:
         return _ParsedItem(options.pop("prompt"), options)
     conversation = {name: options.pop(name) for name in _RENDERED if name in options}
-    tools, choice = conversation.get("tools"), options.pop("tool_choice", None)
+    tools, choice = as_tools(conversation.get("tools")), options.pop("tool_choice", None)
     parallel = options.pop("parallel_tool_calls", None)
     check_choice(choice, tools)
     if choice == "none":
         conversation.pop("tools", None)
+    elif "tools" in conversation:
+        conversation["tools"] = tools
     tool_options = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
     return _ParsedItem(None, options, conversation, tool_options)

@@ -94,11 +94,10 @@ def prepare_chat(llm: LLM, messages: Sequence[Mapping[str, Any]], options: Mappi
     Raises:
         GenaiError: see LLM.chat.
     """
-    tools = options.get("tools")
     turn = llm._turn_parts(messages, dict(options))  # type: ignore[arg-type]
     markers = llm.parser.markers
     (leader,) = llm._requests.batch([turn.prompt], turn.params, turn.sampling, markers, turn.adapter, turn.shape)
-    return PreparedRequest(leader, lambda: llm.splitter(turn.prompt, tools=tools))
+    return PreparedRequest(leader, lambda: llm.splitter(turn.prompt, tools=turn.tools))
 
 
 def prepare_completion(llm: LLM, prompt: Prompt, options: Mapping[str, Any]) -> PreparedRequest:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ChatTemplateError, InputError, did_you_mean, kind_of
+from .tool_functions import as_tools
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles of OpenAI's API."""
@@ -198,22 +199,23 @@ def _with_arguments(messages: Sequence[Mapping[str, Any]], change: Callable[[obj
 
 
 def checked_tools(tools: object) -> list[Any] | None:
-    """Return copies of the tools. Raise InputError if they are not a list of objects."""
+    """Return copies of the tools. Raise InputError if they are not a list of objects and functions."""
     if tools is None:
         return None
     if isinstance(tools, (list, tuple)):
+        tools = as_tools(tools) or ()
         for index, tool in enumerate(tools):
             if not isinstance(tool, Mapping):
                 raise InputError(
                     f"tools[{index}] is {kind_of(tool)}",
-                    "a tool is an object with a name and the JSON schema of its parameters",
-                    'pass an object such as {"type": "function", "function": {"name": …}}',
+                    "a tool is a function, or an object with a name and the JSON schema of its parameters",
+                    'pass a function, or an object such as {"type": "function", "function": {"name": …}}',
                 )
     else:
         raise InputError(
             f"tools is {kind_of(tools)}",
-            "a list of objects (JSON schemas), or the same list as JSON, is expected",
-            'pass a list such as [{"type": "function", "function": {"name": …}}]',
+            "a list of functions and objects (JSON schemas), or a list of objects as JSON, is expected",
+            'pass a list of functions, or a list such as [{"type": "function", "function": {"name": …}}]',
         )
     return [plain(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 

@@ -23,6 +23,7 @@ from .chat_template import ChatTemplates, RenderedText
 from .detokenizer import Detokenizer, clean_up
 from .files import cleans_up, configured_ids, find_files, folder_ids
 from .literal import LiteralEncoder, MarkedText, added_control_tokens, can_be_control
+from .tool_functions import Tool
 
 if TYPE_CHECKING:
     from ..models.config import Config
@@ -363,7 +364,7 @@ class Tokenizer:
         *,
         template_str: str | None = None,
         template_name: str | None = None,
-        tools: str | Sequence[Mapping[str, Any]] | None = None,
+        tools: str | Sequence[Tool] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | str = False,
         literal: bool | None = None,
@@ -376,7 +377,8 @@ class Tokenizer:
             template_str: a jinja2 template that replaces the folder's; "" = none.
             template_name: name of a template in the folder; None = "tool_use" if there are tools and the folder has a
                 template with this name, else "default".
-            tools: tools that the model may call: a list of JSON schemas, or its JSON text; empty = none.
+            tools: tools that the model may call: a list of JSON schemas and functions, or the JSON text of a list of
+                schemas; empty = none.
             add_generation_prompt: True to end the text with the start of the assistant's reply; None = True unless
                 continue_final_message is set.
             continue_final_message: True to end the text inside the last message, so that the model continues the
@@ -409,7 +411,7 @@ class Tokenizer:
         self,
         messages: str | Sequence[Mapping[str, Any]],
         *,
-        tools: str | Sequence[Mapping[str, Any]] | None = None,
+        tools: str | Sequence[Tool] | None = None,
         literal: bool | None = None,
         **variables: Any,
     ) -> str:

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,6 +15,7 @@ from genai.errors import GrammarError, OptionError
 from genai.llm.chat import ChatSession
 from genai.llm.reply_shape import ToolChoice
 from genai.text.parsing import Reply, ToolCall
+from genai.text.tool_functions import tool_of
 from tools.schemas import problem
 
 ADD = {
@@ -116,6 +117,30 @@ def test_the_one_that_is_named(name: str, llm_of: Callable[[str], genai.LLM]) ->
     reply = ask(llm_of(name), BEGUN.get(name, ""), choice, 1)
     assert [call.name for call in reply.tool_calls] == ["weather"]
     check(reply.tool_calls)
+
+
+def add(a: Literal[1, 2], b: Literal[3]) -> int:
+    """Return a sum."""
+    return a + b
+
+
+def test_functions_are_tools(llm_of: Callable[[str], genai.LLM]) -> None:
+    """A function stands for its description wherever tools are passed; its results continue the conversation."""
+    llm, described = llm_of("hermes"), [tool_of(add)]
+    options: Any = {"tool_choice": {"type": "function", "function": {"name": "add"}}, "seed": 1, "temperature": 1.0}
+    messages = [{"role": "user", "content": "Hi"}]
+    assert llm.render(messages, tools=[add]) == llm.render(messages, tools=described)
+    reply = llm.chat(messages, tools=[add], **options)
+    (call,) = reply.tool_calls
+    assert isinstance(call.arguments, dict) and add(**call.arguments) in (4, 5)
+    for event in llm.stream_chat(messages, tools=[add], **options):
+        assert not isinstance(event, ToolCall) or event == call
+    (answer,) = llm.map([{"messages": messages, "tools": [add], **options}])
+    assert [one.tool_calls for one in answer.replies] == [reply.tool_calls]
+    result = {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": str(add(**call.arguments))}
+    assert llm.render([*messages, reply.message, result], tools=[add]).count(str(add(**call.arguments)))
+    chat = ChatSession(llm, tools=[add], **options)
+    assert chat.ask("Hi").tool_calls == reply.tool_calls and chat.tools == described
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
