@@ -90,6 +90,7 @@ def batch(
     A line is a request in OpenAI's batch format, or contains a prompt or messages and optional sampling parameters.
     With --template, a line contains the data for the template. If a line fails, its output line contains the reason.
     """
+    from genai.llm.batch.custom_ids import check_custom_ids
     from genai.llm.batch.journal import check_output
     from genai.llm.batch.lines import TextLines, open_lines
     from genai.llm.batch.page import write_page
@@ -116,6 +117,8 @@ def batch(
     asking = PromptFormat(prompt_template, as_chat, flags.adapter, variables)
     lines = open_lines(input, format)
     asking.check_columns(lines)
+    with quietly(flags.quiet):
+        check_custom_ids(lines, asking)  # before the model is loaded
     asked = {"add_special_tokens": special, "literal": literal}
     options = {**sampling, **{name: value for name, value in asked.items() if value is not None}}
     with _engine(model, ray, workers, flags, max_sequences) as llm:

@@ -396,7 +396,7 @@ def _unanswered(path: Path, journal: Path) -> Iterator[bytes]:
 def _checked(path: Path, endpoint: str) -> tuple[list[dict[str, Any]], int]:
     """Return the errors of an input, and the number of its lines."""
     errors: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     count = 0
 
     def note(line: int | None, code: str, message: str, param: str | None = None) -> None:
@@ -413,7 +413,7 @@ def _checked(path: Path, endpoint: str) -> tuple[list[dict[str, Any]], int]:
             except GenaiError as error:
                 note(line.number, "invalid_json_line", f"{error.what}: {error.why}")
             else:
-                for code, message, param in _problems(fields, endpoint, seen):
+                for code, message, param in _problems(fields, line.number, endpoint, seen):
                     note(line.number, code, message, param)
         if len(errors) >= _MOST_ERRORS or count > MOST_LINES:
             break
@@ -422,14 +422,16 @@ def _checked(path: Path, endpoint: str) -> tuple[list[dict[str, Any]], int]:
     return errors[:_MOST_ERRORS], count
 
 
-def _problems(fields: Mapping[str, Any], endpoint: str, seen: set[str]) -> Iterator[tuple[str, str, str]]:
+def _problems(
+    fields: Mapping[str, Any], number: int, endpoint: str, seen: dict[str, int]
+) -> Iterator[tuple[str, str, str]]:
     name = fields.get("custom_id")
     if not isinstance(name, str) or not name:
         yield "invalid_custom_id", "custom_id is not a text", "custom_id"
     elif name in seen:
-        yield "duplicate_custom_id", f"custom_id {name!r:.80} is used by an earlier line", "custom_id"
+        yield "duplicate_custom_id", f"custom_id {name!r:.80} is also the custom_id of line {seen[name]}", "custom_id"
     else:
-        seen.add(name)
+        seen[name] = number
     if fields.get("method") != "POST":
         yield "invalid_method", "method is not POST", "method"
     if fields.get("url") != endpoint:

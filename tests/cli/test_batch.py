@@ -150,6 +150,15 @@ def test_what_is_wrong_is_said_first(
     assert questions.read_bytes() == before and not (tmp_path / "out").exists()
 
 
+def test_equal_ids_are_refused_before_the_model_is_loaded(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"custom_id": "a", "prompt": "x"}\n' * 2)
+    monkeypatch.setattr("genai.cli.batch._engine", None)
+    assert run_here(["batch", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out")]) == 1
+    assert "lines 1 and 2 have the same custom_id 'a'" in capsys.readouterr().err
+
+
 def test_a_terminal_shows_how_far_it_is(questions: Path, tmp_path: Path, terminal: Callable[..., Any]) -> None:
     questions.write_text("Tell me a story about Luna.\n" * 4000)
     shown = terminal(

@@ -205,7 +205,7 @@ def test_a_batch_waits_for_requests_of_people(serve: Callable[..., Running], mon
 PROBLEMS: list[tuple[bytes, str, str, int | None]] = [
     (b"\n\n", "empty_file", "no requests", None),
     (b"{", "invalid_json_line", "line 1", 1),
-    (_lines(1) + _lines(1), "duplicate_custom_id", "q0", 2),
+    (_lines(1) + _lines(1), "duplicate_custom_id", "'q0' is also the custom_id of line 1", 2),
     (_lines(1, url="/v1/completions"), "invalid_url", CHAT, 1),
     (_lines(1).replace(b"POST", b"GET"), "invalid_method", "POST", 1),
     (b'{"custom_id": 1, "method": "POST", "url": "/v1/chat/completions", "body": {}}', "invalid_custom_id", "text", 1),

@@ -59,6 +59,7 @@ class Lines(ABC):
         can_be_read_again: True if a second iteration yields the same lines.
         are_cells: True if all values are text.
         is_table: True if all lines have the same fields, so that null stands for a missing field.
+        has_unique_ids: True if the custom_ids were checked and differ; see `check_custom_ids`.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Lines(ABC):
     can_be_read_again = True
     are_cells = False
     is_table = False
+    has_unique_ids = False
 
     def columns(self) -> tuple[str, ...] | None:
         """Return the names of the fields that every line has; None if the lines can differ.

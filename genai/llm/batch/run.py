@@ -18,6 +18,7 @@ from ...errors import GenaiError, InputError, OptionError
 from ..llm import LLM
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
 from ..request_options import PROMPT_OPTIONS, LineOptions
+from .custom_ids import SeenIds, check_custom_ids
 from .journal import Journal, LineId, digest
 from .lines import Line, Lines
 from .openai_format import InnerTokens, ResponseWriter
@@ -223,8 +224,8 @@ def run_batch(
         options: fields of SamplingParams, add_special_tokens and literal; the options in a line override them.
 
     Raises:
-        InputError: the input cannot be read, or it changes; or the output exists, is not the output of a batch, or
-            cannot be written.
+        InputError: the input cannot be read, or it changes; two lines of a file have the same custom_id; or the output
+            exists, is not the output of a batch, or cannot be written.
         OptionError, ContextOverflowError: the options would be invalid for every line, or the output's ending is
             unknown.
         MissingPackageError: the output is a Parquet file, but pyarrow is not installed.
@@ -235,6 +236,7 @@ def run_batch(
         raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "use one of these values")
     check_batch_output(output, begin)
     prompt_format.check_columns(lines)
+    check_custom_ids(lines, prompt_format)
     sampling: dict[str, Any] = {name: value for name, value in options.items() if name not in PROMPT_OPTIONS}
     llm.params(**sampling)
     settings = _settings(llm, prompt_format, options)
@@ -315,6 +317,7 @@ class _BatchRun:
         self._writer = ResponseWriter(report.model, InnerTokens(llm.tokenizer))
         self._settings = settings
         self._done_size = self._kept_size = 0
+        self._seen = SeenIds() if not lines.can_be_read_again else None
 
     def pending_lines(self) -> Iterator[_BatchLine]:
         """Yield the lines that are not answered yet."""
@@ -329,6 +332,8 @@ class _BatchRun:
         try:
             fields = self._lines.fields(line)
             custom_id = self._prompt_format.custom_id(fields, line.number)
+            if self._seen is not None:
+                self._seen.add(custom_id)
             item, model = self._prompt_format.item(
                 fields, are_cells=self._lines.are_cells, is_table=self._lines.is_table
             )
