@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -87,9 +90,20 @@ def root(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code. The library's logs and progress go to stderr."""
-    with to_stderr():
+    """Run the command line and return its exit code. The library's logs, warnings and progress go to stderr."""
+    with to_stderr(), warnings.catch_warnings():
+        warnings.showwarning = partial(_show_warning, warnings.showwarning)
         return _run(arguments)
+
+
+def _show_warning(
+    otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any, **more: Any
+) -> None:
+    """Print a warning to the user without the line of a program; other warnings are for programmers."""
+    if category is UserWarning:
+        say(f"genai: {message}")
+    else:
+        otherwise(message, category, *where, **more)
 
 
 def _run(arguments: list[str] | None) -> int:

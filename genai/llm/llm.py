@@ -278,6 +278,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> good.text, type(bad).__name__
             ('19', 'ContextOverflowError')
         """
+        self._requests.note_seed(params, options)
         if check_on_error(on_error, schema, options):
             requests = self._requests.each(prompts, params, options, adapter)
             valid = [leaders for leaders in requests if isinstance(leaders, list)]
@@ -366,6 +367,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
             ['15', '19']
         """
+        self._requests.note_seed(params, options)
         if check_on_error(on_error, None, options):
             requests = self._requests.each(prompts, params, options, adapter)
             valid = [leaders for leaders in requests if isinstance(leaders, list)]
@@ -435,6 +437,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
                 f"items is {kind_of(items)}", "an iterable of items is expected", "pass an iterable, such as a list"
             )
         self._requests.check_all(params, options)
+        self._requests.note_seed(params, options)
         pinned = self.adapters.pin(adapter)  # all items use the adapter that has this name now
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
@@ -475,7 +478,18 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> stream.completion.finish_reason
             'stop'
         """
-        return self._streamed(self._requests.single(self._prompt(prompt, options), params, options, adapter=adapter))
+        return self._streamed(self._single(prompt, params, options, adapter))
+
+    def _single(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None,
+        options: CallOptions,
+        adapter: AdapterChoice,
+    ) -> list[Generation]:
+        """Return the request for one completion."""
+        self._requests.note_seed(params, options)
+        return self._requests.single(self._prompt(prompt, options), params, options, adapter=adapter)
 
     def _streamed(self, generations: list[Generation]) -> CompletionStream:
         stream = CompletionStream(generations, self._worker)
@@ -503,9 +517,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> asyncio.run(count())
             ['3', '4', '5', '6', '7']
         """
-        return AsyncCompletionStream(
-            self._requests.single(self._prompt(prompt, options), params, options, adapter=adapter), self._worker
-        )
+        return AsyncCompletionStream(self._single(prompt, params, options, adapter), self._worker)
 
     def stream_tokens(
         self,
@@ -786,6 +798,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     ) -> tuple[TurnParts, list[Generation]]:
         """Return the parts of the request for the reply to a conversation, and the request."""
         turn = self._turn_parts(messages, options, schema)
+        self._requests.note_seed(turn.params, turn.sampling)
         return turn, self._requests.single(
             turn.prompt, turn.params, turn.sampling, self.parser.markers, turn.adapter, turn.shape
         )
@@ -826,6 +839,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> llm.params(top_p=0.9).temperature
             1.0
         """
+        self._requests.note_seed(params, options)
         return self._requests.check(self._requests.params(params, options))
 
     def chat_params(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
@@ -841,6 +855,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> llm.chat_params().temperature  # the files of the bundled model select greedy search
             0.0
         """
+        self._requests.note_seed(None, options, in_chat=True)
         return self._requests.check(self._requests.chat_params(options))
 
     @property

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..common.log import logger
+from ..common.warning import warn_caller
 from ..engine.adapter_mix import AdapterMix
 from ..engine.sampling.breakers import NO_BREAKERS, BreakerFinder
-from ..engine.sampling.params import SamplingParams, grammar_of, model_defaults, with_defaults
+from ..engine.sampling.params import SamplingParams, asks_to_draw, grammar_of, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, plan_sampling, request_seed
 from ..engine.sampling.state import SamplerState
 from ..engine.sequence import ContextShift
@@ -79,6 +80,7 @@ class RequestBuilder:
             ) from error
         # Exports always write the search section, so only its `do_sample` shows that the model is meant to sample.
         self.names_sampling = bool(_SAMPLING_NAMES & own.sampling.keys()) or bool(model.config.search.get("do_sample"))
+        self._is_seed_noted = False
         self._guidance = guidance_of(model, tokenizer)
         self._breakers = BreakerFinder(self._token_texts, partial(tokenizer.encode_all, add_special_tokens=False))
 
@@ -113,6 +115,25 @@ class RequestBuilder:
         if self.names_sampling:
             return {}
         return {**CHAT_DEFAULTS, "top_k": min(CHAT_DEFAULTS["top_k"], self._config.vocab_size)}
+
+    def note_seed(self, params: object, options: Mapping[str, Any], *, in_chat: bool = False) -> None:
+        """Warn, once per model, about a seed without effect: the model is greedy by default, and no option changes it.
+
+        Args:
+            params: the SamplingParams of a request, which replace the model's defaults; None = none.
+            options: the options by name.
+            in_chat: True if the defaults are those of `chat_params`.
+        """
+        defaults = {**self.defaults, **(self.chat_defaults if in_chat else {})}
+        is_drawn = "temperature" in options or "num_beams" in options or asks_to_draw(options)
+        if self._is_seed_noted or params is not None or options.get("seed") is None:
+            return
+        if defaults.get("temperature") == 0 and not is_drawn:
+            self._is_seed_noted = True
+            warn_caller(
+                "the seed has no effect, because this model selects the most likely tokens by default; "
+                "to draw tokens, set a temperature, such as 0.8"
+            )
 
     def check(self, params: SamplingParams) -> SamplingParams:
         """Return the options unchanged, or raise the error that every request with them would raise."""

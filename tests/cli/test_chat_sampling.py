@@ -102,6 +102,11 @@ def test_the_command(unnamed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--greedy cannot be used with --temperature 0.5" in capsys.readouterr().err
 
 
+def test_warnings_of_the_library_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["generate", "-p", "Hi", "-n", "1", "--seed", "1"]) == 0
+    assert capsys.readouterr().err.startswith("genai: the seed has no effect, because this model selects")
+
+
 def test_settings_show_the_source(terminal: Callable[..., Any], unnamed: Path, bundled_folder: Path) -> None:
     one = terminal("chat", str(unnamed), "-t", "1", "-n", "4")
     one.wait_for("context 1,024 tokens.*>>>")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,32 @@ def test_generation_config_speaks_where_the_search_block_is_silent(bundled_folde
     with genai.LLM(folder) as llm:
         assert llm.params() == genai.SamplingParams(temperature=0.6, min_p=0.05, top_k=20)
         assert llm.params(temperature=0) == genai.SamplingParams(temperature=0)
+
+
+@pytest.fixture
+def greedy(bundled: genai.Model) -> Iterator[genai.LLM]:
+    with genai.LLM(bundled) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm, **options: llm.chat("Hi", max_tokens=1, **options),
+        lambda llm, **options: list(llm.stream_chat("Hi", max_tokens=1, **options)),
+        lambda llm, **options: llm.generate("Hi", max_tokens=1, **options),
+        lambda llm, **options: list(llm.stream("Hi", max_tokens=1, **options)),
+        lambda llm, **options: list(llm.map(["Hi"], max_tokens=1, **options)),
+        lambda llm, **options: llm.params(**options),
+        lambda llm, **options: llm.chat_params(**options),
+    ],
+)
+def test_a_seed_without_effect_is_pointed_out_once(ask: Callable[..., object], greedy: genai.LLM) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for options in ({}, {"seed": 1, "temperature": 0}, {"seed": 1, "top_k": 2}, {"seed": None}):
+            ask(greedy, **options)
+    with pytest.warns(UserWarning, match="the seed has no effect.*set a temperature") as caught:
+        ask(greedy, seed=1)
+        ask(greedy, seed=2)
+    assert len(caught) == 1 and caught[0].filename == __file__

@@ -387,10 +387,14 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
     for name in ("logit_bias", "sequence_bias"):
         if asked.get(name):
             asked[name] = {**dict(kept.get(name, ())), **dict(asked[name])}
-    draws = any(asked[name] != NEUTRAL[name] for name in asked.keys() & {*DRAWING, "n"})
-    if kept.get("temperature") == 0 and "temperature" not in asked and draws:
+    if kept.get("temperature") == 0 and "temperature" not in asked and asks_to_draw(asked):
         del kept["temperature"]
     return SamplingParams.from_options({**kept, **asked})
+
+
+def asks_to_draw(asked: Mapping[str, Any]) -> bool:
+    """Return True if an option selects random sampling for a model that is greedy by default."""
+    return any(asked[name] != NEUTRAL[name] for name in asked.keys() & {*DRAWING, "n"})
 
 
 def _make_room(kept: dict[str, Any], asked: Mapping[str, Any]) -> None:
