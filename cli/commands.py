@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from genai.errors import GenaiError
 
 from .completions import complete
-from .help_page import write_example, write_options
+from .help_page import check_dashes, write_example, write_options
 from .places import with_flags_named
 from .variables import bind_variables, name_variables
 
@@ -37,6 +37,7 @@ class _Shared:
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments. Some of typer's errors do not name their command, so add it."""
+        check_dashes(self, ctx.command_path, args)
         try:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
             return parsed

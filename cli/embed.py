@@ -144,7 +144,7 @@ def embed(
         if kind != "dense":
             _print_parts(embedder, kind, text if lines is None else (text_of(lines, line, column)[0] for line in lines))
             return
-        voice.say(f"{embedder.dimensions} dimensions, {'+'.join(embedder.pooling)} pooling")
+        voice.say(f"{dimensions or embedder.dimensions} dimensions, {'+'.join(embedder.pooling)} pooling")
         if lines is None or output is None:
             texts = text if lines is None else (text_of(lines, line, column)[0] for line in lines)
             for vector in embedder.map(texts or [], **options):

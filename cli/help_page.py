@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import Any
 
@@ -118,7 +118,7 @@ def _write_section(formatter: Any, name: str, rows: list[tuple[str, str]]) -> No
 
 def usage_error(error: Any) -> OptionError:
     """Convert an error that typer found in the command line to an OptionError."""
-    message = error.format_message().rstrip(".")
+    message = _plainer(error.format_message().rstrip("."))
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "genai"
     hint = f"`{path} -h` shows the options"
@@ -149,6 +149,39 @@ def usage_error(error: Any) -> OptionError:
     if parameter is not None and ctx is not None and is_from_variable(ctx, parameter):
         message += f" (set by {parameter.envvar})"
     return OptionError(f"{path}: {message}", "the command line cannot be parsed", f"`{path} -h` shows the usage")
+
+
+# Wordings of typer, and plainer ones.
+_PLAINER = (
+    (re.compile(r"Input should be a valid integer.*"), "a whole number is expected"),
+    (re.compile(r"Input should be a valid number.*"), "a number is expected"),
+    (re.compile(r"Input should be "), "the value must be "),
+)
+
+
+def _plainer(message: str) -> str:
+    for pattern, text in _PLAINER:
+        message = pattern.sub(text, message)
+    return message
+
+
+def check_dashes(command: Any, path: str, arguments: Sequence[str]) -> None:
+    """Raise OptionError if a long option has one dash, as in llama.cpp: -temperature would be -t with a value."""
+    options = [one for one in command.params if one.param_type_name == "option"]
+    names = {name: one for one in options for name in (*one.opts, *one.secondary_opts)}
+    before = ""
+    for argument in arguments:
+        if argument == "--":
+            return
+        name = argument.partition("=")[0]
+        long = f"-{name}".replace("_", "-")
+        meant = _ELSEWHERE.get(long, long)
+        is_value = before in names and not names[before].is_flag
+        if re.fullmatch(r"-[a-z][a-z-_]{2,}", name) and not is_value and meant in names:
+            raise OptionError(
+                f"{path} has no option {name}", "options with several letters begin with two dashes", f"use {meant}"
+            )
+        before = argument
 
 
 def _may_be_model(text: str) -> bool:

@@ -324,10 +324,14 @@ def read_lora(text: str) -> tuple[str, Path, float]:
     scale = _scale(number) if colon else None
     source = rest if scale is None else path
     if not name or not source:
+        from genai.hub.local import exists
+
+        is_path = "=" not in text and exists(Path(text))
+        named = f"name the adapter: --lora {Path(text).resolve().stem}={text}" if is_path else ""
         raise OptionError(
             f"--lora is {text!r:.80}",
             "NAME=PATH or NAME=PATH:SCALE is expected",
-            "for example, use --lora pirate=adapters/pirate:0.8",
+            named or "for example, use --lora pirate=adapters/pirate:0.8",
         )
     if name == _NO_ADAPTER:
         raise OptionError(f"--lora is {text!r:.80}", f"/lora {name} disables adapters", "give the adapter another name")

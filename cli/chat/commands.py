@@ -19,8 +19,10 @@ from ..terminal import dump_prompt, footer
 from ..wrapping import shortened, table, width_of
 from .reply import say_problem
 
-if TYPE_CHECKING:  # commands change the loop that runs them
-    from .loop import Loop
+if TYPE_CHECKING:
+    from genai.llm.chat import ChatSession
+
+    from .loop import Loop  # commands change the loop that runs them
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ def run_command(loop: Loop, text: str) -> None:
     command = COMMANDS.get("/bye" if name in _ALSO_BYE else name)
     if command is None:
         close = difflib.get_close_matches(name[1:], [known[1:] for known in (*COMMANDS, *_ALSO_BYE)], 1)
-        hint = (f"did you mean /{close[0]}? " if close else "") + "/help lists the commands"
+        near = _ELSEWHERE.get(name) or (f"did you mean /{close[0]}?" if close else "")
+        hint = f"{near} /help lists the commands".lstrip()
         raise InputError(f"unknown command {name!r}", "messages that begin with a slash are commands", hint)
     argument = argument.strip()
     if command.argument and not command.argument.startswith("[") and not argument:
@@ -243,9 +246,26 @@ def _lora(loop: Loop, argument: str) -> None:
         session.llm.load_adapter(path, name, scale)
         session.use_adapter(name)
     elif argument:
-        session.use_adapter(argument)
+        _use_adapter(session, argument)
     used = session.adapter if isinstance(session.adapter, str) else ", ".join(session.adapter or ())
     loop.voice.say(f"(adapter: {used or 'none'}; loaded: {', '.join(session.llm.adapters.names) or 'none'})")
+
+
+def _use_adapter(session: ChatSession, name: str) -> None:
+    """Use an adapter that is loaded, or that lies beside the model."""
+    from genai.hub.known import BUNDLED_MODEL, bundled_model
+    from genai.lora.named import registered_adapters
+
+    llm = session.llm
+    beside = registered_adapters(BUNDLED_MODEL if llm.model.folder == bundled_model() else llm.model.folder)
+    if name not in llm.adapters.names and name in beside:
+        llm.load_adapter(beside[name], name)
+    try:
+        session.use_adapter(name)
+    except OptionError as error:
+        if beside:
+            error.why += f"; adapters beside the model: {', '.join(beside)}"
+        raise
 
 
 def _clear(loop: Loop, argument: str) -> None:
@@ -328,4 +348,13 @@ COMMANDS: Mapping[str, Command] = {
     "/bye": Command(_bye, "", "exit (also /exit, /quit, exit and Ctrl-D)"),
 }
 _ALSO_BYE = ("/exit", "/quit")
+# Commands of other programs (Ollama, llama.cpp, Claude Code), and what to type here.
+_ELSEWHERE = {
+    "/?": "did you mean /help?",
+    "/show": "/set shows the settings, /model the model, and /system the system message;",
+    "/regen": "did you mean /retry?",
+    "/new": "did you mean /clear?",
+    "/reset": "did you mean /clear?",
+    "/read": 'to send a file, use genai chat -p "…" < FILE;',
+}
 FILE_COMMANDS = ("/model", "/save", "/load")

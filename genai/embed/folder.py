@@ -30,6 +30,7 @@ from ..errors import (
     kind_of,
 )
 from ..models.exported_config import is_exported_decoder, variants_in
+from ..models.folders import ASK_FOR_MODEL, not_a_folder
 from ..text.backend import load_tokenizer
 from ..weight_files.safetensors import read_safetensors
 from ..weight_files.torch_file import read_torch
@@ -124,6 +125,20 @@ class EncoderFolder:
         return bool(self.modules) and isinstance(self.modules[-1], NormalizeModule)
 
 
+def _not_an_encoder(path: Path) -> ModelFolderError | UnsupportedModelError:
+    """Return the error for a path that is not a folder."""
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return UnsupportedModelError(
+            f"{path}: a GGUF file is not an encoder",
+            "embeddings and scores are computed from checkpoints and ONNX graphs",
+            "use the original checkpoint of the model",
+        )
+    error = not_a_folder(path)
+    if error.fix == ASK_FOR_MODEL:
+        error.fix = "pass a folder with config.json, a tokenizer and a graph, or the name of an encoder: org/name"
+    return error
+
+
 def read_encoder_folder(folder: Path) -> EncoderFolder:
     """Read the description of an encoder.
 
@@ -133,11 +148,7 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
         UnsupportedModelError: the folder has a module that cannot run here.
     """
     if not folder.is_dir():
-        raise ModelFolderError(
-            f"{folder}: the path is not a folder",
-            "an encoder is a folder with config.json, a tokenizer and a graph",
-            "check the path",
-        )
+        raise _not_an_encoder(folder)
     if (folder / "genai_config.json").is_file() or is_exported_decoder(folder):
         raise UnsupportedModelError(
             f"{folder}: this is a model that generates text",

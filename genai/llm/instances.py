@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_origin
 
 from ..engine.sampling.grammar import OPTIONS
 from ..errors import InputError, OptionError, ReplyFormatError
@@ -34,6 +34,13 @@ def with_schema(options: Mapping[str, Any], schema: type[SchemaClass] | None) ->
     """
     if schema is None:
         return dict(options)
+    if get_origin(schema) is not None:
+        raise InputError(
+            f"schema = {schema!r:.80}",
+            "a Pydantic model class is expected, and this is a type with parameters",
+            "wrap it in a class, such as `class Reply(BaseModel): items: list[Item]`, or pass json_schema="
+            "pydantic.TypeAdapter(…).json_schema() and parse the text",
+        )
     if not isinstance(schema, type) or not hasattr(schema, "model_json_schema"):
         raise InputError(
             f"schema = {schema!r:.80}", "a Pydantic model class is expected", "pass a JSON schema as json_schema"

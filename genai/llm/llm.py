@@ -839,8 +839,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> llm.params(top_p=0.9).temperature
             1.0
         """
+        checked = self._requests.check(self._requests.params(params, options))
         self._requests.note_seed(params, options)
-        return self._requests.check(self._requests.params(params, options))
+        return checked
 
     def chat_params(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Return the sampling options of a reply in `genai chat` with these arguments.
@@ -855,8 +856,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> llm.chat_params().temperature  # the files of the bundled model select greedy search
             0.0
         """
+        checked = self._requests.check(self._requests.chat_params(options))
         self._requests.note_seed(None, options, in_chat=True)
-        return self._requests.check(self._requests.chat_params(options))
+        return checked
 
     @property
     def chat_defaults(self) -> Mapping[str, Any]:

@@ -104,6 +104,8 @@ def _in_fields(error: GenaiError) -> GenaiError:
     """Return the error with the names of fields in place of the names of options."""
     parts = [error.what, error.why, error.fix]
     for option, name in _FIELDS.items():
+        if option == "template" and not error.what.startswith(option):
+            continue  # the error is about a chat template
         pattern = re.compile(rf"(?<![\w'\"./-])(?<!chat ){re.escape(option)}(?![\w'\"-])")
         parts = [pattern.sub(name, part) for part in parts]
     return GenaiError(*parts)

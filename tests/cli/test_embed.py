@@ -26,7 +26,7 @@ def test_texts_on_the_command_line() -> None:
     found = np.array([json.loads(line) for line in result.stdout.splitlines()], np.float32)
     with Embedder(MODEL, threads=1) as embedder:
         np.testing.assert_array_equal(found, embedder.embed(["the cat", "a dog"], dimensions=5))
-    assert "24 dimensions, mean pooling" in result.stderr
+    assert "5 dimensions, mean pooling" in result.stderr
     assert run("embed", MODEL, "-p", "the cat", "--quiet").stderr == ""
 
 
@@ -56,7 +56,8 @@ def test_a_file(tmp_path: Path) -> None:
         ([MODEL, "in.csv"], "the texts come from the column 'text' unless --column names another"),
         ([MODEL, "in.csv", "--column", "boy"], "no column 'boy', which --column names"),
         ([MODEL, "in.csv", "--column", "boy"], "did you mean 'body'?"),
-        (["nowhere", "-p", "x"], "nowhere"),
+        (["nowhere", "-p", "x"], "or the name of an encoder: org/name"),
+        (["in.gguf", "-p", "x"], "a GGUF file is not an encoder"),
         ([MODEL, "-p", "x", "--pooling", "average"], "--pooling 'average'"),
         ([MODEL, "-p", "x", "--dimensions", "99"], "--dimensions 99"),
         ([MODEL, "-p", "x", "--prompt-name", "qery"], "--prompt-name 'qery'"),
@@ -65,6 +66,7 @@ def test_a_file(tmp_path: Path) -> None:
 def test_what_is_refused(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("in.csv").write_text("id,body\n1,the cat\n")
+    Path("in.gguf").write_bytes(b"GGUF")
     result = run("embed", *arguments)
     assert result.returncode in (1, 2) and message in result.stderr and "Traceback" not in result.stderr
     assert "fix:" in result.stderr

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from genai.cli.app import run as run_here
-from genai.cli.chat.commands import in_words_of_chat
+from genai.cli.chat.commands import in_words_of_chat, run_command
 from genai.cli.options import FLAGS, Flag, read_lora, read_setting
-from genai.errors import GenaiError
+from genai.cli.terminal import Voice
+from genai.errors import GenaiError, InputError, OptionError
 from genai.llm.chat import ChatSession
 from genai.llm.llm import LLM
 
@@ -119,6 +122,33 @@ def test_a_long_message_and_adapters_in_a_chat(session: ChatSession) -> None:
         read_lora("x")
     error = in_words_of_chat(caught.value)
     assert error.what == "/lora is 'x'" and error.fix == "for example, use /lora pirate=adapters/pirate:0.8"
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        (
+            "/show",
+            "/set shows the settings, /model the model, and /system the system message; /help lists the commands",
+        ),
+        ("/regen", "did you mean /retry? /help lists the commands"),
+        ("/sett", "did you mean /set? /help lists the commands"),
+        ("/xyzzy", "/help lists the commands"),
+    ],
+)
+def test_unknown_commands_in_a_chat(typed: str, fix: str) -> None:
+    with pytest.raises(InputError) as caught:
+        run_command(SimpleNamespace(), typed)  # type: ignore[arg-type]
+    assert caught.value.fix == fix
+
+
+def test_adapters_beside_the_model_in_a_chat(session: ChatSession, capsys: pytest.CaptureFixture[str]) -> None:
+    loop: Any = SimpleNamespace(session=session, voice=Voice())
+    with pytest.raises(OptionError, match=r"loaded adapters: none; adapters beside the model: .*pirate"):
+        run_command(loop, "/lora wrods")
+    run_command(loop, "/lora words")
+    assert "(adapter: words; loaded: words)" in capsys.readouterr().err
+    run_command(loop, "/lora off")
 
 
 def test_an_unknown_adapter_and_files_in_a_chat(session: ChatSession, tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def test_what_is_no_instance(llm: genai.LLM) -> None:
     with pytest.raises(ReplyFormatError, match="is not a valid Picky") as raised:
         llm.chat("How far?", schema=Picky)
     assert "not this one" in raised.value.why
+    with pytest.raises(InputError, match=r"(?s)schema = list\[.*a type with parameters.*wrap it in a class"):
+        llm.chat("Hi", schema=list[int])  # type: ignore[call-overload]
     with pytest.raises(InputError, match="schema"):
         llm.chat("How far?", schema={"type": "object"})  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="regex contradicts schema"):

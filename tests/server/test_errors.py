@@ -14,6 +14,6 @@ def test_options_are_named_as_fields() -> None:
 
 
 def test_a_chat_template_is_not_an_option() -> None:
-    error = InputError("the chat template omits the tools", "the model ignores them", "use another chat template")
+    error = InputError("the chat template omits the tools", "it is old", "use a model whose template supports tools")
     said = reply_of(error, context_size=8, hidden={}).message
-    assert said == "the chat template omits the tools: the model ignores them; use another chat template"
+    assert said == "the chat template omits the tools: it is old; use a model whose template supports tools"

@@ -181,7 +181,8 @@ class SamplingParams:
         known = [field.name for field in fields(cls)]
         for name, value in options.items():
             if name not in known:
-                hint = did_you_mean(name, known, f"use one of the known options: {', '.join(sorted(known))}")
+                otherwise = f"use one of the known options: {', '.join(sorted(known))}"
+                hint = _ELSEWHERE.get(name) or did_you_mean(name, known, otherwise)
                 raise OptionError(
                     f"unknown sampling option {name!r} = {value!r}", "the API has no option of this name", hint
                 )
@@ -289,6 +290,20 @@ def checked_option(name: str, value: Any) -> Any:
 DRAWING = tuple(
     "top_k top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta".split()
 )
+
+
+# Options of other programs, and what to use here.
+_SCHEMAS = "pass a JSON schema as json_schema; LLM.chat and LLM.generate also accept a Pydantic class as schema"
+_ELSEWHERE = {
+    "format": _SCHEMAS,
+    "max_completion_tokens": "did you mean 'max_tokens'?",
+    "max_new_tokens": "did you mean 'max_tokens'?",
+    "num_predict": "did you mean 'max_tokens'?",
+    "repeat_penalty": "did you mean 'repetition_penalty'?",
+    "response_format": _SCHEMAS,
+    "stop_sequences": "did you mean 'stop'?",
+    "top_logprobs": "did you mean 'logprobs'?",
+}
 
 
 def model_defaults(search: Mapping[str, Any], vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> dict[str, Any]:
