@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,9 @@ from .model_names import request_name
 from .serve_models import MAX_SEQUENCES, EmbedderOption, RerankerOption, served_models
 from .serve_router import ModelsArgument, RouterFlags, make_router
 from .terminal import say
+
+if TYPE_CHECKING:
+    from genai.server.serving import Server
 
 
 @opt.flag_groups
@@ -126,7 +130,6 @@ def serve(
             f"--allow-host cannot be used with --host {host}",
             "the Host header is checked only for addresses that other machines do not reach", "remove --allow-host",
         )  # fmt: skip
-    from genai.server.registry import registered
     from genai.server.request_log import RequestLog
     from genai.server.serving import Server, ServerOptions
 
@@ -163,7 +166,7 @@ def serve(
             server = Server(llm, options, name=name, log=log, encoders=encoders)
         stack.enter_context(quietly(flags.quiet))
         url = address.url(bound)
-        stack.enter_context(registered(url, [*server.model_names, *server.encoders.names]))
+        stack.enter_context(_listed(url, server))
         try:
             on_stop = partial(_say_stopping, drain_timeout)
             run(server, bound, address, lambda: say(f"genai serve: {server.title} at {url}/v1"), on_stop)
@@ -174,6 +177,23 @@ def serve(
             server.close()
             if log is not None:
                 log.close()
+
+
+@contextmanager
+def _listed(url: str, server: Server) -> Iterator[None]:
+    """Let `genai ps` list a server while it runs."""
+    from genai.server.registry import registered
+    from genai.server.router import Router
+
+    if isinstance(server, Router):
+        encoders = [one.name for one in server.models.values() if one.kind != "completion"]
+        with registered(url, server.model_names, encoders, loaded=[]) as note_loaded:
+            server.watch_loads(note_loaded)
+            yield
+    else:
+        encoders = server.encoders.names
+        with registered(url, [*server.model_names, *encoders], encoders):
+            yield
 
 
 def _say_stopping(seconds: float, running: int) -> None:

@@ -18,22 +18,38 @@ if TYPE_CHECKING:
     from genai.server.registry import RunningServer
 
 Which = Annotated[
-    str | None, typer.Argument(help="Port, process number or address of a server from `genai ps`.", metavar="SERVER")
+    str | None,
+    typer.Argument(help="Port, process number, address or model of a server from `genai ps`.", metavar="SERVER"),
 ]
 
 
 def ps(as_json: opt.AsJson = False) -> None:
-    """List the servers that this user started with `genai serve` on this machine."""
+    """List the servers that this user started with `genai serve` on this machine, and their models."""
     from genai.server.registry import servers
 
     found = servers()
     if as_json:
-        rows = [{"pid": one.pid, "url": one.url, "models": [*one.models], "started": one.started} for one in found]
+        rows = [
+            {"pid": one.pid, "url": one.url, "models": [*one.models], "loaded": _loaded(one), "started": one.started}
+            for one in found
+        ]
         emit(json.dumps(rows, indent=2), "\n")
     elif not found:
         say("genai: no server is running; to start one, run `genai serve`")
     else:
-        emit_figures((one.url, f"process {one.pid}, since {one.started}: {', '.join(one.models)}") for one in found)
+        emit_figures((one.url, f"process {one.pid}, since {one.started}: {_shown(one)}") for one in found)
+
+
+def _loaded(server: RunningServer) -> list[str]:
+    """Return the models of a server that are in memory."""
+    return [*(server.models if server.loaded is None else server.loaded)]
+
+
+def _shown(server: RunningServer) -> str:
+    """Return the models of a server; with several models, also which ones are in memory."""
+    if server.loaded is None:
+        return ", ".join(server.models)
+    return ", ".join(f"{name} (loaded)" if name in server.loaded else name for name in server.models)
 
 
 def stop(
@@ -56,11 +72,11 @@ def stop(
 
 
 def chosen(found: list[RunningServer], server: str | None) -> RunningServer:
-    """Return the server that a port, a process number or an address names; without a name, the only server.
+    """Return the server that a port, a process number, an address or a model names; without a name, the only server.
 
     Raises:
         StateError: no server is running.
-        InputError: there is no such server, or several are running.
+        InputError: there is no such server, or several are running or have the model.
     """
     if not found:
         raise StateError("no server is running", "`genai ps` lists none", "to start a server, run `genai serve`")
@@ -72,6 +88,12 @@ def chosen(found: list[RunningServer], server: str | None) -> RunningServer:
     for one in found:
         if server.removesuffix("/v1") in (one.port, str(one.pid), one.url):
             return one
+    having = [one for one in found if server in one.models]
+    if len(having) > 1:
+        urls = ", ".join(one.url for one in having)
+        raise InputError(f"{server:.80}: several servers have this model", f"they are {urls}", "name one by its port")
+    if having:
+        return having[0]
     raise InputError(f"{server:.80}: there is no such server", f"the running servers are {names}", "run `genai ps`")
 
 
@@ -79,7 +101,7 @@ def launch(
     client: Annotated[str, typer.Argument(help="Client: codex, claude, opencode or openwebui.")],
     server: Which = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of a model of the server [default: its first model].")
+        str | None, typer.Option("--name", help="Name of a model of the server [default: its first chat model].")
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Add the settings to the client's file.")] = False,
 ) -> None:
@@ -96,11 +118,16 @@ def launch(
             f"{client:.80} is not a known client", f"known: {known}", did_you_mean(client, CLIENTS, "use one")
         )
     one = chosen(servers(), server)
-    if name is not None and name not in one.models:
-        known = ", ".join(one.models)
-        fix = did_you_mean(name, one.models, "use one of these names")
+    if name is not None and name not in one.chat_models:
+        known = ", ".join(one.chat_models)
+        fix = did_you_mean(name, one.chat_models, "use one of these names")
         raise OptionError(f"--name {name:.80}: the server has no such model", f"it has {known}"[:500], fix)
-    setup = setup_of(client, one.url, name or next(iter(one.models), ""), Path.home())
+    if not one.chat_models:
+        raise InputError(
+            f"{one.url}: no model of this server generates text", f"it has {', '.join(one.models)}"[:500],
+            "name another server by its port",
+        )  # fmt: skip
+    setup = setup_of(client, one.url, name or one.chat_models[0], Path.home(), one.chat_models)
     if not write:
         say(f"genai: add this to {setup.path}, or run the command again with --write:")
         emit(setup.text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def _env_text(variables: Mapping[str, Any]) -> str:
     return "".join(f"{name}={value}\n" for name, value in variables.items())
 
 
-def setup_of(client: str, url: str, model: str, home: Path) -> ClientSetup:
+def setup_of(client: str, url: str, model: str, home: Path, models: Sequence[str] = ()) -> ClientSetup:
     """Return the settings of a client in CLIENTS.
 
     Args:
@@ -60,11 +60,12 @@ def setup_of(client: str, url: str, model: str, home: Path) -> ClientSetup:
         url: the address of the server, without a path.
         model: the name of the model.
         home: the user's home folder.
+        models: the names of all models that the user can choose from in a client with several models.
     """
-    return CLIENTS[client](url, model, home)
+    return CLIENTS[client](url, model, home, models)
 
 
-def _codex(url: str, model: str, home: Path) -> ClientSetup:
+def _codex(url: str, model: str, home: Path, models: Sequence[str]) -> ClientSetup:
     provider = {"name": "genai", "base_url": f"{url}/v1", "wire_api": "responses"}
     settings = {
         "model_providers": {"genai": provider},
@@ -73,33 +74,33 @@ def _codex(url: str, model: str, home: Path) -> ClientSetup:
     return ClientSetup(home / ".codex/config.toml", settings, _toml(settings), "codex --profile genai", _merge_toml)
 
 
-def _claude(url: str, model: str, home: Path) -> ClientSetup:
+def _claude(url: str, model: str, home: Path, models: Sequence[str]) -> ClientSetup:
     settings = {
         "env": {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": model},
     }
     return ClientSetup(home / ".claude/settings.json", settings, _json(settings), "claude", _merge_json)
 
 
-def _opencode(url: str, model: str, home: Path) -> ClientSetup:
+def _opencode(url: str, model: str, home: Path, models: Sequence[str]) -> ClientSetup:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "genai",
         "options": {"baseURL": f"{url}/v1"},
-        "models": {model: {"name": model}},
+        "models": {name: {"name": name} for name in dict.fromkeys([model, *models])},
     }
     settings = {"provider": {"genai": provider}}
     path = home / ".config/opencode/opencode.json"
     return ClientSetup(path, settings, _json(settings), f"opencode --model genai/{model}", _merge_json)
 
 
-def _openwebui(url: str, model: str, home: Path) -> ClientSetup:
+def _openwebui(url: str, model: str, home: Path, models: Sequence[str]) -> ClientSetup:
     settings = {"OPENAI_API_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
     path = home / ".config/genai/openwebui.env"
     command = f"env $(cat {path}) open-webui serve --port 3000"
     return ClientSetup(path, settings, _env_text(settings), command, _merge_env)
 
 
-CLIENTS: Mapping[str, Callable[[str, str, Path], ClientSetup]] = {
+CLIENTS: Mapping[str, Callable[[str, str, Path, Sequence[str]], ClientSetup]] = {
     "codex": _codex, "claude": _claude, "opencode": _opencode, "openwebui": _openwebui,
 }  # fmt: skip
 """The known clients by name."""

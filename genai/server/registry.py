@@ -7,8 +7,8 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class RunningServer:
         started: the time of its start in ISO 8601 form.
         ticks: the system's start time of the process, which tells it from a later process with the same number; None =
             unknown.
+        encoders: the names in `models` that do not generate text.
+        loaded: the names of the models that are in memory; None = all.
     """
 
     pid: int
@@ -39,6 +41,13 @@ class RunningServer:
     models: Sequence[str]
     started: str
     ticks: int | None = None
+    encoders: Sequence[str] = ()
+    loaded: Sequence[str] | None = None
+
+    @property
+    def chat_models(self) -> list[str]:
+        """The names of the models and adapters that generate text."""
+        return [name for name in self.models if name not in self.encoders]
 
     @property
     def port(self) -> str:
@@ -99,23 +108,40 @@ def servers() -> list[RunningServer]:
 
 
 @contextlib.contextmanager
-def registered(url: str, models: Sequence[str]) -> Iterator[None]:
-    """Describe this process as a server while the block runs. Without a usable folder, the server runs all the same."""
+def registered(
+    url: str, models: Sequence[str], encoders: Sequence[str] = (), loaded: Sequence[str] | None = None
+) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Describe this process as a server while the block runs. Without a usable folder, the server runs all the same.
+
+    Yields:
+        A function that replaces `loaded`.
+    """
     pid = os.getpid()
     started = datetime.now(UTC).isoformat(timespec="seconds")
+    described = RunningServer(pid, url, [*models], started, _ticks(pid), [*encoders], loaded)
     path: Path | None = None
     try:
         path = runtime_folder() / f"{pid}.json"
-        with replacing(path) as file:
-            file.write(json.dumps(asdict(RunningServer(pid, url, [*models], started, _ticks(pid)))).encode())
+        _write(path, described)
     except (OSError, StateError) as error:
         _log.warning("`genai ps` does not list this server: %s", error)
+
+    def note_loaded(names: Sequence[str]) -> None:
+        if path is not None:
+            with contextlib.suppress(OSError):  # `genai ps` then shows the earlier state
+                _write(path, replace(described, loaded=[*names]))
+
     try:
-        yield
+        yield note_loaded
     finally:
         if path is not None:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def _write(path: Path, described: RunningServer) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(asdict(described)).encode())
 
 
 def _read(path: Path) -> RunningServer | None:
@@ -126,7 +152,11 @@ def _read(path: Path) -> RunningServer | None:
         pid, models, ticks = content["pid"], content["models"], content["ticks"]
         if not isinstance(pid, int) or pid < 2 or path.stem != str(pid) or not isinstance(models, list):
             return None
-        return RunningServer(pid, str(content["url"]), [*map(str, models)], str(content["started"]), ticks)
+        encoders, loaded = content.get("encoders", []), content.get("loaded")  # earlier versions write neither
+        return RunningServer(
+            pid, str(content["url"]), [*map(str, models)], str(content["started"]), ticks, [*map(str, encoders)],
+            None if loaded is None else [*map(str, loaded)],
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

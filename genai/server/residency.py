@@ -90,12 +90,16 @@ class Residency(Generic[Value]):
         residents: the models.
         memory: maximum bytes of all loaded models together.
         clock: returns the time in seconds.
+
+    Attributes:
+        on_change: called on another thread after a model was loaded or unloaded.
     """
 
     def __init__(
         self, residents: Sequence[Resident[Value]], memory: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.residents, self.memory = residents, memory
+        self.on_change: Callable[[], object] = lambda: None
         self._clock = clock
         self._closing: set[Resident[Value]] = set()
         self._changed = asyncio.Event()
@@ -267,6 +271,7 @@ class Residency(Generic[Value]):
         # At most half of the time is spent on loading, even if requests alternate between two models.
         one.stay = min(now - begin, MOST_STAY_SECONDS)
         one.loads += 1
+        await self._in_thread(self.on_change)
         _log.info("loaded %s in %.1f s", one.name, now - begin)
 
     def _fail(self, one: Resident[Value], error: Exception) -> None:
@@ -288,6 +293,7 @@ class Residency(Generic[Value]):
             await self._in_thread(one.unload, value)
         except Exception as error:  # other models must not suffer
             _log.error("the model %s was not unloaded cleanly: %s", one.name, error)
+        await self._in_thread(self.on_change)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ class Router(Server):
     @property
     def title(self) -> str:
         """The models in messages."""
-        return f"{len(self._models)} models ({', '.join(self._models)})"
+        return f"{len(self._models)} model{'s' * (len(self._models) != 1)} ({', '.join(self._models)})"
 
     @property
     def models(self) -> Mapping[str, RoutedModel]:
@@ -95,6 +95,11 @@ class Router(Server):
     def max_sequences(self) -> int:
         """The maximum number of sequences that one model generates concurrently."""
         return max(one.max_sequences for one in self._models.values())
+
+    def watch_loads(self, note: Callable[[Sequence[str]], object]) -> None:
+        """Call a function with the names of the loaded models whenever a model is loaded or unloaded."""
+        residents = self._residents.values()
+        self._residency.on_change = lambda: note([one.name for one in residents if one.state == "loaded"])
 
     @property
     def hidden(self) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,10 +32,11 @@ def other(folder: Path) -> Iterator[Callable[..., RunningServer]]:
     """other(url): the entry of another process."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(url: str = URL) -> RunningServer:
+    def start(url: str = URL, **more: Any) -> RunningServer:
         process = subprocess.Popen(["sleep", "60"])
         started.append(process)
         made = RunningServer(process.pid, url, ["pebble", "words"], "2026-11-30T00:00:00+00:00", _ticks(process.pid))
+        made = replace(made, encoders=[], **more)
         (folder / f"{process.pid}.json").write_text(json.dumps(asdict(made)))
         return made
 
@@ -73,6 +75,28 @@ def test_stop(folder: Path, other: Callable[..., RunningServer], capsys: pytest.
     assert app.run(["stop", "8001"]) == 0 and not second.is_alive and first.is_alive
     assert app.run(["stop", "--all"]) == 0 and not first.is_alive
     assert app.run(["stop"]) == 1 and "no server is running" in capsys.readouterr().err
+
+
+def test_a_server_is_named_by_its_model(
+    folder: Path, other: Callable[..., RunningServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = other(), other("http://127.0.0.1:8001", models=["smol", "words"])
+    assert app.run(["stop", "words"]) == 1 and "several servers have this model" in capsys.readouterr().err
+    assert app.run(["stop", "smol"]) == 0 and first.is_alive and not second.is_alive
+
+
+def test_the_models_of_a_router(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with registered(URL, ["bert", "pebble", "smol"], ["bert"], loaded=[]) as note_loaded:
+        assert app.run(["ps"]) == 0 and "loaded" not in capsys.readouterr().out
+        note_loaded(["pebble"])
+        assert app.run(["ps"]) == 0 and ": bert, pebble (loaded), smol" in capsys.readouterr().out
+        assert app.run(["ps", "--json"]) == 0 and json.loads(capsys.readouterr().out)[0]["loaded"] == ["pebble"]
+        assert app.run(["launch", "opencode"]) == 0
+        provider = json.loads(capsys.readouterr().out)["provider"]["genai"]
+        assert [*provider["models"]] == ["pebble", "smol"]
+        assert app.run(["launch", "opencode", "--name", "bert"]) == 2 and "it has pebble" in capsys.readouterr().err
+    with registered(URL, ["bert"], ["bert"]):
+        assert app.run(["launch", "codex"]) == 1 and "no model of this server generates" in capsys.readouterr().err
 
 
 def test_a_folder_that_others_can_use_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

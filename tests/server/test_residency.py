@@ -155,6 +155,10 @@ def test_a_model_that_cannot_fit_unloads_none() -> None:
 
 def test_the_least_recently_used_leave_and_as_few_as_possible() -> None:
     fake = Fake(100, a=20, b=30, c=30, d=60)
+    states: list[str] = []
+    fake.residency.on_change = lambda: states.append(
+        "".join(n for n in fake.models if fake.models[n].state == "loaded")
+    )
 
     async def test() -> None:
         for name in "abca":
@@ -164,6 +168,7 @@ def test_the_least_recently_used_leave_and_as_few_as_possible() -> None:
 
     fake.run(test)
     assert fake.events[:6] == ["+a", "+b", "+c", "-b", "-c", "+d"]
+    assert states == ["a", "ab", "abc", "ac", "a", "ad"]
 
 
 def test_unused_models_expire() -> None:
