@@ -141,7 +141,8 @@ class App:
                 405, f"{method:.20} cannot be used with {path:.200}", f"allowed: {', '.join(allowed)}",
                 "use another method", headers={"allow": ", ".join(allowed)},
             )  # fmt: skip
-        paths = sorted({route.path for route in self._routes})
+        begin = ollama.PREFIX if self.server.options.ollama and path.startswith(ollama.PREFIX) else ""
+        paths = sorted({route.path for route in self._routes if route.path.startswith(begin)})
         raise RequestError(
             404, f"there is no path {path:.200}", f"the paths are {', '.join(paths)}", "use one of these paths",
             code="unknown_path",
@@ -198,6 +199,8 @@ class _Exchange:
     async def _call(self) -> Call | None:
         """Check the request, and read its body. Return None if it is answered already."""
         options = self._server.options
+        if options.ollama and self._scope["path"].startswith(ollama.PREFIX):
+            self._error_body = ollama.error_body  # also for paths that do not exist
         check_framing(self._headers)
         check_host(self._scope, self._headers, options.allowed_hosts)
         check_origin(self._headers, options.allowed_origins)

@@ -14,6 +14,7 @@ from ..common.log import logger
 from ..errors import RequestError
 from .agents import session_name, without_headers
 from .fields import check_strict
+from .guards import FORM, is_from_program
 from .keys import Key
 
 if TYPE_CHECKING:  # a circular import: the server runs batches, whose requests and errors refer to the server
@@ -68,10 +69,12 @@ class Call:
         Raises:
             RequestError: the body is not a JSON object.
         """
-        if not self.headers.get("content-type", "application/json").lower().startswith("application/json"):
+        kind = self.headers.get("content-type", "application/json").lower()
+        is_curl = kind == FORM and self.body.lstrip()[:1] == b"{" and is_from_program(self.headers)
+        if not kind.startswith("application/json") and not is_curl:
             raise RequestError(
                 415, f"the content type is {self.headers['content-type']!r:.80}", "bodies are JSON",
-                "send the header content-type: application/json",
+                "send the header content-type: application/json; with curl, add -H 'content-type: application/json'",
             )  # fmt: skip
         try:
             found = msgspec.json.decode(self.body)

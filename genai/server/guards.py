@@ -66,6 +66,20 @@ def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
     )  # fmt: skip
 
 
+FORM = "application/x-www-form-urlencoded"
+"""The content type of `curl -d` without another one. Web pages can send it to other servers without asking them."""
+
+
+def is_from_program(headers: Mapping[str, str]) -> bool:
+    """Return True if no browser sent a request.
+
+    Each of the headers shows a browser, and a web page cannot remove or change any of them: since 2020, all browsers
+    send `origin` with each POST of a page to another server.
+    """
+    is_browser = any(name in headers for name in ("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"))
+    return not is_browser and not headers.get("user-agent", "").lower().startswith("mozilla/")
+
+
 def cors_headers(headers: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str]:
     """Return the headers that let a browser's page of an allowed origin read the response."""
     origin = headers.get("origin")

@@ -48,6 +48,23 @@ def test_models(ollama: Running) -> None:
         assert client.post("/api/show", json={"model": "bert"}).json()["capabilities"] == ["embedding"]
 
 
+def test_models_stay_as_they_are(ollama: Running) -> None:
+    with ollama.http as client:
+        assert lines(client.post("/api/pull", json={"model": "pebble:latest"}))[-1] == {"status": "success"}
+        pulled = client.post("/api/pull", json={"name": "bert", "stream": False})
+        assert pulled.json() == {"status": "success"}
+        missing = client.post("/api/pull", json={"model": "llama3"})
+        assert missing.status_code == 404 and missing.json()["error"].startswith("model 'llama3' not found")
+        for path in ("create", "copy", "push"):
+            refused = client.post(f"/api/{path}", json={"model": "pebble"})
+            assert refused.status_code == 403 and "cannot be changed" in refused.json()["error"]
+        assert client.request("DELETE", "/api/delete", json={"model": "pebble"}).status_code == 403
+        unknown = client.post("/api/blobs/sha256:00").json()["error"]
+        assert unknown.startswith("there is no path /api/blobs") and "/api/chat" in unknown and "/v1" not in unknown
+        assert isinstance(client.get("/api/chat").json()["error"], str)
+        assert isinstance(client.get("/v1/none").json()["error"], dict)
+
+
 def test_a_conversation(ollama: Running) -> None:
     whole = ollama.post("/api/chat", {"model": "pebble:latest", "messages": QUESTION, "stream": False}).json()
     assert whole["message"] == {"role": "assistant", "content": "19"} and whole["done_reason"] == "stop"

@@ -118,6 +118,26 @@ def test_origins(serving: Callable[..., Running]) -> None:
         assert client.options("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
 
 
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+def test_json_in_a_form_is_read_from_programs_only(serving: Callable[..., Running]) -> None:
+    """A web page can send a form, or a text, to this server without asking it."""
+    running, body = serving(), b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
+    with running.http as client:
+        curl = client.post("/v1/chat/completions", content=body, headers={**FORM, "user-agent": "curl/8.5.0"})
+        assert curl.status_code == 200
+        for more in (
+            {"user-agent": "Mozilla/5.0 (X11)"},
+            {"sec-fetch-site": "cross-site"},
+            {"referer": "https://evil.example/"},
+            {"cookie": "a=b"},
+            {"content-type": "text/plain"},
+        ):
+            page = client.post("/v1/chat/completions", content=body, headers={**FORM, **more})
+            assert page.status_code == 415 and "-H 'content-type: application/json'" in page.json()["error"]["message"]
+
+
 def test_bodies_are_limited(serving: Callable[..., Running]) -> None:
     running = serving(max_body=1000)
     assert running.chat("x" * 2000).status_code == 413

@@ -29,6 +29,9 @@ from .completions import decode_completion
 from .embeddings import in_fields
 from .models import listed_models
 
+PREFIX = "/api/"
+"""The beginning of all paths."""
+
 LATEST = ":latest"
 """The tag that clients of Ollama add to names without a tag."""
 
@@ -75,6 +78,13 @@ class OllamaShowRequest(msgspec.Struct):
     name: str | None = None
 
 
+class OllamaPullRequest(OllamaShowRequest):
+    """The fields of /api/pull."""
+
+    stream: bool = True
+    insecure: bool = False
+
+
 def error_body(reply: ErrorReply) -> Any:
     """Return the body of an error."""
     return {"error": reply.message}
@@ -103,15 +113,7 @@ async def running(call: Call) -> JsonReply:
 
 async def show(call: Call) -> JsonReply:
     """Return the properties of a model."""
-    request: OllamaShowRequest = converted(call.json(), OllamaShowRequest)
-    name = (request.model or request.name or "").removesuffix(LATEST)
-    known = listed_models(call.server)
-    card = next((card for card in known if card["id"] == name), None)
-    if card is None:
-        raise RequestError(
-            404, f"model {name!r:.200} not found", f"this server has {', '.join(one['id'] for one in known)}"[:500],
-            "use one of these names",
-        )  # fmt: skip
+    card = _card(call, converted(call.json(), OllamaShowRequest), "use one of these names")
     entry = _entry(card)
     info = {"general.architecture": "genai", "genai.context_length": card["context_length"]}
     return JsonReply(
@@ -119,6 +121,39 @@ async def show(call: Call) -> JsonReply:
             "modelfile": "", "parameters": "", "template": "", "details": entry["details"],
             "model_info": info, "capabilities": entry["capabilities"], "modified_at": entry["modified_at"],
         }
+    )  # fmt: skip
+
+
+def _card(call: Call, request: OllamaShowRequest, fix: str) -> Mapping[str, Any]:
+    """Return the description of the model that a request names. Raise RequestError if there is none."""
+    name = (request.model or request.name or "").removesuffix(LATEST)
+    known = listed_models(call.server)
+    for card in known:
+        if card["id"] == name:
+            return card
+    listed = ", ".join(one["id"] for one in known)
+    raise RequestError(404, f"model {name!r:.200} not found", f"this server has {listed}"[:500], fix)
+
+
+async def pull(call: Call) -> JsonReply | EventStream:
+    """Report that a model of the server is present. Other models are refused: a request downloads nothing."""
+    request: OllamaPullRequest = converted(call.json(), OllamaPullRequest)
+    _card(call, request, "download the model with `genai pull`, and start the server with it")
+    if not request.stream:
+        return JsonReply({"status": "success"})
+
+    async def frames() -> AsyncIterator[bytes]:
+        yield _line({"status": "pulling manifest"}) + _line({"status": "success"})
+
+    headers = {"content-type": "application/x-ndjson"}
+    return EventStream(frames(), partial(_error_line, call), headers, pings=False)
+
+
+async def refuse(call: Call) -> JsonReply:
+    """Refuse to change the models of the server."""
+    raise RequestError(
+        403, "the models of this server cannot be changed by requests", "the server has the models of its start",
+        "use `genai pull`, `genai build` and `genai rm`, and start the server again",
     )  # fmt: skip
 
 
@@ -413,6 +448,11 @@ ROUTES = (
     ("GET", "/api/tags", tags, False),
     ("GET", "/api/ps", running, False),
     ("POST", "/api/show", show, False),
+    ("POST", "/api/pull", pull, False),
+    ("POST", "/api/create", refuse, False),
+    ("POST", "/api/copy", refuse, False),
+    ("POST", "/api/push", refuse, False),
+    ("DELETE", "/api/delete", refuse, False),
     ("POST", "/api/chat", chat, False),
     ("POST", "/api/generate", generate, False),
     ("POST", "/api/embed", embed, False),
