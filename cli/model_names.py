@@ -31,11 +31,21 @@ def model_path(text: str | Path) -> Path:
     return Path(given)
 
 
-def request_name(model: Path) -> str:
-    """Return the name of a model in requests to `genai serve`: the last part of MODEL, without .gguf."""
+def request_name(model: Path, *, with_hash: bool = False) -> str:
+    """Return the name of a model in requests to `genai serve`: the last part of MODEL, without .gguf.
+
+    Args:
+        model: MODEL.
+        with_hash: True to keep the hash at the end of the name of a built model.
+    """
+    from genai.hub.built import find_built, name_without_hash
+
     path = model.expanduser().absolute()
     if path.suffix == ".onnx":
         path = path.parent.parent if path.parent.name == "onnx" else path.parent
+    if not with_hash:
+        built = find_built(str(model))
+        return name_without_hash(path if built is None else built.folder).removesuffix(".gguf")
     return path.name.removesuffix(".gguf")
 
 
@@ -57,7 +67,7 @@ def graph_path(text: str | Path) -> Path:
 
 def _model_called(text: str) -> Path | None:
     """Return the folder or GGUF file of a model on the local disk, by its name or path; None if there is none."""
-    from genai.hub.built import find_built
+    from genai.hub.built import find_build
     from genai.hub.choosing import ONNX
     from genai.hub.known import BUNDLED_MODEL, bundled_model
     from genai.hub.local import pulled_model
@@ -71,7 +81,7 @@ def _model_called(text: str) -> Path | None:
     with suppress(ModelFolderError):  # a malformed name is the name of a file that does not exist
         if (pulled := pulled_model(text)) is not None:
             return pulled.path if pulled.kind == ONNX else next(iter(pulled.built()), pulled.path)
-    built = find_built(text)
+    built = find_build(text)
     return None if built is None else built.folder
 
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 Reference = Annotated[
     str, typer.Argument(help="org/name, org/name@revision, org/name:Q4_K_M, a URL, or a name from `genai list`.")
 ]
-Name = Annotated[str, typer.Argument(help="Name from `genai list`; the org may be omitted if only one model matches.")]
+Name = Annotated[
+    str, typer.Argument(help="Name from `genai list`; the org, or the hash, may be omitted if only one model matches.")
+]
 
 
 def pull(
@@ -102,10 +104,10 @@ def rm(
 
     Removes a built model by its name in `genai list`. Never removes a path outside the cache.
     """
-    from genai.hub.built import find_built, forget_use, remove_built
+    from genai.hub.built import forget_use, remove_built
     from genai.hub.store import bytes_below, remove
 
-    built = find_built(name)
+    built = _built_named(name)
     folder = _folder_named(name) if built is None else built.folder
     question = f"Remove {folder} ({size(bytes_below(folder))})?"
     if not yes:
@@ -130,11 +132,10 @@ def rm(
 def show(name: Name, as_json: opt.AsJson = False) -> None:
     """Describe a cached model: path, files, licence, revision, and the output of `genai info`."""
     from genai.doctor.model_info import describe
-    from genai.hub.built import find_built
     from genai.hub.choosing import ONNX
     from genai.hub.store import folders_in
 
-    if (built := find_built(name)) is not None:
+    if (built := _built_named(name)) is not None:
         _show_built(built, as_json=as_json)
         return
     model = _model_named(name)
@@ -245,6 +246,18 @@ def _unfinished(folder: Path) -> dict[str, Any]:
     from genai.hub.store import bytes_below
 
     return {"name": folder.name, "bytes": bytes_below(folder)}
+
+
+def _built_named(name: str) -> BuiltModel | None:
+    """Return a built model by its name, also without its hash, unless another entry of the cache has this name."""
+    from genai.hub.built import find_build, find_built
+    from genai.hub.references import parse
+    from genai.hub.store import find, folder_name, unfinished
+
+    reference = parse(name)
+    is_taken = find(name if reference is None else reference.name) is not None
+    is_taken = is_taken or any(folder.name in (name, folder_name(name)) for folder in unfinished())
+    return find_built(name) if is_taken else find_build(name)
 
 
 def _folder_named(name: str) -> Path:

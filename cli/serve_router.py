@@ -124,11 +124,11 @@ def _check_flags(flags: opt.EngineFlags) -> None:
 def _listed(models: Sequence[Path], flags: opt.EngineFlags) -> list[_Entry]:
     """Return the models of the command line. Several adapters of one model belong to one entry."""
     found: dict[str, _Entry] = {}
-    for model in models:
-        base, with_adapter = flags.with_adapter(model)
-        assert base is not None
+    split = [(base, with_adapter) for base, with_adapter in map(flags.with_adapter, models) if base is not None]
+    for base, with_adapter in split:
+        is_ambiguous = any(request_name(other) == request_name(base) for other, _ in split if other != base)
         adapters = {name: (path, scale) for name, path, scale in map(opt.read_lora, with_adapter.lora or ())}
-        name = request_name(base)
+        name = request_name(base, with_hash=is_ambiguous)
         known = found.get(name)
         if known is not None and (known.model != base or not adapters):
             raise OptionError(

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from genai.errors import GenaiError
+from genai.hub.built import name_without_hash
 
 from ..reply_notes import empty_reply_reason, full_context_notes
 from ..terminal import Voice, dump_prompt, footer, say
@@ -100,7 +101,7 @@ class Loop:
     def _greet(self) -> None:
         llm = self.session.llm
         context = f"context {llm.context_size:,} tokens"
-        self.voice.say(f"{llm.model.folder.name} · {context} · /help for commands, Ctrl-D to exit")
+        self.voice.say(f"{name_without_hash(llm.model.folder)} · {context} · /help for commands, Ctrl-D to exit")
 
     def switch_model(self, folder: Path) -> None:
         """Switch to another model and keep the messages. If the model cannot be loaded, nothing changes."""

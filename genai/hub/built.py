@@ -8,6 +8,7 @@ last_use/FOLDER          an empty file, whose modification time is the last use 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 from contextlib import suppress
@@ -25,6 +26,9 @@ from ..errors import GenaiError, ModelFolderError, StateError
 from .store import PARTIAL, bytes_below, folders_in, hub_folder
 
 BUILT_DECODER = "built"
+_UNFINISHED = "unfinished build"
+# The end of a folder's name.
+_HASH = re.compile(r"-[0-9a-f]{12}\Z")
 _DECODER, _ENCODER = "genai_config.json", "onnx/model.onnx"
 
 
@@ -64,11 +68,33 @@ def find_built(name: str) -> BuiltModel | None:
     return next((model for model in built_models() if model.name == name), None)
 
 
+def name_without_hash(folder: Path) -> str:
+    """Return the name of a model's folder; if it was built into the cache, without the hash."""
+    return _HASH.sub("", folder.name) if folder.parent == models_folder() else folder.name
+
+
+def find_build(name: str) -> BuiltModel | None:
+    """Return the built model with this name, or the only one whose name without its hash is this name; None if absent.
+
+    Raises:
+        ModelFolderError: several builds have the name without their hashes; the error lists them.
+    """
+    known = built_models()
+    if (exact := next((model for model in known if model.name == name), None)) is not None:
+        return exact
+    short = name.removesuffix(".gguf")
+    found = [one for one in known if one.kind != _UNFINISHED and _HASH.sub("", one.name) == short != one.name]
+    if len(found) > 1:
+        listed = ", ".join(f"{one.name} ({', '.join(filter(None, (one.precision, one.built[:10])))})" for one in found)
+        raise ModelFolderError(f"{name}: several built models have this name", f"they are {listed}", "add the hash")
+    return found[0] if found else None
+
+
 def _described(folder: Path) -> BuiltModel:
     kinds = {_DECODER: BUILT_DECODER, _ENCODER: "built encoder"}
-    kind = next((kind for file, kind in kinds.items() if (folder / file).is_file()), "unfinished build")
+    kind = next((kind for file, kind in kinds.items() if (folder / file).is_file()), _UNFINISHED)
     if folder.name.startswith("."):
-        kind = "unfinished build"
+        kind = _UNFINISHED
     facts: dict[str, Any] = {}
     with suppress(GenaiError):  # a damaged record does not matter
         facts = json_object(file_text(_record(folder), StateError, StateError) or "{}", folder.name, StateError)

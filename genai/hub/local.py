@@ -10,7 +10,7 @@ from shlex import quote
 
 from ..common.paths import expanded
 from ..errors import ModelFolderError
-from .built import find_built
+from .built import find_build
 from .choosing import ONNX
 from .known import BUNDLED_MODEL, bundled_model
 from .references import parse
@@ -76,12 +76,16 @@ def check_unambiguous(text: str) -> None:
 
 
 def named_or(path: Path) -> Path:
-    """Return a path; if it does not exist, and is the name of the bundled model or a built model, return its folder."""
+    """Return a path; if it does not exist, and is the name of the bundled model or a built model, return its folder.
+
+    Raises:
+        ModelFolderError: several built models have the name.
+    """
     if len(path.parts) != 1 or exists(path):
         return path
     if str(path) == BUNDLED_MODEL:
         return bundled_model()
-    built = find_built(str(path))
+    built = find_build(str(path))
     return path if built is None else built.folder
 
 

@@ -11,9 +11,13 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from genai.cli.app import run
+from genai.cli.model_names import request_name
+from genai.cli.options import EngineFlags
+from genai.cli.serve_router import _listed
 from genai.common.locks import locked
 from genai.errors import ModelFolderError, StateError
 from genai.hub import built, store
+from genai.hub.local import named_or
 from genai.models.folders import bundled_adapter
 from tools.checkpoint_gguf import write_gguf
 from tools.local_hub import LocalHub
@@ -85,6 +89,31 @@ def test_paths_outside_the_cache_are_not_removed(cache: Path, capsys: Capture) -
     (built.models_folder() / "link").symlink_to(Path("mine").absolute())
     assert run(["rm", "link", "--yes"]) == 1
     assert Path("mine").is_dir()
+
+
+def test_names_without_hashes(cache: Path, capsys: Capture) -> None:
+    first, second = (built.models_folder() / f"smol.Q4_1-{digit * 12}" for digit in "1a")
+    for folder, precision in ((first, "kept"), (second, "fp32")):
+        folder.mkdir(parents=True)
+        (folder / "genai_config.json").write_text("{}")
+        built.note_build(folder, Path("smol.Q4_1.gguf"), precision)
+    assert run(["list"]) == 0
+    assert "kept, built 20" in (shown := capsys.readouterr().out) and "fp32, built 20" in shown
+    for command in (["rm", "smol.Q4_1", "--yes"], ["show", "smol.Q4_1"]):
+        assert run(command) == 1
+        message = " ".join(capsys.readouterr().err.split())
+        assert "several built models have this name" in message and "fix: add the hash" in message
+        assert f"{first.name} (kept, 20" in message and f"{second.name} (fp32, 20" in message
+    with pytest.raises(ModelFolderError, match="several built models"):
+        named_or(Path("smol.Q4_1"))
+    assert named_or(Path(first.name)) == first
+    assert request_name(Path(first.name)) == "smol.Q4_1" and request_name(first) == "smol.Q4_1"
+    assert request_name(Path(first.name), with_hash=True) == first.name
+    names = [one.name for one in _listed([Path(first.name), Path(second.name), Path("pebble")], EngineFlags())]
+    assert names == [first.name, second.name, "pebble"]
+    assert run(["rm", first.name, "--yes"]) == 0
+    assert run(["rm", "smol.Q4_1.gguf", "--yes"]) == 0 and not second.exists()
+    assert run(["rm", "smol.Q4_1", "--yes"]) == 1 and "is not in the cache" in capsys.readouterr().err
 
 
 def test_interrupted_builds_are_listed(cache: Path, capsys: Capture) -> None:
