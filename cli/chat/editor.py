@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ class LineEditor:
     """Reads the user's input. The prompt is shown on stderr, so that stdout carries only the model's text.
 
     Enter sends the text. Alt-Enter adds a line, and so does Enter inside an open triple quote. Pasted line breaks are
-    kept.
+    kept. Lines that were typed before the prompt appears are sent one after the other.
 
     Args:
         commands: slash-commands to complete.
@@ -73,13 +72,6 @@ class LineEditor:
 
     def _note_use(self, buffer: Buffer) -> None:
         self.was_used = True
-
-    def forget_typed(self) -> None:
-        """Discard text that was typed before a prompt was shown, because it is not a message."""
-        with contextlib.suppress(ImportError, OSError, ValueError):
-            import termios
-
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
     def ask(self, question: str) -> str:
         """Return a line typed in reply to a question. The line is not added to the history."""

@@ -83,7 +83,6 @@ class Loop:
     def run(self) -> None:
         """Run until /bye, Ctrl-D, or Ctrl-C twice."""
         self._greet()
-        self._editor.forget_typed()
         interrupted = False
         while self.running:
             try:
@@ -113,7 +112,6 @@ class Loop:
             raise
         before.close()
         self._greet()
-        self._editor.forget_typed()
 
     def template_variables(self) -> tuple[str, ...]:
         """Return the names of the variables that the chat template reads."""
