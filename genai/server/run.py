@@ -11,15 +11,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..common.log import logger
 from ..errors import InputError, MissingPackageError, OptionError
 from .guards import LOCAL_NAMES, is_loopback
 
 if TYPE_CHECKING:
-    # `serving` imports the packages of the extra `serve`. `check_packages` must run without them.
+    # These modules import the packages of the extra `serve`. `check_packages` must run without them.
+    from .balancer import Balancer
     from .serving import Server
+
+    Service: TypeAlias = Server | Balancer
 
 _log = logger(__name__)
 
@@ -115,7 +118,7 @@ def check_packages() -> None:
 
 
 def serve(
-    server: Server,
+    server: Service,
     bound: socket.socket,
     address: Address,
     on_ready: Callable[[], None],
@@ -124,7 +127,7 @@ def serve(
     """Serve until SIGTERM or Ctrl-C. Running requests are finished first, for a limited time.
 
     Args:
-        server: the server.
+        server: the server, or a balancer.
         bound: a socket of `Address.bind`.
         address: the address.
         on_ready: called when the server accepts requests.
@@ -155,20 +158,21 @@ def serve(
         raise SystemExit(128 + second)
 
 
-def _config(server: Server, address: Address) -> Any:
+def _config(server: Service, address: Address) -> Any:
     import uvicorn
 
     from .app import build_app
+    from .balancer import Balancer
     from .connections import Connection
 
     return uvicorn.Config(
-        build_app(server),
+        server if isinstance(server, Balancer) else build_app(server),
         http=Connection,
         log_config=None,
         # Warnings are about wrong requests, and clients could fill the log with them.
         log_level="error",
         access_log=False,
-        lifespan="off",
+        lifespan="on" if isinstance(server, Balancer) else "off",
         server_header=False,
         ws="none",
         timeout_keep_alive=75,
@@ -180,7 +184,7 @@ def _config(server: Server, address: Address) -> Any:
 
 
 @contextlib.contextmanager
-def serve_on_thread(server: Server) -> Iterator[str]:
+def serve_on_thread(server: Service) -> Iterator[str]:
     """Serve on a separate thread, at a free port of this machine, and yield the address, such as http://127.0.0.1:5123.
 
     At the end of the context, running requests are ended. The caller closes the server.
@@ -198,7 +202,7 @@ def serve_on_thread(server: Server) -> Iterator[str]:
             bound.listen()  # a client that connects before the event loop runs waits
             yield address.url(bound)
         finally:
-            server.admission.is_draining = True
+            server.drain()
             http.should_exit = True
             thread.join()
 
@@ -223,7 +227,7 @@ class LoopErrors:
 
 
 async def _live(
-    server: Server, http: Any, bound: socket.socket, on_stop: Callable[[int], None]
+    server: Service, http: Any, bound: socket.socket, on_stop: Callable[[int], None]
 ) -> signal.Signals | None:
     """Serve until a signal arrives; return the second signal if it arrives before the running requests have ended."""
     loop, stops = asyncio.get_running_loop(), asyncio.Event()
@@ -232,7 +236,7 @@ async def _live(
 
     def stop(number: signal.Signals) -> None:
         signals.append(number)
-        server.admission.is_draining = True
+        server.drain()
         stops.set()
         if len(signals) == 1 and server.num_tasks:
             on_stop(server.num_tasks)
@@ -251,7 +255,7 @@ async def _live(
     return signals[1] if signals[1:] else None
 
 
-async def _drain(server: Server, is_urgent: Callable[[], bool]) -> None:
+async def _drain(server: Service, is_urgent: Callable[[], bool]) -> None:
     """Wait until all requests have ended, or the time limit has passed; then end the rest with an error.
 
     Args:
@@ -259,7 +263,7 @@ async def _drain(server: Server, is_urgent: Callable[[], bool]) -> None:
         is_urgent: returns True if the requests should end at once.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + server.options.drain_seconds
+    end = loop.time() + server.drain_seconds
     while server.num_tasks and loop.time() < end and not is_urgent():
         await asyncio.sleep(0.02)
     server.stop_running()

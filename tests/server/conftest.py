@@ -64,10 +64,12 @@ def thinking_llm(tmp_path_factory: pytest.TempPathFactory, bundled_folder: Path)
 class Running:
     """A server on a thread, at a free port."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, app: Any = None) -> None:
         self.server = server
         self._http = uvicorn.Server(
-            uvicorn.Config(build_app(server), port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                app or build_app(server), port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1
+            )
         )
         self._http.capture_signals = _no_signals  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._run)
