@@ -65,15 +65,28 @@ def late_stream(
     wanted: Wanted,
     handle: Callable[[Call], Awaitable[object]],
     error_frame: Callable[[BaseException], bytes],
+    *,
+    is_stored: bool,
 ) -> EventStream:
     """Return the stream of a call whose model is not loaded yet. Comments are sent until the model is loaded.
+
+    If the call names its stream, the stream is stored from now on, so that a client can read it again during the load.
 
     Args:
         call: the call.
         wanted: its model.
         handle: the handler of the endpoint.
         error_frame: returns the event for an error of the load.
+        is_stored: True if the endpoint stores streams that the header x-stream-id names.
+
+    Raises:
+        RequestError: see StreamStore.start.
     """
+    identifier = call.headers.get("x-stream-id") if is_stored else None
+    if identifier is not None:
+        # The handler must not store the stream again.
+        call.headers = {name: value for name, value in call.headers.items() if name != "x-stream-id"}
+    store = call.server.streams
 
     async def frames() -> AsyncIterator[bytes]:
         async with call.server.serving(wanted) as server:
@@ -88,4 +101,4 @@ def late_stream(
                     yield data
 
     stream = EventStream(frames(), error_frame)
-    return stream
+    return stream if identifier is None else store.start(call.key, identifier, stream)

@@ -1,4 +1,4 @@
-// Drives the chat page in a browser: node drive.mjs CHECK. The environment has SERVER, LOCKED, KEY and BROWSER.
+// Drives the chat page in a browser: node drive.mjs CHECK. The environment has SERVER, LOCKED, ROUTER, KEY and BROWSER.
 
 import assert from "node:assert/strict";
 import { readFile, writeFile } from "node:fs/promises";
@@ -10,7 +10,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 import { chromium } from "playwright-core";
 
-const { SERVER, LOCKED, KEY, BROWSER } = process.env;
+const { SERVER, LOCKED, ROUTER, KEY, BROWSER } = process.env;
 const LONG = 60_000;
 
 /** A tab that fails the check if the page logs an error. */
@@ -260,6 +260,20 @@ const checks = {
     const { content, status } = await stored(page);
     assert.equal(status, "done");
     assert.equal(content, await whole(bodies[0]));
+    return page;
+  },
+
+  /** A model that is loaded when a request needs it: the page says so, and a reload in the meantime loses no reply. */
+  async router({ context }) {
+    const page = await open(context, ROUTER);
+    await page.selectOption(".model", "second");
+    await send(page, "What is 12 + 7?");
+    await page.waitForSelector(".waiting:text('Loading the model')");
+    await page.reload();
+    await page.waitForSelector(".waiting:text('Loading the model')");
+    await ended(page);
+    assert.equal(await replies(page).locator(".markdown").innerText(), "19");
+    assert.match(await page.innerText(".costs"), /^second · 2 tokens/);
     return page;
   },
 

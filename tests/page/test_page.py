@@ -7,14 +7,18 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import genai
-from genai.models.folders import bundled_adapter
+from genai.models.folders import bundled_adapter, bundled_model
 from genai.server.keys import read_keys
+from genai.server.routed import RoutedModel
+from genai.server.router import Router
 from genai.server.run import serve_on_thread
 from genai.server.serving import Server, ServerOptions
 
@@ -26,12 +30,12 @@ KEY = "k" * 20
 
 
 def test_every_check_has_a_name() -> None:
-    assert len(CHECKS) == len(set(CHECKS)) == 17
+    assert len(CHECKS) == len(set(CHECKS)) == 18
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables of the driver: the addresses of a server, and of one that needs a key."""
+    """The variables of the driver: the addresses of a server, of one that needs a key, and of one with two models."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     assert browser is not None, "the tests of the page need Chromium: run `apt-get install chromium`"
     keys = tmp_path_factory.mktemp("page") / "keys"
@@ -39,10 +43,21 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     with genai.LLM(threads=2, lora=True) as llm:
         llm.load_adapter(bundled_adapter("words"), "words")
         server, locked = Server(llm, name="pebble"), Server(llm, ServerOptions(keys=read_keys(keys)), name="pebble")
-        with serve_on_thread(server) as address, serve_on_thread(locked) as other:
-            yield {"SERVER": f"{address}/", "LOCKED": f"{other}/", "KEY": KEY, "BROWSER": browser}
-        server.close()
-        locked.close()
+        models = [RoutedModel("pebble", bundled_model(), context_size=256), SlowModel("second", bundled_model())]
+        router = Router(models, 10**9)
+        with serve_on_thread(server) as address, serve_on_thread(locked) as other, serve_on_thread(router) as third:
+            addresses = {"SERVER": f"{address}/", "LOCKED": f"{other}/", "ROUTER": f"{third}/"}
+            yield {**addresses, "KEY": KEY, "BROWSER": browser}
+        for one in (server, locked, router):
+            one.close()
+
+
+class SlowModel(RoutedModel):
+    """A model whose load takes a few seconds."""
+
+    def load(self) -> Any:
+        time.sleep(5)
+        return super().load()
 
 
 def _installed() -> Path:

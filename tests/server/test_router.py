@@ -127,6 +127,29 @@ def test_a_stream_waits_for_its_model(router: tuple[Router, httpx.Client], monke
     assert not served.residency.residents[0].users
 
 
+def test_a_stream_that_waits_can_be_read_again(
+    router: tuple[Router, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that is reloaded while a model is loaded gets its reply."""
+    served, client = router
+    ask(client, "b")
+    release, load = threading.Event(), RoutedModel.load
+    monkeypatch.setattr(RoutedModel, "load", lambda self: (release.wait(30), load(self))[1])
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.01)
+    body = {"model": "a", "stream": True, "messages": [{"role": "user", "content": "What is 12 + 7?"}]}
+    name = {"x-stream-id": "while-the-model-is-loaded"}
+    with client.stream("POST", "/v1/chat/completions", json=body, headers=name) as stream:
+        assert next(stream.iter_lines()) == ": ping"
+    assert client.post("/v1/chat/completions", json=body, headers=name).json()["error"]["code"] == "stream_exists"
+    with client.stream("GET", f"/v1/streams/{name['x-stream-id']}") as again:
+        lines = again.iter_lines()
+        assert next(lines) == ": ping"
+        release.set()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(one["choices"][0]["delta"].get("content", "") for one in chunks) == "19"
+    assert not served.residency.residents[0].users
+
+
 def test_a_wait_has_a_time_limit(router: tuple[Router, httpx.Client], monkeypatch: pytest.MonkeyPatch) -> None:
     served, client = router
     ask(client, "b")

@@ -21,3 +21,9 @@ export async function checkServer() {
     timer = setTimeout(checkServer, AGAIN_MS);
   }
 }
+
+/** Return the state of a model, such as "loading"; a server with several models loads them when a request needs them. */
+export async function modelState(name) {
+  const models = await listModels().catch(() => []);
+  return (models.find((one) => one.id === name) ?? models[0])?.state ?? "";
+}

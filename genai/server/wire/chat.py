@@ -351,6 +351,7 @@ def usage(counts: TokenCounts) -> dict[str, Any]:
 
 
 NEEDS = "completion"
+STORES = True
 ROUTES = (
     ("POST", "/v1/chat/completions", create, False),
     ("POST", "/chat/completions", create, False),

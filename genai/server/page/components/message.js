@@ -4,7 +4,10 @@ import { edit, retry, switchBranch } from "../conversations.js";
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { listen, liveText } from "../live.js";
 import { copyText, MarkdownWriter } from "../markdown.js";
+import { modelState } from "../server.js";
 import { set } from "../store.js";
+
+const STATE_MS = 1000; // while a reply is awaited, the state of its model is read at this interval
 
 export function Message({ message, siblings, isStreaming, isEditing }) {
   // The same object makes preact skip a message that has not changed.
@@ -91,6 +94,8 @@ function Reply({ message, isStreaming }) {
     };
     return listen(message.id, write);
   }, [message.id, isStreaming, isStreaming ? "" : message.content]);
+  const isLoading = useIsLoading(message.model, isStreaming && phase === "waiting");
+  const awaited = isLoading ? "Loading the model" : "Waiting";
   const hasReasoning = phase === "reasoning" || message.reasoning || liveText(message.id)?.reasoning;
   return html`
     ${hasReasoning &&
@@ -99,9 +104,28 @@ function Reply({ message, isStreaming }) {
       <div ref=${reasoning}>${isStreaming ? liveText(message.id)?.reasoning : message.reasoning}</div>
     </details>`}
     <div class="markdown" ref=${body}></div>
-    ${isStreaming && phase !== "text" && html`<p class="waiting">${phase === "reasoning" ? "Reasoning" : "Waiting"}…</p>`}
+    ${isStreaming && phase !== "text" && html`<p class="waiting">${phase === "reasoning" ? "Reasoning" : awaited}…</p>`}
     ${!isStreaming && html`<${Ending} message=${message} />`}
   `;
+}
+
+/** Return true while a reply is awaited because its model is being loaded. */
+function useIsLoading(model, isAwaited) {
+  const [isLoading, setIsLoading] = useState(false);
+  useEffect(() => {
+    setIsLoading(false);
+    if (!isAwaited) return undefined;
+    let isCurrent = true;
+    const timer = setInterval(async () => {
+      const state = await modelState(model);
+      if (isCurrent) setIsLoading(state === "loading");
+    }, STATE_MS);
+    return () => {
+      isCurrent = false;
+      clearInterval(timer);
+    };
+  }, [model, isAwaited]);
+  return isLoading;
 }
 
 const ENDS = {
