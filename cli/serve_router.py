@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from genai.server.routed import RoutedModel
     from genai.server.router import Router
     from genai.server.serving import ServerOptions
+    from genai.server.traces import Traces
 
 _MODELS_HELP = (
     "Short name, org/name, folder or GGUF file of a model [default: the bundled model]; several are possible."
@@ -75,7 +76,7 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
 
 def make_router(
     models: Sequence[Path], encoders: Sequence[str | None], chosen: RouterFlags, flags: opt.EngineFlags,
-    options: ServerOptions, *, max_sequences: int, log: RequestLog | None,
+    options: ServerOptions, *, max_sequences: int, log: RequestLog | None, traces: Traces | None,
 ) -> Router:  # fmt: skip
     """Return the router of several models.
 
@@ -108,7 +109,7 @@ def make_router(
         )  # fmt: skip
     keep = None if chosen.keep is None else read_duration(chosen.keep, "--keep")
     routed = [_routed(entry, flags, keep, chosen.pin or (), max_sequences) for entry in entries]
-    return Router(routed, memory, options, log=log)
+    return Router(routed, memory, options, log=log, traces=traces)
 
 
 def _check_flags(flags: opt.EngineFlags) -> None:

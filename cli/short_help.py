@@ -38,8 +38,10 @@ SHORT_HELP = {
         "genai serve --port 8000",
         "host port api-key-file lora embedder reranker ctx-size max-sequences precision device",
     ),
+    "genai balance": _short("genai balance http://10.0.0.1:8000 http://10.0.0.2:8000"),
     "genai ps": _short("genai ps"),
     "genai stop": _short("genai stop 8000"),
+    "genai top": _short("genai top --once"),
     "genai launch": _short("genai launch codex"),
     "genai embed": _short(
         "genai embed model texts.txt -o vectors.npy",

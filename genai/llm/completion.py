@@ -23,17 +23,19 @@ class Timings:
         time_to_first_token: time from the call to the first token, which includes queueing and prefill.
         decode_seconds: time from the first token to the last.
         compile_seconds: time spent compiling kernels, once per kernel; the other durations exclude it.
+        queue_seconds: the part of time_to_first_token until the engine started the request.
     """
 
     time_to_first_token: float = 0.0
     decode_seconds: float = 0.0
     compile_seconds: float = 0.0
+    queue_seconds: float = 0.0
 
     def followed_by(self, *later: Timings) -> Timings:
         """Return the total of this part and later parts. The later parts' times to first token count as decode time."""
         more = sum(one.time_to_first_token + one.decode_seconds for one in later)
         compiled = self.compile_seconds + sum(one.compile_seconds for one in later)
-        return Timings(self.time_to_first_token, self.decode_seconds + more, compiled)
+        return Timings(self.time_to_first_token, self.decode_seconds + more, compiled, self.queue_seconds)
 
     def tokens_per_second(self, num_tokens: int) -> float:
         """Return the decode speed: the number of tokens after the first, per second; 0 if there are none."""

@@ -134,7 +134,7 @@ class Generation:
         self._cached_tokens = 0
         self._proposed = self._accepted = 0
         self._submitted, self._compiled_before = _now(), compile_seconds()
-        self._first_token = self._last_token = self._compiled = 0.0
+        self._started = self._first_token = self._last_token = self._compiled = 0.0
         self._already_shown = 0  # number of leading characters of the coming text that were delivered earlier
         self._num_before = len(output)
         self._repeat(output)
@@ -227,6 +227,7 @@ class Generation:
 
     def adopt(self, sequence: DecoderSequence) -> None:
         self.sequence, self.has_sequence = sequence, True
+        self._started = self._started or _now()
         sequence.shift = self.shift
         self.row = RowSampler(
             self.plan, sequence.tokens, seed=self.seed, row=self.sample, prompt_length=len(self.prompt)
@@ -404,7 +405,12 @@ class Generation:
             stopped_by=self._stopped_by,
             prompt_tokens=len(self.prompt),
             cached_tokens=self._cached_tokens,
-            timings=Timings(first - self._submitted, max(0.0, self._last_token - first), self._compiled),
+            timings=Timings(
+                first - self._submitted,
+                max(0.0, self._last_token - first),
+                self._compiled,
+                max(0.0, (self._started or first) - self._submitted),
+            ),
             seed=self.seed,
             logprobs=tuple(self._logprobs[self._num_before :]) if params.logprobs is not None else None,
             prompt_logprobs=prompt_logprobs,

@@ -61,14 +61,15 @@ class Endpoint:
         is_open: True if no API key is needed.
         needs: the kind of model that the endpoint needs: "completion", "embedding" or "rerank"; "" = none.
         pings: True if a stream may begin with comments while its model is loaded.
+        stores: True if a stream is stored under the name in the header x-stream-id.
         error_body: returns the body for an error, in the wire format of the endpoint.
     """
 
     def __init__(
-        self, path: str, handle: Handler, *, is_open: bool, needs: str, pings: bool,
+        self, path: str, handle: Handler, *, is_open: bool, needs: str, pings: bool, stores: bool,
         error_body: Callable[[ErrorReply], Any],
     ) -> None:  # fmt: skip
-        self.path, self.needs, self.pings = path, needs, pings
+        self.path, self.needs, self.pings, self.stores = path, needs, pings, stores
         self.handle, self.is_open, self.error_body = handle, is_open, error_body
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -84,7 +85,8 @@ def _endpoint(wire: Any, method: str, path: str, handle: Handler, *, is_open: bo
     needs = getattr(wire, "NEEDS", "") if method == "POST" or "{" not in path else ""
     return Endpoint(
         path, handle, is_open=is_open, needs=needs.get(path, "") if isinstance(needs, Mapping) else needs,
-        pings=getattr(wire, "PINGS", True), error_body=getattr(wire, "error_body", _openai_error),
+        pings=getattr(wire, "PINGS", True), stores=getattr(wire, "STORES", False),
+        error_body=getattr(wire, "error_body", _openai_error),
     )  # fmt: skip
 
 
@@ -161,6 +163,7 @@ class _Exchange:
         self._error_body: Callable[[ErrorReply], Any] = _openai_error
         self.status = 0
         self._path, self._began = "", time.monotonic()
+        self._needs, self._sent = "", b""
         self._body_bytes = 0
         self._record: dict[str, Any] = {}
 
@@ -190,11 +193,14 @@ class _Exchange:
     def _note_end(self) -> None:
         """Count the request, and write it to the log."""
         self._server.metrics.requests[self._path, self.status] += 1
-        log = self._server.log
+        log, traces = self._server.log, self._server.traces
+        seconds = round(time.monotonic() - self._began, 4)
         if log is not None and self._path != "/health":
             facts = {"id": self._id, "method": self._scope["method"], "path": self._scope["path"][:200]}
-            seconds = round(time.monotonic() - self._began, 4)
             log.write({**facts, "status": self.status, "seconds": seconds, **self._record})
+        if traces is not None and self._needs:
+            facts = {"id": self._id, "seconds": seconds, **self._record}
+            traces.record(self._scope["method"], self._path, self._headers, self._sent, facts, self.status)
 
     async def _call(self) -> Call | None:
         """Check the request, and read its body. Return None if it is answered already."""
@@ -211,10 +217,10 @@ class _Exchange:
         endpoint, path = self._app.find(self._scope)
         self._path = endpoint.path
         self._error_body, self._handle, self._needs = endpoint.error_body, endpoint.handle, endpoint.needs
-        self._pings = endpoint.pings
+        self._pings, self._stores = endpoint.pings, endpoint.stores
         key = ANYONE if endpoint.is_open else self._key()
         self._record["key"] = key.name
-        body = await self._body()
+        body = self._sent = await self._body()
         if self._server.log is not None and self._server.log.with_prompts:
             self._record["body"] = body.decode("utf-8", "replace")
         query = self._scope.get("query_string", b"").decode("latin-1")
@@ -288,11 +294,13 @@ class _Exchange:
             return
         wanted, is_stream = wanted_by(call, self._needs)
         if is_stream and self._pings and not self._server.is_ready(wanted):
-            stream = late_stream(call, wanted, self._handle, self._error_frame)
+            stream = late_stream(call, wanted, self._handle, self._error_frame, is_stored=self._stores)
             await send_stream(stream, self._send, self._server.stop_error)
             return
         async with self._server.serving(wanted) as server:
             call.server = server
+            if server.fingerprint:
+                self._notes["x-system-fingerprint"] = server.fingerprint
             await self._reply(call)
 
     def _error_frame(self, error: BaseException) -> bytes:

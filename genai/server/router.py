@@ -20,6 +20,7 @@ from .residency import LoadFailed, Residency, Resident, State
 from .routed import RoutedModel
 from .routing import Wanted
 from .serving import Server, ServerOptions
+from .traces import Traces
 
 _VERBS = {"completion": "generates text", "embedding": "computes embeddings", "rerank": "scores documents"}
 
@@ -32,6 +33,7 @@ class Router(Server):
         memory: maximum bytes of all loaded models together.
         options: the options, which apply to every model.
         log: the request log; None = requests are not logged. The caller closes it.
+        traces: records requests as spans; None = there are no traces. The caller closes it.
 
     Raises:
         OptionError: two models or adapters have the same name, an option does not apply to several models, or a model
@@ -45,9 +47,10 @@ class Router(Server):
         options: ServerOptions | None = None,
         *,
         log: RequestLog | None = None,
+        traces: Traces | None = None,
     ) -> None:
         _check(models, options or ServerOptions())
-        super().__init__(None, options, name="router", log=log)
+        super().__init__(None, options, name="router", log=log, traces=traces)
         self._models = {one.name: one for one in models}
         self._metrics_of = {name: Metrics() for name in self._models}
         self._facts: dict[str, list[str]] = {}

@@ -26,6 +26,7 @@ from .response_store import ResponseStore
 from .routing import Wanted
 from .stream_store import StreamStore
 from .token_texts import TokenTexts
+from .traces import Traces
 
 T = TypeVar("T")
 # Templates, tokenizers and grammars are prepared on these threads, so that the event loop continues in the meantime.
@@ -117,6 +118,7 @@ class Server:
         name: the name of the model in requests; None = the name of the model's folder.
         log: the request log; None = requests are not logged. The caller closes it.
         encoders: the models for embeddings and reranking; None = there are none.
+        traces: records requests as spans; None = there are no traces. The caller closes it.
         parent: the router that this server belongs to, whose limits and stored replies it shares.
     """
 
@@ -128,6 +130,7 @@ class Server:
         name: str | None = None,
         log: RequestLog | None = None,
         encoders: Encoders | None = None,
+        traces: Traces | None = None,
         parent: Server | None = None,
     ) -> None:
         self._llm, self.options, self.encoders = llm, options or ServerOptions(), encoders or Encoders()
@@ -141,7 +144,7 @@ class Server:
             if parent is None
             else parent.admission.lane(most)
         )
-        self.metrics, self.log = Metrics(), log
+        self.metrics, self.log, self.traces = Metrics(), log, traces
         self.body_bytes = 0
         self.encoders.share_limits(self.admission)
         self.responses: ResponseStore = ResponseStore() if parent is None else parent.responses
@@ -271,6 +274,15 @@ class Server:
         """Note a task that serves a request, so that `stop_running` can end it."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    @property
+    def drain_seconds(self) -> float:
+        """See ServerOptions."""
+        return self.options.drain_seconds
+
+    def drain(self) -> None:
+        """Refuse new requests."""
+        self.admission.is_draining = True
 
     @property
     def num_tasks(self) -> int:

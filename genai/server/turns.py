@@ -118,15 +118,19 @@ class RunningTurn:
 
     def _note_end(self) -> None:
         usage, ended = self.usage, [*self.completions.values()]
+        first = min((one.timings for one in ended), key=lambda timings: timings.time_to_first_token, default=None)
         self.turn.record.update(
             {
+                "model": self.server.name,
                 "prompt_tokens": self.prompt_tokens,
                 "cached_tokens": usage.cached,
                 "completion_tokens": usage.completion,
                 "finish_reasons": [one.finish_reason for one in ended],
                 "seed": self.seed,
                 "adapter": self.turn.options.get("adapter"),
-                "first_token_seconds": min((one.timings.time_to_first_token for one in ended), default=None),
+                "queue_seconds": None if first is None else first.queue_seconds,
+                "first_token_seconds": None if first is None else first.time_to_first_token,
+                "decode_seconds": max((one.timings.decode_seconds for one in ended), default=None),
             }
         )
 
