@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _TopServer = Annotated[
     str | None,
     typer.Argument(
-        help="Port, process number, address or model of a server [default: all servers of `genai ps`].", metavar="SERVER"
+        help="Port, process number, address or model of a server [default: all servers of `genai ps`].",
+        metavar="SERVER",
     ),
 ]
 
