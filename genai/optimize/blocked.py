@@ -211,8 +211,10 @@ class _Layout:
                 return False
         else:
             other = node.inputs[twins.index(False)]
-            tensor = self._graph.constant_tensor(other)
-            if tensor is None or tensor.num_elements != 1 or len(tensor.shape) > (self._rank(first) or 0):
+            tensor, value = self._graph.constant_tensor(other), number(self._graph, other)
+            if tensor is None or value is None or len(tensor.shape) > (self._rank(first) or 0):
+                return False
+            if not np.isfinite(value):  # the zeros in padding channels would become NaN
                 return False
         made = node.copy()
         made.inputs = [self._twins.get(name, name) for name in node.inputs]

@@ -128,3 +128,11 @@ def test_an_image_that_does_not_fit(make_model):
     model = make_model([conv("x a", "p"), conv("p c", "y", 1)], {"x": (1, None)}, {"y": (1, None)}, WEIGHTS)
     with pytest.raises(Exception, match="does not match float32 kernels of shape"):
         Session(model).run({"x": np.zeros((1, 4, 5, 5), np.float32)})
+
+
+def test_numbers_that_are_not_finite_stay_out_of_padding_channels(make_model: Any) -> None:
+    """Zero times infinity is NaN, and a convolution would add the NaN of a padding channel to every result."""
+    weights = {"a": weight(24, 3, 3, 3), "b": weight(32, 24, 1, 1), "most": np.float32(np.inf)}
+    nodes = [conv("x a", "p"), node("Mul", "p most", "q"), conv("q b", "y", 1)]
+    made = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, weights)
+    assert [one.inputs for one in nodes_after(made) if one.op_type == "Mul"] == [["p", "most"]]
