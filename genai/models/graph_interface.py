@@ -22,6 +22,8 @@ _OF_ENCODERS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 _OF_FIXED_SIZE = re.compile(r"conv|recurrent|ssm")
 _INTEGERS = (DataType.INT64, DataType.INT32)
 _NAMES_SHOWN = 6
+# The number of axes of a layer's keys: batch, heads, tokens and columns.
+_STATE_AXES = 4
 # The words in names of tensors with keys and values.
 _OF_BOTH = {
     "",
@@ -96,7 +98,7 @@ def read_interface(graph: Graph, path: Path, folder: Path, config: Mapping[str, 
     states, singles = _grouped(inputs)
     presents, results = _grouped(graph.outputs)
     known = _known_inputs(singles)
-    logits = _logits(results)
+    logits = _logits(results) or (_only_result(results) if states else None)
     _check_kind(path, folder, config, known, singles, states, logits)
     explained = {*known.values(), *(value.name for value in singles if _SETTLED.fullmatch(value.name))}
     unknown = [value.name for value in singles if value.name not in explained]
@@ -186,6 +188,11 @@ def _logits(outputs: Sequence[Value]) -> Value | None:
     return next((value for value in outputs if value.name.endswith("logits")), None)
 
 
+def _only_result(outputs: Sequence[Value]) -> Value | None:
+    """Return the output of a decoder with one result, whatever its name is; hidden states are no logits."""
+    return outputs[0] if len(outputs) == 1 and "hidden" not in outputs[0].name.lower() else None
+
+
 def _check_kind(
     path: Path, folder: Path, config: Mapping[str, Any], known: Mapping[str, str], singles: Sequence[Value],
     states: Sequence[_States], logits: Value | None,
@@ -202,22 +209,39 @@ def _check_kind(
     if not {"input_ids", "inputs_embeds"} & set(known):
         raise UnsupportedModelError(
             f"{path}: the graph does not read tokens",
-            f"its inputs are {_listed(names) or 'none'}, so it is a model of images or sound",
+            f"its inputs are {_listed(names) or 'none'}; 'input_ids' of whole numbers or 'inputs_embeds' of floats is "
+            "expected"
+            if states
+            else f"its inputs are {_listed(names) or 'none'}, so it is a model of images or sound",
             run,
+        )
+    together = next((value.name for value in singles if len(_shape(value)) > _STATE_AXES), None)
+    if together is not None and not states and logits is not None:
+        raise UnsupportedModelError(
+            f"{path}: the input {together!r} holds the keys and values of all layers",
+            "each layer must have inputs and outputs of its own, such as 'past_key_values.0.key' and 'present.0.key'",
+            "export the model again, for example with `optimum-cli export onnx --task text-generation-with-past`",
         )
     if states and logits is not None:
         return
+    if states:
+        raise UnsupportedModelError(
+            f"{path}: the decoder has no output 'logits'",
+            "it was exported without its output layer, so it cannot generate tokens",
+            "export the model with its output layer, for example with `optimum-cli export onnx --task "
+            "text-generation-with-past`",
+        )
     reads_text_only = set(names) <= _OF_ENCODERS
     architectures = [str(name) for name in config.get("architectures") or []]
     generates = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
-    if not states and logits is not None and (generates or not reads_text_only):
+    if logits is not None and (generates or not reads_text_only):
         raise UnsupportedModelError(
             f"{path}: the decoder has no cache",
             "without inputs for the keys and values of earlier tokens, each step would compute the whole text again",
             "export the model with its cache, for example with `optimum-cli export onnx --task "
             "text-generation-with-past`",
         )
-    if reads_text_only or (states and logits is None):
+    if reads_text_only:
         scores = any(name.endswith("ForSequenceClassification") for name in architectures)
         raise UnsupportedModelError(
             f"{path}: the graph is an encoder, which generates no text",
@@ -253,6 +277,14 @@ def _check_states(
                 f"layers must be numbered from 0, and the states must have {rank} axes",
                 "use another export of the model",
             )
+        if role != "both" and _has_tokens_before_heads(past.values[0]):
+            sizes = ", ".join(map(str, _shape(past.values[0])))
+            raise UnsupportedModelError(
+                f"{path}: the input {past.template % 0!r} has the shape [{sizes}]",
+                "keys and values must have the axes [batch, heads, tokens, columns], but here, the second axis has a "
+                "variable size and the third axis has a fixed size",
+                "export the model with the heads before the tokens, as transformers stores its cache",
+            )
         present = after.get(role)
         if present is None or not set(numbers) <= set(present.values):
             raise ConfigError(
@@ -268,6 +300,12 @@ def _check_states(
             "each layer needs both",
             "export the model again",
         )
+
+
+def _has_tokens_before_heads(value: Value) -> bool:
+    """Return True if keys or values have the axes [batch, tokens, heads, columns]: only tokens have a variable size."""
+    _, second, third, _ = _shape(value)
+    return not isinstance(second, int) and isinstance(third, int)
 
 
 def _shape(value: Value | None) -> Sequence[Any]:

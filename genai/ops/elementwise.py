@@ -12,7 +12,9 @@ import numpy as np
 from genai.kernels.cpu.arrays.functions import activation
 from genai.kernels.cpu.program.thread_pool import Threads
 
+from ..onnx.types import DataType, TensorType, Type, broadcast_dims
 from .registry import operator
+from .shape_rules import NodeTypes, shape_rule
 from .support import narrowed, widened
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
@@ -139,3 +141,11 @@ def erf(x: Any, *, threads: Threads | None) -> Any:
     if x.dtype == np.float64 or x.dtype.kind in "iu":
         return exact_erf(x).astype(x.dtype)
     return compiled("erf", x, threads=threads)
+
+
+@shape_rule("LessOrEqual", "GreaterOrEqual", domain="")
+def comparison_shape(types: NodeTypes) -> list[Type | None]:
+    """Return the broadcast shape. ONNX infers no shape for versions before 16, which are functions."""
+    first, second = types.shape(0), types.shape(1)
+    shape = None if first is None or second is None else broadcast_dims(first, second)
+    return [TensorType(DataType.BOOL, shape)]

@@ -190,6 +190,17 @@ def test_a_mask_that_depends_on_the_tokens(changed: Callable[..., Path]) -> None
         flatten_exported(Config(changed(edit)))
 
 
+def test_an_older_operator_set(tmp_path: Path) -> None:
+    """Before version 16, ONNX infers no shape for LessOrEqual, which computes masks."""
+    folder = tmp_path / "export"
+    shutil.copytree(EXPORTS / "qwen2_sdpa", folder)
+    model = onnx.load(folder / "model.onnx")
+    assert "LessOrEqual" in {node.op_type for node in model.graph.node}
+    next(entry for entry in model.opset_import if not entry.domain).version = 14
+    onnx.save(model, folder / "model.onnx")
+    flatten_exported(Config(folder))
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

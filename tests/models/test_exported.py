@@ -19,11 +19,13 @@ from genai.errors import ConfigError, ExternalDataError, ModelFolderError, Optio
 from genai.quantize.assemble import write_config
 from tests.exported_layouts import (
     CONFIG,
+    Change,
     describe_as,
     exported,
     graph_of,
     logits,
     merged,
+    renamed,
     save,
     split_embedding,
     whole,
@@ -399,6 +401,49 @@ def test_layers_without_an_output(tmp_path: Path) -> None:
         model.graph.output.remove(next(value for value in model.graph.output if value.name == "present.1.value"))
 
     refused(exported(tmp_path / "model", "model.onnx", change=change), ConfigError, "no output that replaces")
+
+
+def _tokens_before_heads(model: onnx.ModelProto) -> None:
+    for value in model.graph.input:
+        if "past" in value.name:
+            sizes = value.type.tensor_type.shape.dim
+            heads = sizes[1].dim_value
+            sizes[1].dim_param, sizes[2].dim_value = "past", heads
+
+
+def _one_state(model: onnx.ModelProto) -> None:
+    states = [2, 2, "b", 1, "t", 16]
+    inputs = {"input_ids": ["b", "s"], "attention_mask": ["b", "t"], "past": states}
+    model.CopyFrom(plain_graph(inputs, {"logits": ["b", "s", 64], "present": states}))
+
+
+def _ids_of_floats(model: onnx.ModelProto) -> None:
+    next(value for value in model.graph.input if value.name == "input_ids").type.tensor_type.elem_type = 1
+
+
+def _hidden_states(model: onnx.ModelProto) -> None:
+    renamed(model.graph, "logits", "hidden_states")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_tokens_before_heads, ["past_key_values.0.key", "must have the axes [batch, heads, tokens, columns]"]),
+        (_one_state, ["the input 'past' holds the keys and values of all layers"]),
+        (_ids_of_floats, ["'input_ids' of whole numbers"]),
+        (_hidden_states, ["no output 'logits'"]),
+    ],
+)
+def test_other_interfaces(tmp_path: Path, change: Change, words: list[str]) -> None:
+    refused(exported(tmp_path / "model", "model.onnx", change=change), UnsupportedModelError, *words)
+
+
+def test_logits_of_another_name(tmp_path: Path) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        renamed(model.graph, "logits", "output")
+
+    folder = exported(tmp_path / "model", "model.onnx", change=change)
+    assert og.Config(folder).model.decoder.names.logits == "output"
 
 
 def test_a_decoder_without_a_cache(tmp_path: Path) -> None:
