@@ -278,13 +278,14 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> good.text, type(bad).__name__
             ('19', 'ContextOverflowError')
         """
-        self._requests.note_seed(params, options)
         if check_on_error(on_error, schema, options):
             requests = self._requests.each(prompts, params, options, adapter)
+            self._requests.note_seed(params, options)
             valid = [leaders for leaders in requests if isinstance(leaders, list)]
             return self._results(requests, wait_for_groups(valid, self._worker, progress))
         shaped = with_schema(options, schema)
         generations = self._requests.batch(prompts, params, shaped, adapter=adapter, with_beams=True)
+        self._requests.note_seed(params, shaped)
         completions = self._completed(generations, shaped, progress)
         return (
             completions
@@ -367,12 +368,13 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
             ['15', '19']
         """
-        self._requests.note_seed(params, options)
         if check_on_error(on_error, None, options):
             requests = self._requests.each(prompts, params, options, adapter)
+            self._requests.note_seed(params, options)
             valid = [leaders for leaders in requests if isinstance(leaders, list)]
             return self._results(requests, await await_groups(valid, self._worker))
         generations = self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True)
+        self._requests.note_seed(params, options)
         request_options, _ = split_options(options)
         if request_options.beams is not None:
             return await await_beams(self.model, generations, request_options, self._max_sequences)
@@ -488,8 +490,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         adapter: AdapterChoice,
     ) -> list[Generation]:
         """Return the request for one completion."""
+        request = self._requests.single(self._prompt(prompt, options), params, options, adapter=adapter)
         self._requests.note_seed(params, options)
-        return self._requests.single(self._prompt(prompt, options), params, options, adapter=adapter)
+        return request
 
     def _streamed(self, generations: list[Generation]) -> CompletionStream:
         stream = CompletionStream(generations, self._worker)
@@ -798,10 +801,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     ) -> tuple[TurnParts, list[Generation]]:
         """Return the parts of the request for the reply to a conversation, and the request."""
         turn = self._turn_parts(messages, options, schema)
-        self._requests.note_seed(turn.params, turn.sampling)
-        return turn, self._requests.single(
+        request = self._requests.single(
             turn.prompt, turn.params, turn.sampling, self.parser.markers, turn.adapter, turn.shape
         )
+        self._requests.note_seed(turn.params, turn.sampling)
+        return turn, request
 
     def _turn_parts(
         self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
