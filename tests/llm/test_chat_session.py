@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ def test_turns_undo_and_retry(small: genai.LLM) -> None:
     with pytest.raises(InputError, match="the message is empty"):
         small.chat(" ")
     assert chat.messages == []
+
+
+def test_the_chat_in_the_readme(bundled: genai.Model) -> None:
+    """Replies and numbers of tokens are those of this version; speeds depend on the machine."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    turns = re.findall(
+        r"^>>> (.*)\n(.*)\n(\d+) tok · .* · prompt (\d+) \(0 cached\) · ctx (\d+)/1024 · eos", text, re.M
+    )
+    assert len(turns) == 2
+    with genai.LLM(bundled) as llm:
+        chat = ChatSession(llm, draws=True)
+        for question, answer, *numbers in turns:
+            reply = chat.ask(question)
+            figures = [len(reply.completion.token_ids), reply.completion.prompt_tokens, chat.context_used]
+            assert (reply.text, figures) == (answer, [*map(int, numbers)])
 
 
 def test_a_full_context_is_an_error_by_default(small: genai.LLM) -> None:
