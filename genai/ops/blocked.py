@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, pack_blocked
+from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, PlacedConvolution, pack_blocked
 from genai.kernels.cpu.arrays.blocked.layout import BLOCK, blocks_of, from_blocked, to_blocked
 from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
 from genai.kernels.cpu.arrays.gemm.windows import Windows
+from genai.kernels.cpu.program.bound_program import BoundPrograms
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import OURS
@@ -20,6 +21,8 @@ from .pooling import PoolingWindows, WindowMaker, WindowSpec, mean_counts, windo
 from .registry import KernelError, NodeSpec, Positive, operator, register
 from .support import checked_shape, optional
 
+# Number of shapes of images for which a convolution keeps a program.
+_KEPT = 8
 # The compiled function for each activation, and its parameters.
 ACTIVATIONS: Mapping[str, Callable[[Sequence[float]], tuple[str, tuple[float, ...]]]] = {
     "": lambda given: ("copy", ()),
@@ -74,25 +77,30 @@ class BlockedConv:
         self._crop, self._border = (_sides(attributes.get(name), rank) for name in ("crop", "border"))
         self._shape, self._channels = weight.shape, kernels.channels
         self._spec, self._windows = replace(spec, constants=()), WindowSpec(spec)
+        self._placed: BoundPrograms[PlacedConvolution] = BoundPrograms(_KEPT)
         self.packed = (1, 2) if bias is not None else (1,)
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the blocked results."""
-        x, rank = inputs[0], len(self._shape) - 2
+        x, addend = inputs[0], optional(inputs, 3)
+        return (self._placed.get(self._place, x.shape, x.dtype, addend is not None)(x, addend),)
+
+    def _place(self, shape: tuple[int, ...], dtype: Any, has_addend: bool) -> PlacedConvolution:
+        rank = len(self._shape) - 2
         leading = self._channels if self._plain else blocks_of(self._channels)
-        if x.ndim != rank + 3 - self._plain or x.shape[1] != leading or x.dtype != np.float32:
+        if len(shape) != rank + 3 - self._plain or shape[1] != leading or dtype != np.float32:
             layout = "" if self._plain else " in blocks of 16 channels"
             raise KernelError(
-                f"Conv: the input is {x.dtype}{list(x.shape)}{layout}, which does not match float32 kernels of shape "
+                f"Conv: the input is {dtype}{list(shape)}{layout}, which does not match float32 kernels of shape "
                 f"{list(self._shape)}"
             )
-        extents = [size - sum(sides) for size, sides in zip(x.shape[2 : 2 + rank], self._crop, strict=True)]
+        extents = [size - sum(sides) for size, sides in zip(shape[2 : 2 + rank], self._crop, strict=True)]
         windows = self._windows.windows(extents, self._shape[2:])
         padded = (size + sum(sides) for size, sides in zip(extents, windows.widths(extents), strict=True))
-        checked_shape(self._spec, (len(x), leading, BLOCK, *padded), 4)
-        checked_shape(self._spec, (len(x), blocks_of(self._shape[0]), BLOCK, *windows.counts), 4)
+        checked_shape(self._spec, (shape[0], leading, BLOCK, *padded), 4)
+        checked_shape(self._spec, (shape[0], blocks_of(self._shape[0]), BLOCK, *windows.counts), 4)
         place = Place(_compiled_windows(windows), windows.begins, self._crop, self._border)
-        return (self._convolution(x, place, optional(inputs, 3)),)
+        return self._convolution.placed(shape, place, has_addend)
 
 
 @operator("ToBlocked", domain=OURS)

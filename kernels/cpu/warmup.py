@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from itertools import product
 
@@ -111,10 +112,11 @@ def _arrays() -> Iterator[object]:
 
 def _blocked() -> Iterator[object]:
     """Yield the operators for images of 224 x 224 and 640 x 640 pixels, after up to five halvings of their sizes."""
-    yield from map(blocked.finish_blocks, ("copy", "relu", "clip", "silu", "hard_swish", "leaky_relu"))
+    yield from map(blocked.finish_blocks, ("copy", "silu", "hard_swish"))
     yield from (blocked_pooling.pool_blocks("max"), blocked_pooling.pool_blocks("mean"))
     sizes = [side >> halvings for side in _IMAGES for halvings in range(1, 6)]
     widths = {*sizes, *(size * size for size in sizes)}
     for form, stride, width, blocks in product(blocked.FORMS, (1, 2), widths, (1, 2, 4)):
         if form != "plain" or width >= min(_IMAGES) // 2:  # only the first convolution reads a plain image
-            yield blocked.blocked_op(blocked.tile_for(form, blocked.step_of(form, stride), width, blocks))
+            tile = blocked.tile_for(form, blocked.step_of(form, stride), width, blocks)
+            yield from (blocked.blocked_op(tile), blocked.blocked_op(replace(tile, clips=False)))

@@ -150,7 +150,11 @@ def test_what_does_not_fit(normal):
     convolve = BlockedConvolution(Threads(1), pack_blocked(normal(16, 16, 1, 1)))
     with pytest.raises(ValueError, match="does not match kernels of 16 channels"):
         convolve(to_blocked(normal(1, 17, 5, 5)), place)
-    with pytest.raises(ValueError, match="addend is"):
+    with pytest.raises(ValueError, match="and addend is"):
         convolve(to_blocked(normal(1, 16, 5, 5)), place, to_blocked(normal(1, 16, 5, 4)))
     with pytest.raises(ValueError, match="not whole blocks"):
         pack_blocked(normal(16, 8, 1, 1), 2)
+    with pytest.raises(ValueError, match="x is float64"):
+        to_blocked(np.zeros((1, 16, 2, 2)))
+    with pytest.raises(ValueError, match="expected float32 blocks of 17 channels"):
+        from_blocked(to_blocked(normal(1, 16, 2, 2)), 17)

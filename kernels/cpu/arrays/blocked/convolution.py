@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from ...jit.memory import keep_first, load_float32, store_float32
 from ...jit.native import NativeOp, native_op
 from ...jit.variants import once
 from ...jit.vector_math import UNARY
-from ...program.bound_program import BoundPrograms, NodeProgram
+from ...program.bound_program import NodeProgram
 from ...program.calls import Call, Items
 from ...program.driver import call_operator
 from ...program.thread_pool import Threads, own_memory
@@ -44,11 +44,12 @@ from .layout import (
 )
 
 _FLOPS_PER_NANOSECOND, _NANOSECONDS_PER_PADDED_FLOAT = 80.0, 0.1
-_KEPT = 8
 # Maximum number of columns of a tile, and target number of items per thread.
 _MOST_COLUMNS, _ITEMS_PER_THREAD = 14, 6
 # The number of sums that are added to at the same time if additions do not wait for each other.
 _PARALLEL_SUMS = 8
+# Prefetch distance in the weights, which do not fit in the first-level cache.
+_PREFETCH_BYTES = 2048
 # Terms of a block of channels that are unrolled.
 _UNROLLED = 4
 
@@ -64,16 +65,22 @@ def step_of(form: Form, stride: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """The code of a tile: columns times blocks of channels, with the bytes between the inputs of two columns."""
+    """The code of a tile: columns times blocks of channels, with the bytes between the inputs of two columns.
+
+    If `clips`, the tile's results are finished in registers: they are clipped to limits. Otherwise, an operator
+    finishes them (see `finish_blocks`).
+    """
 
     form: Form
     columns: int
     blocks: int
     step: int
+    clips: bool = True
 
     @property
     def name(self) -> str:
-        return f"blocked_{self.form}_{self.columns}_{self.blocks}_{self.step}"
+        finish = "clip" if self.clips else "call"
+        return f"blocked_{self.form}_{self.columns}_{self.blocks}_{self.step}_{finish}"
 
     @property
     def term_vectors(self) -> int:
@@ -108,19 +115,23 @@ def tile_for(form: Form, step: int, width: int, blocks: int) -> Tile:
 def _micro(tile: Tile) -> Any:
     """Return the micro-kernel of a tile.
 
-    Its arguments are the addresses of the tile's first input, of the table of int64 offsets, the number of entries (at
-    least 1), the address of the weights, the bytes of weights of a block, and the address of the sums
-    [blocks][columns].
+    Its arguments are the addresses of the tile's first input and of the table of int64 offsets, the number of entries
+    (at least 1), the address of the weights, and the bytes of weights of a block. If the tile clips, these arguments
+    follow: the addresses of the biases and of the limits [2][16], the address of the results and their bytes per
+    block, and the same for the addend (or 0). Otherwise, the address of the sums [blocks][columns] follows.
     """
     columns, blocks = tile.columns, tile.blocks
 
-    def emit(e: Emitter, x: Any, table: Any, entries: Any, weights: Any, block_bytes: Any, sums_at: Any) -> None:
+    def emit(e: Emitter, x: Any, table: Any, entries: Any, weights: Any, block_bytes: Any, *rest: Any) -> None:
         b = e.builder
         block_at = [weights]
         for _ in range(1, blocks):
             block_at.append(b.add(block_at[-1], block_bytes))
 
         def add(sums: list[Any], at: Any, skipped: Any) -> None:
+            if tile.form != "depthwise":
+                for first in block_at:
+                    e.prefetch(e.at(e.at(first, skipped), _PREFETCH_BYTES))
             factors = [e.load(e.at(first, skipped), FLOAT_VECTOR, align=BLOCK_BYTES) for first in block_at]
             for m in range(columns):
                 where = e.at(at, m * tile.step)
@@ -131,22 +142,56 @@ def _micro(tile: Tile) -> Any:
                 for v, factor in enumerate(factors):
                     sums[v * columns + m] = e.fast_multiply_add(value, factor, sums[v * columns + m])
 
+        def entry(index: Any) -> Any:
+            return e.at(x, e.load(e.at(table, b.shl(index, INT64(3))), INT64))
+
         sums = [constant(FLOAT_VECTOR, 0)] * (columns * blocks)
         with e.loop(entries, sums) as (index, sums):
-            at = e.at(x, e.load(e.at(table, b.shl(index, INT64(3))), INT64))
-            skipped = b.mul(index, INT64(tile.term_vectors * BLOCK_BYTES))
-            if tile.form != "blocked":
-                add(sums, at, skipped)
-            else:
+            at, skipped = entry(index), b.mul(index, INT64(tile.term_vectors * BLOCK_BYTES))
+            if tile.form == "blocked":
+                following = entry(b.add(index, INT64(1)))
+                for m in range(columns):
+                    e.prefetch(e.at(following, m * tile.step))
                 with e.loop(INT64(BLOCK), sums, step=_UNROLLED) as (channel, inner):
                     here, there = e.at(at, b.shl(channel, INT64(2))), b.add(skipped, b.mul(channel, INT64(BLOCK_BYTES)))
                     for unrolled in range(_UNROLLED):
                         add(inner, e.at(here, 4 * unrolled), e.at(there, unrolled * BLOCK_BYTES))
                 sums[:] = inner
-        for number, value in enumerate(sums):
-            e.store(value, e.at(sums_at, number * BLOCK_BYTES), align=BLOCK_BYTES)
+            else:
+                add(sums, at, skipped)
+        if tile.clips:
+            _emit_clipped(e, [sums[v * columns : (v + 1) * columns] for v in range(blocks)], *rest)
+        else:
+            for number, value in enumerate(sums):
+                e.store(value, e.at(rest[0], number * BLOCK_BYTES), align=BLOCK_BYTES)
 
     return micro_kernel(emit)
+
+
+def _emit_clipped(
+    e: Emitter, sums: list[list[Any]], bias: Any, limits: Any, out: Any, out_block: Any, addend: Any, addend_block: Any
+) -> None:
+    """Write the sums of each block plus bias and addend, clipped as `maximum` and `minimum` of vectors do."""
+    b, at, added = e.builder, out, addend
+    low, high = (e.load(e.at(limits, i * BLOCK_BYTES), FLOAT_VECTOR, align=4) for i in range(2))
+    has_addend = b.icmp_signed("!=", addend, INT64(0))
+    for v, block in enumerate(sums):
+        shift = e.load(e.at(bias, v * BLOCK_BYTES), FLOAT_VECTOR, align=4)
+        values = [b.fadd(value, shift) for value in block]
+
+        def write(values: list[Any], at: Any = at) -> None:
+            for m, value in enumerate(values):
+                value = b.select(b.fcmp_ordered("<", value, low), low, value)
+                value = b.select(b.fcmp_ordered(">", value, high), high, value)
+                e.store(value, e.at(at, m * BLOCK_BYTES), align=4)
+
+        with b.if_else(has_addend) as (adding, copying):
+            with adding:
+                terms = (e.load(e.at(added, m * BLOCK_BYTES), FLOAT_VECTOR, align=4) for m in range(len(block)))
+                write([b.fadd(value, term) for value, term in zip(values, terms, strict=True)])
+            with copying:
+                write(values)
+        at, added = b.add(at, out_block), b.add(added, addend_block)
 
 
 class BlockedFinishArguments(Arguments):
@@ -158,6 +203,7 @@ class BlockedFinishArguments(Arguments):
     out_block: int
     addend_block: int
     bias: Address
+    limits: Address
     p: float
     q: float
 
@@ -220,7 +266,7 @@ class BlockedArguments(Arguments):
 @once
 def blocked_op(tile: Tile) -> NativeOp:
     """Return the operator. Items are images times tiles of blocks times bands of a plane's tiles."""
-    multiply, width, blocks, step = _micro(tile), tile.columns, tile.blocks, tile.step
+    multiply, width, blocks, step, clips = _micro(tile), tile.columns, tile.blocks, tile.step, tile.clips
 
     def convolve(arguments: BlockedArguments, context: int, begin: int, end: int, scratch: int) -> int:
         groups, bands, columns = arguments.groups, arguments.bands, arguments.columns
@@ -239,12 +285,18 @@ def blocked_op(tile: Tile) -> NativeOp:
             for _ in range(first, last):
                 column = min(place * width, columns - width)
                 here = x + row * arguments.x_row + column * step
-                multiply((here, arguments.table, arguments.entries, weights, block_bytes, scratch))
+                target = out + row * arguments.out_row + BLOCK_BYTES * column
                 there = added + row * arguments.addend_row + BLOCK_BYTES * column if addend != 0 else 0
-                call_operator(
-                    arguments.finish, arguments.finishing, scratch, block,
-                    out + row * arguments.out_row + BLOCK_BYTES * column, there,
-                )  # fmt: skip
+                if clips:
+                    bias = arguments.finishing.bias + BLOCK_BYTES * block
+                    multiply((
+                        here, arguments.table, arguments.entries, weights, block_bytes, bias,
+                        arguments.finishing.limits, target, arguments.finishing.out_block, there,
+                        arguments.finishing.addend_block,
+                    ))  # fmt: skip
+                else:
+                    multiply((here, arguments.table, arguments.entries, weights, block_bytes, scratch))
+                    call_operator(arguments.finish, arguments.finishing, scratch, block, target, there)
                 place += 1
                 if place == per_row:
                     place, row = 0, row + 1
@@ -308,6 +360,41 @@ class Place:
     border: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True)
+class PlacedConvolution:
+    """A convolution of images of one shape, without further checks of the shapes.
+
+    Attributes:
+        program: None if there are no results.
+        padded_bytes: bytes of the padded image.
+        shape, result, addend: shapes of the image, of the results with their border, and of the addend.
+    """
+
+    threads: Threads
+    program: NodeProgram | None
+    padded_bytes: int
+    shape: tuple[int, ...]
+    result: tuple[int, ...]
+    addend: tuple[int, ...] | None
+
+    def __call__(self, x: Float32, addend: Float32 | None = None) -> Float32:
+        """Return the results for float32 x and addend. Raises ValueError if they have other shapes."""
+        out = aligned(self.result)
+        if x.shape != self.shape or (None if addend is None else addend.shape) != self.addend:
+            shape = None if addend is None else list(addend.shape)
+            raise ValueError(f"x is {list(x.shape)} and addend is {shape}, expected {self.shape} and {self.addend}")
+        if self.program is None:
+            out[...] = 0
+            return out
+        if not x.flags.c_contiguous:
+            x = np.ascontiguousarray(x)
+        if addend is not None and not addend.flags.c_contiguous:
+            addend = np.ascontiguousarray(addend)
+        padded = own_memory("padded", self.padded_bytes) if self.padded_bytes else None
+        self.program.run(self.threads, x=x, out=out, addend=addend, padded=padded)
+        return out
+
+
 class BlockedConvolution:
     """The convolution function(conv(x, kernels) + bias + addend) with blocked results.
 
@@ -326,39 +413,33 @@ class BlockedConvolution:
         if bias is not None:
             self._bias[: kernels.outputs] = bias
         self._function, self._parameters = function, check_function(function, parameters)
-        self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
+        limits = {"copy": (-np.inf, np.inf), "relu": (0.0, np.inf), "clip": self._parameters}.get(function)
+        if kernels.outputs % BLOCK:
+            limits = None  # the operator that finishes tiles also clears padding channels
+        self._limits = None if limits is None else np.repeat(np.array(limits, np.float32), BLOCK)
 
     def __call__(self, x: Float32, place: Place, addend: Float32 | None = None) -> Float32:
-        """Convolve x to [N, blocks, counts + border ..., 16].
+        """Convolve x to [N, blocks, counts + border ..., 16]; see `placed`."""
+        return self.placed(x.shape, place, addend is not None)(x, addend)
+
+    def placed(self, shape: tuple[int, ...], place: Place, has_addend: bool) -> PlacedConvolution:
+        """Return the convolution of images of one shape.
 
         Args:
-            x: float32 [N, blocks, extents ..., 16], or [N, C, extents ...] for plain kernels; one or two spatial axes.
-            addend: float32 with the result's shape without the border.
+            shape: [N, blocks, extents ..., 16], or [N, C, extents ...] for plain kernels; one or two spatial axes.
 
         Raises:
-            ValueError: x or the addend does not match.
+            ValueError: the shape does not match.
         """
-        kernels, counts = self._kernels, place.windows.counts
-        is_plain = kernels.form == "plain"
+        kernels, counts, images = self._kernels, place.windows.counts, shape[0]
+        is_plain, blocks = kernels.form == "plain", blocks_of(kernels.outputs)
         leading = kernels.channels if is_plain else blocks_of(kernels.channels)
-        if x.dtype != np.float32 or x.shape[1] != leading or x.ndim != len(counts) + (2 if is_plain else 3):
-            raise ValueError(
-                f"x is {x.dtype} {list(x.shape)}, which does not match kernels of {kernels.channels} channels"
-            )
-        blocks = blocks_of(kernels.outputs)
-        if addend is not None and (addend.dtype != np.float32 or addend.shape != (len(x), blocks, *counts, BLOCK)):
-            raise ValueError(f"addend is {addend.dtype} {list(addend.shape)}")
+        if len(shape) != len(counts) + (2 if is_plain else 3) or shape[1] != leading:
+            raise ValueError(f"x is {list(shape)}, which does not match kernels of {kernels.channels} channels")
         extents = [count + sum(border) for count, border in zip(counts, place.border, strict=True)]
-        out = aligned((len(x), blocks, *extents, BLOCK))
-        if not math.prod(counts) or not len(x):
-            out[...] = 0
-            return out
-        x = np.ascontiguousarray(x)
-        addend = None if addend is None else np.ascontiguousarray(addend)
-        program, size = self._programs.get(self._made, x.shape, place, addend is not None)
-        padded = own_memory("padded", size) if size else None
-        program.run(self._threads, x=x, out=out, addend=addend, padded=padded)
-        return out
+        program, size = self._made(shape, place, has_addend) if images and math.prod(counts) else (None, 0)
+        addend = (images, blocks, *counts, BLOCK) if has_addend else None
+        return PlacedConvolution(self._threads, program, size, shape, (images, blocks, *extents, BLOCK), addend)
 
     def _made(self, shape: tuple[int, ...], place: Place, has_addend: bool) -> tuple[NodeProgram, int]:
         """Return the program, and the number of bytes of the padded image."""
@@ -437,22 +518,23 @@ class BlockedConvolution:
             groups = (blocks - first) // several
             if not groups:
                 continue
-            part = tile if several == tile.blocks else Tile(tile.form, tile.columns, 1, tile.step)
+            part = replace(tile, blocks=several, clips=self._limits is not None)
             tiles = rows * -(-columns // tile.columns)
             wanted = 1 if self._threads.count == 1 else -(-self._threads.count * _ITEMS_PER_THREAD // (images * groups))
             bands = max(1, min(tiles, wanted))
             finishing = BlockedFinishArguments(
                 columns=tile.columns, blocks=several, outputs=kernels.outputs, out_block=out_plane,
-                addend_block=addend_plane, bias=self._bias, p=p, q=q,
+                addend_block=addend_plane, bias=self._bias, limits=self._limits, p=p, q=q,
             )  # fmt: skip
             arguments = BlockedArguments(
                 x=source, x_image=all_planes * plane_bytes, x_row=x_row,
                 x_group=(1 if kernels.form == "depthwise" else kernels.data.shape[1]) * plane_bytes, shared=shared,
-                table=table, entries=len(table), weights=kernels.data, block_bytes=kernels.data[0].nbytes,
+                table=table, entries=len(table) - 1, weights=kernels.data, block_bytes=kernels.data[0].nbytes,
                 first_block=first, groups=groups, rows=rows, columns=columns, bands=bands,
                 out=Binding("out") + skipped, out_image=blocks * out_plane, out_row=out_row,
                 addend=Binding("addend") if has_addend else None, addend_image=blocks * addend_plane,
-                addend_row=BLOCK_BYTES * counts[1], finish=finish_blocks(self._function), finishing=finishing,
+                addend_row=BLOCK_BYTES * counts[1], finishing=finishing,
+                finish=None if part.clips else finish_blocks(self._function),
             )  # fmt: skip
             scratch = BLOCK_BYTES * tile.columns * several
             calls.append(Call(blocked_op(part), arguments, Items(factor=images * groups * bands), scratch))
@@ -465,4 +547,4 @@ def _sums(axes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     total = np.zeros(1, np.int64)
     for count, step in axes:
         total = (total[:, None] + np.arange(count, dtype=np.int64) * step).reshape(-1)
-    return total
+    return np.append(total, total[-1])

@@ -17,7 +17,7 @@ from ...jit.arguments import Address, Arguments
 from ...jit.memory import load_first, store_first, store_float32
 from ...jit.native import native_op
 from ...jit.vector import LANES, splat_float32
-from ...program.bound_program import run_alone
+from ...program.bound_program import first_element, run_alone
 from ...program.calls import Items
 from ...program.thread_pool import Threads
 from ..gemm.packing import transpose_lines
@@ -38,7 +38,7 @@ def aligned(shape: tuple[int, ...]) -> Float32:
     """Return a float32 array without initial values that starts on a cache line, so that no vector crosses a line."""
     count = math.prod(shape)
     memory = np.empty(count + BLOCK, np.float32)
-    skipped = -memory.ctypes.data % BLOCK_BYTES // 4
+    skipped = -first_element(memory) % BLOCK_BYTES // 4
     return memory[skipped : skipped + count].reshape(shape)
 
 
@@ -88,6 +88,8 @@ def unblock_channels(arguments: LayoutArguments, context: int, begin: int, end: 
 
 def to_blocked(x: Float32, threads: Threads | None = None) -> Float32:
     """Convert [N, C, ...] to [N, blocks, ..., 16]."""
+    if x.dtype != np.float32 or x.ndim < 2:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 [N, C, ...]")
     images, channels, *extents = x.shape
     out = aligned((images, blocks_of(channels), *extents, BLOCK))
     _convert(block_channels, np.ascontiguousarray(x), out, images, channels, math.prod(extents), threads)
@@ -96,6 +98,8 @@ def to_blocked(x: Float32, threads: Threads | None = None) -> Float32:
 
 def from_blocked(x: Float32, channels: int, threads: Threads | None = None) -> Float32:
     """Convert [N, blocks, ..., 16] to [N, C, ...]."""
+    if x.dtype != np.float32 or x.ndim < 3 or x.shape[1] != blocks_of(channels) or x.shape[-1] != BLOCK:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 blocks of {channels} channels")
     images, _, *extents, _ = x.shape
     pixels = math.prod(extents)
     if pixels == 1:
