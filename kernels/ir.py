@@ -24,6 +24,8 @@ from .weights import QuantizationError, QuantizedWeight, WeightFormat
 In = Annotated[str, "in"]
 Out = Annotated[str, "out"]
 Constant = Annotated[str, "constant"]
+# Names of any number of values that an op reads.
+Ins = Annotated[tuple[str, ...], "ins"]
 
 
 class Per(Enum):
@@ -247,6 +249,14 @@ class SelectColumns(Op):
 
     x: In
     order: Constant
+    out: Out
+
+
+@dataclass(frozen=True)
+class JoinColumns(Op):
+    """out = the columns of several values, next to each other."""
+
+    parts: Ins
     out: Out
 
 
@@ -626,6 +636,8 @@ def _names(op: Any, role: str) -> list[str]:
         value = getattr(op, name)
         if kind == role and value and value not in names:
             names.append(value)
+        elif kind == "ins" and role == "in":
+            names += [one for one in dict.fromkeys(value) if one not in names]
         elif kind == "nested" and value is not None and is_dataclass(value):
             names += [one for one in _names(value, role) if one not in names]
     return names
@@ -633,7 +645,8 @@ def _names(op: Any, role: str) -> list[str]:
 
 @cache
 def _roles(kind: type) -> tuple[tuple[str, str], ...]:
-    """Return the name of each field of a class, with its role: "in", "out", "constant", "nested" or "plain"."""
+    """Return the name of each field of a class, with its role: "in", "ins", "out", "constant", "nested" or
+    "plain"."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = []
     for one in fields(kind):

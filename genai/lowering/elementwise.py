@@ -49,8 +49,13 @@ def plain(spec: LoweringSpec) -> Lowered | None:
 
 @lowering_rule(*_BINARY_FUNCTIONS)
 def two_operands(spec: LoweringSpec) -> Lowered | None:
-    """Lower arithmetic on two values of equal shape, or on rows and a constant that is the same for every row."""
+    """Lower arithmetic on two values of equal shape, or on rows and a constant that is the same for every row.
+
+    One of the values may have one number per row.
+    """
     shapes = {type_ for index in (0, 1) if (type_ := spec.rows(index)) is not None}
+    if any(type_.width == 1 for type_ in shapes) and len({type_.with_width(1) for type_ in shapes}) == 1:
+        shapes = {max(shapes, key=lambda type_: type_.last == type_.width and type_.width)}
     if len(shapes) != 1:
         return None
     (shape,) = shapes

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from genai.kernels.ir import LogitsRows, Per, RowsType
+from genai.kernels.ir import JoinColumns, LogitsRows, Per, RowsType
 
 from ..onnx.node import OURS
 from .elementwise import elementwise_rows
@@ -94,6 +94,20 @@ def concat_rows(at: NodeRows) -> States:
         raise NotFlattenable("the token axes of two values differ")
     width = sum(state.known_shape[axis].factor for state in states)
     return [first.resized(axis, RowDim(width))]
+
+
+@lowering_rule("Concat")
+def lower_concat(spec: LoweringSpec) -> Lowered | None:
+    """Lower a concatenation of the last axes of values with one vector per row."""
+    parts = [spec.rows(index) for index in range(len(spec.inputs))]
+    known = [part for part in parts if part is not None and part.last == part.width]
+    if len(known) != len(parts) or len({part.with_width(1) for part in known}) != 1:
+        return None
+    if int(spec.attributes.get("axis", 0)) not in (-1, len(known[0].shape) - 1):
+        return None
+    out = spec.outputs[0]
+    op = JoinColumns(tuple(spec.inputs), out, op_type=spec.op_type)
+    return Lowered([op], {out: known[0].with_width(sum(part.width for part in known))})
 
 
 row_rule("Dropout")(elementwise_rows)

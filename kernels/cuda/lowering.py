@@ -95,6 +95,15 @@ def _reordered(op: ir.SelectColumns, at: CudaLowering) -> None:
 
 
 @lower.register
+def _joined(op: ir.JoinColumns, at: CudaLowering) -> None:
+    out, first = at.values.make(op.out), 0
+    for name in op.parts:
+        x = at.values[name]
+        _apply(at, "copy", x, None, out.columns(first, x.width))
+        first += x.width
+
+
+@lower.register
 def _logits_rows(op: ir.LogitsRows, at: CudaLowering) -> None:
     x, out = at.values[op.x], at.values.make(op.out)
     _gather(at, "float", x.address, x.stride, "logits_rows", out)

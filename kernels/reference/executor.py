@@ -20,7 +20,7 @@ from .sampling import ReferenceSampler
 from .weights import ReferenceWeights, mixture
 
 KNOWN = (
-    ir.Attention, ir.Binary, ir.CausalConv, ir.SliceColumns, ir.MoE, ir.Gate, ir.GatedLinear,
+    ir.Attention, ir.Binary, ir.CausalConv, ir.SliceColumns, ir.MoE, ir.Gate, ir.GatedLinear, ir.JoinColumns,
     ir.LinearAttention, ir.LinearRecurrence, ir.LogitsRows, ir.Embedding, ir.LoraShrink, ir.Norm, ir.Linear,
     ir.SelectColumns, ir.Unary,
 )  # fmt: skip
@@ -142,6 +142,8 @@ class ReferenceStep(TimedByHost):
                 self[out] = self[x][:, first : first + types[out].width]
             case ir.SelectColumns(x, order, out):
                 self[out] = self[x][:, self._weights.array(order)]
+            case ir.JoinColumns(joined, out):
+                self[out] = np.concatenate([self[name] for name in joined], axis=1)
             case ir.LogitsRows(x, out):
                 within(step.logits_indices, len(step.tokens), "row of logits outside the step")
                 self[out] = self[x][step.logits_indices]

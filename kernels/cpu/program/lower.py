@@ -66,6 +66,15 @@ def _reordered(op: ir.SelectColumns, at: Lowering) -> None:
 
 
 @lower.register
+def _joined(op: ir.JoinColumns, at: Lowering) -> None:
+    out, first, calls = at.make(op.out), 0, []
+    for part in map(at.rows, op.parts):
+        calls.append(unary("copy", part, out.columns(first, part.width)))
+        first += part.width
+    at.run([calls], list(op.inputs), [op.out])
+
+
+@lower.register
 def _logits_rows(op: ir.LogitsRows, at: Lowering) -> None:
     x = at.rows(op.x)
     at.run([[logits_rows(x, at.make(op.out))]], [op.x], [op.out])

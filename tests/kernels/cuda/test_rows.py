@@ -16,6 +16,7 @@ from genai.kernels.ir import (
     Gate,
     GatedLinear,
     Ids,
+    JoinColumns,
     Linear,
     LogitsRows,
     Norm,
@@ -87,11 +88,14 @@ def test_functions_and_norms(driver: HostDriver, order: int) -> None:
         Norm("x", "row", 1e-5, "rms of sum", skip="y", input_bias="row", total="sum"),
         Norm("x", "row", 1e-5, "layer norm", centred=True, bias="row", skip="y"),
         SliceColumns("x", 13, "columns"),
+        SliceColumns("x", 7, "one column"),
+        Binary("multiply", "x", "one column", "scaled"),
+        JoinColumns(("columns", "x", "one column", "columns"), "joined"),
         Unary("neg", "columns", "neg of columns"),
         Norm("y", "groups", 1e-5, "norm of columns"),
     ]
     widths |= {name: WIDTH for op in ops for name in op.outputs}
-    widths |= {"columns": 32, "neg of columns": 32}
+    widths |= {"columns": 32, "neg of columns": 32, "one column": 1, "joined": WIDTH + 65}
     for name, (ours, theirs) in both(driver, ops, widths, constants, given, 5).items():
         assert relative_error(ours, theirs) < 2e-6, name
     assert np.array_equal(*both(driver, [SliceColumns("x", 13, "columns")], widths, constants, given, 5)["columns"])

@@ -18,6 +18,7 @@ from genai.kernels.ir import (
     Gate,
     GatedLinear,
     Ids,
+    JoinColumns,
     Linear,
     LogitsRows,
     Norm,
@@ -163,6 +164,9 @@ def test_tokens_outside_the_table(compute: Run, a_step: Run, normal: Normal, tok
 def test_columns_and_rows_of_logits(compute: Run, a_step: Run, normal: Normal) -> None:
     x = normal(4, 10)
     np.testing.assert_array_equal(compute(SliceColumns("x", 3, "out"), x=x, out=5), x[:, 3:8])
+    y = normal(4, 3)
+    joined = compute(JoinColumns(("y", "x", "y"), "out"), x=x, y=y, out=16)
+    np.testing.assert_array_equal(joined, np.concatenate([y, x, y], axis=1))
     for wanted in ([3, 1], []):
         found = compute(LogitsRows("x", "out"), step=a_step([0] * 4, wanted), x=x, out=10)
         np.testing.assert_array_equal(found, x[wanted])
