@@ -34,6 +34,14 @@ _ROUTED = {
 }  # fmt: skip
 
 
+# Five heads; latent rows have 22 + 10 elements, and query heads 14 + 10.
+_LATENT: dict[str, Any] = {
+    **SMALL, "hidden_size": 50, "num_attention_heads": 5, "num_key_value_heads": 5, "kv_lora_rank": 22,
+    "q_lora_rank": 27, "qk_rope_head_dim": 10, "qk_nope_head_dim": 14, "v_head_dim": 12,
+}  # fmt: skip
+_GROUPED = {**_ROUTED, "n_routed_experts": 9, "n_group": 3, "topk_group": 2}
+
+
 def _rope(rope_type: str, theta: float = 10000.0, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": theta, **more}}
 
@@ -67,6 +75,9 @@ _DELTA_NET: dict[str, Any] = {
     **_rope("default", 1e6, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]),
 }  # fmt: skip
 _DELTA_EXPERTS = {**_DELTA_NET, **EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 41}
+_MAMBA: dict[str, Any] = {
+    **DERIVED, "mamba_n_heads": 6, "mamba_d_head": 20, "mamba_expand": 2, "mamba_d_state": 18, "mamba_n_groups": 3,
+}  # fmt: skip
 _LFM = {**DERIVED, "layer_types": [*["conv", "conv", "full_attention"] * 2, "conv"], "conv_L_cache": 3}
 
 
@@ -76,6 +87,19 @@ _GEMMA4: dict[str, Any] = {
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 50000.0},
+    },
+}  # fmt: skip
+
+
+_GEMMA3N: dict[str, Any] = {
+    **HEADS, "num_hidden_layers": 8, "intermediate_size": [75] * 5 + [60] * 3, "sliding_window": 9,
+    "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2 + ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 3, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 67,
+    "altup_num_inputs": 3, "laurel_rank": 11, "activation_sparsity_pattern": [0.8] * 3 + [0.0] * 5,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 50000.0},
     },
 }  # fmt: skip
 
@@ -220,6 +244,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4_unified",
         _nested(_GEMMA4, pictures={"patch_size": 4, "mm_embed_dim": 16, "mm_posemb_size": 4, "output_proj_dims": 54}),
     ),
+    "gemma3n": ("gemma3n", {"text_config": {**_GEMMA3N, "model_type": "gemma3n_text"}}),
+    "gemma3n_text": ("gemma3n_text", {**_GEMMA3N, "altup_active_idx": 1, "altup_correct_scale": False}),
     "smollm3": ("smollm3", {**DERIVED, "no_rope_layer_interval": 3}),
     "smollm3_windows": ("smollm3", {**DERIVED, "use_sliding_window": True, "sliding_window": 9}),
     "olmo": ("olmo", {**DERIVED, "clip_qkv": 1.1}),
@@ -390,5 +416,108 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5", _nested({**_DELTA_NET, "tie_word_embeddings": True}, pictures=_QWEN_PICTURES)),
     "qwen3_5_moe": ("qwen3_5_moe", _nested(_DELTA_EXPERTS, pictures=_QWEN_PICTURES)),
     "qwen3_next": ("qwen3_next", {**_DELTA_EXPERTS, "decoder_sparse_step": 2, "attention_bias": True}),
+    "helium": ("helium", {**DERIVED, "head_dim": 10}),
+    "apertus": (
+        "apertus",
+        {
+            **DERIVED,
+            **_rope(
+                "llama3",
+                500.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+        },
+    ),
+    "olmoe": ("olmoe", {**DERIVED, "num_experts": 5, "num_experts_per_tok": 2}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            **DERIVED,
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_intermediate_size": 37,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 5,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {
+            **_MAMBA,
+            "mamba_d_ssm": 60,
+            "mamba_d_head": 10,
+            "key_multiplier": 0.8,
+            "attention_in_multiplier": 1.1,
+            "attention_out_multiplier": 0.9,
+            "mlp_multipliers": [0.7, 1.2],
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.6,
+            "ssm_multipliers": [0.9, 0.8, 1.1, 1.2, 0.7],
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.5,
+        },
+    ),
+    "falcon_h1_normed": ("falcon_h1", {**_MAMBA, "mamba_d_ssm": 60, "mamba_d_head": 10, "mamba_rms_norm": True}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **_MAMBA,
+            **GRANITE,
+            "layer_types": [*["linear_attention", "linear_attention", "full_attention"] * 2, "linear_attention"],
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 41,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "granitemoehybrid_dense": (
+        "granitemoehybrid",
+        {
+            **DERIVED,
+            **GRANITE,
+            "layer_types": ["full_attention"] * 7,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 41,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 6,
+        },
+    ),
+    "bamba": (
+        "bamba",
+        {**_MAMBA, "hidden_size": 72, "mamba_d_head": 24, "attn_layer_indices": [2, 5], "mamba_n_groups": 1},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**_LATENT, **_GROUPED, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            **_GROUPED,
+            "attention_bias": True,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9),
+        },
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", {**_LATENT, **_ROUTED, "rope_interleave": False}),
+    # The class sets the embedding of a padding token to 0 when it loads a checkpoint.
+    "youtu": ("youtu", {**_LATENT, "pad_token_id": None}),
+    "minicpm3": (
+        "minicpm3",
+        {
+            **_LATENT,
+            "v_head_dim": None,
+            "scale_emb": 3.0,
+            "scale_depth": 1.7,
+            "dim_model_base": 20,
+            "original_max_position_embeddings": 24,
+            **_rope("longrope", **_LONG),
+        },
+    ),
     "exaone4": ("exaone4", {**HEADS, "sliding_window": 9, "sliding_window_pattern": 4}),
 }

@@ -10,6 +10,7 @@ and shape of every tensor of the checkpoint. The weights are not stored, because
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +28,8 @@ from tools.random_weights import random_tensor
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "convert" / "goldens"
 SEED = 7
 PROMPT, GREEDY = 40, 32
+# Types for which transformers 5.24 computes other logits with a cache than without one.
+_WRONG_WITH_A_CACHE = ("bamba",)
 
 
 def make_golden(name: str) -> None:
@@ -37,12 +40,22 @@ def make_golden(name: str) -> None:
 
     model_type, arguments = CASES[name]
     automatic = AutoModelForImageTextToText if "vision_config" in arguments else AutoModelForCausalLM
-    config = AutoConfig.for_model(model_type, **arguments)
+    # transformers cannot make tiny readers of pictures for some types, so their text decoder is computed alone.
+    alone = "text_config" in arguments and "vision_config" not in arguments
+    made_as = (arguments["text_config"]["model_type"], arguments["text_config"]) if alone else (model_type, arguments)
+    config = AutoConfig.for_model(
+        made_as[0], **{key: value for key, value in made_as[1].items() if key != "model_type"}
+    )
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder)
         automatic.from_config(config).save_pretrained(checkpoint)
-        stored = {key: list(tensor.shape) for key, tensor in load_file(checkpoint / "model.safetensors").items()}
-        weights = {key: random_tensor(key, tuple(shape), SEED) for key, shape in stored.items()}
+        numbers = load_file(checkpoint / "model.safetensors")
+        stored = {key: list(tensor.shape) for key, tensor in numbers.items()}
+        names = {key: re.sub(r"^model\.", "model.language_model.", key) if alone else key for key in stored}
+        weights = {
+            key: random_tensor(names[key], tuple(shape), SEED) if shape else numbers[key]
+            for key, shape in stored.items()
+        }
         save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
         model, loading = automatic.from_pretrained(
             checkpoint,
@@ -52,6 +65,10 @@ def make_golden(name: str) -> None:
             output_loading_info=True,
         )
         written = json.loads((checkpoint / "config.json").read_text())
+    # Single numbers are constants of the architecture.
+    stored = {names[key]: shape for key, shape in stored.items() if shape}
+    if alone:
+        written = {"model_type": model_type, "architectures": None, "text_config": written}
     problems = {key: value for key, value in loading.items() if value and key != "error_msgs"}
     if problems:
         raise SystemExit(f"{name}: transformers did not load every tensor unchanged: {problems}")
@@ -59,7 +76,8 @@ def make_golden(name: str) -> None:
     rope = written.get("rope_parameters") or {}
     with torch.no_grad():
         whole = logits_of(model, tokens)[0]
-        stepped, greedy = step_by_step(model, tokens, keep=rope.get("rope_type") != "longrope")
+        keep = rope.get("rope_type") != "longrope" and model_type not in _WRONG_WITH_A_CACHE
+        stepped, greedy = step_by_step(model, tokens, keep=keep)
     arrays = {"input_ids": tokens, "logits": whole, "greedy": np.array(greedy)}
     if np.abs(stepped - whole).max() > 1e-4 * np.abs(whole).max():
         arrays["stepped_logits"] = stepped
@@ -87,7 +105,8 @@ def step_by_step(model: Any, tokens: np.ndarray, *, keep: bool) -> tuple[np.ndar
     """Return the logits of the prompt fed token by token, and the greedy tokens that follow.
 
     Args:
-        keep: False to recompute each prefix, for models whose rotation of all tokens depends on the length (LongRoPE).
+        keep: False to recompute each prefix, for models whose rotation of all tokens depends on the length (LongRoPE),
+            and for models whose cache is wrong.
     """
     past, rows, ids = None, [], [int(token) for token in tokens]
     for length in range(1, len(tokens) + GREEDY):

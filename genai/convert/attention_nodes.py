@@ -34,15 +34,15 @@ def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> 
     query, key, value = _write_heads(export, spec, layer, root)
     if spec.rotated(layer) and not export.options.fused_rope:
         tables = query_table_names(spec, layer), table_names(spec, layer)
-        query = _write_rotation(export, spec, layer, "q", query, tables[0])
+        query = write_rotation(export, spec, layer, "q", query, tables[0])
         if spec.cache_layer(layer) == layer:
-            key = _write_rotation(export, spec, layer, "k", key, tables[1])
+            key = write_rotation(export, spec, layer, "k", key, tables[1])
     source = spec.cache_layer(layer)
     if source == layer:
         export.stored[layer] = key, value
     else:  # the node stores the same keys and values again, which only other runtimes do
         key, value = export.stored[source]
-    mixed = _write_group_query_attention(export, spec, layer, (query, key, value), lengths)
+    mixed = write_group_query_attention(export, spec, layer, (query, key, value), lengths)
     if spec.attention_gate:
         mixed = _write_gate(export, layer, root, mixed)
     output = Projection(
@@ -104,11 +104,11 @@ def _write_clip(export: Export, path: str, root: str, width: int) -> str:
     return graph.node("Clip", [root, graph.float32(-bound), graph.float32(bound)], f"{path}/Clip", hidden_dims(width))
 
 
-def _write_rotation(
+def write_rotation(
     export: Export, spec: DecoderSpec, layer: int, which: str, root: str, tables: tuple[str, str]
 ) -> str:
     """Write the rotation of queries ("q") or keys ("k")."""
-    partial = spec.partial_rotary_factor != 1
+    partial = spec.partial_rotary_factor != 1 or spec.latent is not None
     heads = spec.num_attention_heads if which == "q" else spec.num_key_value_heads
     return export.graph.node(
         "RotaryEmbedding",
@@ -122,9 +122,10 @@ def _write_rotation(
     )
 
 
-def _write_group_query_attention(
+def write_group_query_attention(
     export: Export, spec: DecoderSpec, layer: int, heads: tuple[str, str, str], lengths: Lengths
 ) -> str:
+    """Write the operator for queries, keys and values [batch, tokens, heads * head_size] and return its result."""
     fused, source = export.options.fused_rope and spec.rotated(layer), spec.cache_layer(layer)
     name = f"/model/layers.{layer}/attn/GroupQueryAttention"
     past = [f"past_key_values.{source}.key", f"past_key_values.{source}.value"]

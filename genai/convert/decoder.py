@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from .altup_nodes import write_alternating_layers
 from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
 from .feed_forward import write_feed_forward
 from .graph_writer import FLOAT, INT64, POSITIONS, Export, caches_window, hidden_dims, takes_positions
+from .latent_nodes import write_latent_attention
 from .layers import Residual, write_linear, write_norm, write_plain_norm
 from .lookup import write_lookup
 from .per_layer_nodes import write_per_layer_inputs, write_per_layer_update
@@ -23,7 +25,9 @@ def write_decoder(export: Export) -> None:
     residual = Residual(write_embedding(export))
     given = write_per_layer_inputs(export, residual.stream)
     write_rope_tables(export, TOTAL_LENGTH)
-    for layer in range(export.spec.num_layers):
+    if export.spec.altup is not None:
+        residual = write_alternating_layers(export, residual.stream, given, lengths)
+    for layer in range(export.spec.num_layers if export.spec.altup is None else 0):
         residual = _write_layer(export, layer, residual, lengths)
         residual = _write_end(export, layer, residual, given)
     final = f"/model/layers.{export.spec.num_layers}/final_norm_layernorm"
@@ -36,8 +40,13 @@ def _write_layer(export: Export, layer: int, residual: Residual, lengths: Length
     normed, residual = write_norm(export, residual, f"{path}/input_layernorm")
     if spec.is_recurrent(layer):
         update = write_recurrent(export, layer, normed)
+    elif spec.latent is not None:
+        update = write_latent_attention(export, layer, normed, lengths)
     else:
         update = write_attention(export, layer, normed, lengths)
+        if spec.has_recurrence(layer):
+            both = [update, write_recurrent(export, layer, normed)]
+            update = export.graph.node("Add", both, f"{path}/mamba/Add", hidden_dims(spec.hidden_size))
     if spec.parallel:
         if not spec.shared_norm:
             normed = write_plain_norm(export, residual.stream, f"{path}/post_attention_layernorm")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import chain
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,14 @@ def _write_both(export: Export, layer: int, experts: ExpertsSpec, root: str, str
 
 
 def _write_mlp_of(export: Export, layer: int, root: str) -> str:
+    sparsities = export.spec.sparsities
     return _write_mlp(
-        export, root, f"/model/layers.{layer}/mlp", f"model.layers.{layer}.mlp", export.spec.mlp_size(layer)
-    )
+        export, root, f"/model/layers.{layer}/mlp", f"model.layers.{layer}.mlp", export.spec.mlp_size(layer),
+        sparsity=0.0 if sparsities is None else sparsities[layer],
+    )  # fmt: skip
 
 
-def _write_mlp(export: Export, root: str, path: str, source: str, width: int) -> str:
+def _write_mlp(export: Export, root: str, path: str, source: str, width: int, *, sparsity: float = 0.0) -> str:
     """Write the up, gate and down projections; `source` is the prefix of their weights and `width` their inner size."""
     spec, graph, wide = export.spec, export.graph, hidden_dims(width)
 
@@ -76,10 +79,64 @@ def _write_mlp(export: Export, root: str, path: str, source: str, width: int) ->
 
     gate = project("gate_proj", root, width, spec.hidden_size) if spec.gated_mlp else None
     up = project("up_proj", root, width, spec.hidden_size)
-    active = write_activation(export, f"{path}/act_fn", gate or up, width)
+    given = gate or up
+    if sparsity:
+        given = _write_largest(export, f"{path}/sparsity", given, width, sparsity)
+    if spec.hidden_activation == "xielu":
+        active = _write_xielu(export, f"{path}/act_fn", f"{source}.act_fn", given, width)
+    else:
+        active = write_activation(export, f"{path}/act_fn", given, width)
     if gate is not None:
         active = graph.node("Mul", [active, up], f"{path}/Mul", wide)
     return project("down_proj", active, spec.hidden_size, width)
+
+
+def _write_xielu(export: Export, path: str, source: str, root: str, width: int) -> str:
+    """Write xIELU (Huang & Schlag 2024), a square above 0 and an exponential below 0, with two learned factors.
+
+    xielu(x) = x / 2 + p * max(x, 0) ** 2 + n * (exp(y) - 1 - y), where y = min(x, 0).
+    """
+    graph, wide = export.graph, hidden_dims(width)
+    above, below = (
+        float(np.logaddexp(0.0, export.weights.vector(f"{source}.alpha_{side}", 1)[0])) for side in ("p", "n")
+    )
+    half = graph.node("Mul", [root, graph.float32(0.5)], f"{path}/Mul_1", wide)
+    high = graph.node("Relu", [root], f"{path}/Relu", wide)
+    square = graph.node("Mul", [high, high], f"{path}/Mul_2", wide)
+    square = graph.node("Mul", [square, graph.float32(above)], f"{path}/Mul_3", wide)
+    low = graph.node("Sub", [root, high], f"{path}/Sub_1", wide)
+    rest = graph.node("Exp", [low], f"{path}/Exp", wide)
+    rest = graph.node("Sub", [rest, low], f"{path}/Sub_2", wide)
+    rest = graph.node("Sub", [rest, graph.float32(1.0)], f"{path}/Sub_3", wide)
+    rest = graph.node("Mul", [rest, graph.float32(below + 0.5)], f"{path}/Mul_4", wide)
+    total = graph.node("Add", [half, square], f"{path}/Add_1", wide)
+    return graph.node("Add", [total, rest], f"{path}/Add_2", wide)
+
+
+def _write_largest(export: Export, path: str, root: str, width: int, sparsity: float) -> str:
+    """Write relu(x - cutoff), where a fraction of a row's numbers is below the cutoff if they are normally distributed.
+
+    The cutoff is mean + k * standard deviation of the row.
+    """
+    graph, wide = export.graph, hidden_dims(width)
+    mean = write_mean(export, f"{path}/mean", root, width)
+    centred = graph.node("Sub", [root, mean], f"{path}/Sub_1", wide)
+    squared = graph.node("Mul", [centred, centred], f"{path}/Mul_1", wide)
+    spread = graph.node(
+        "Sqrt", [write_mean(export, f"{path}/variance", squared, width)], f"{path}/Sqrt", hidden_dims(1)
+    )
+    factor = graph.float32(NormalDist().inv_cdf(sparsity))
+    cutoff = graph.node("Mul", [spread, factor], f"{path}/Mul_2", hidden_dims(1))
+    rest = graph.node("Sub", [centred, cutoff], f"{path}/Sub_2", wide)
+    return graph.node("Relu", [rest], f"{path}/Relu", wide)
+
+
+def write_mean(export: Export, path: str, root: str, width: int) -> str:
+    """Write the mean of each row, [batch, tokens, 1]."""
+    name = f"model.constants.mean.{width}"
+    if not export.graph.has_initializer(name):
+        export.graph.array(name, np.full((width, 1), 1 / width, np.float32))
+    return export.graph.node("MatMul", [root, name], f"{path}/MatMul", hidden_dims(1))
 
 
 def write_activation(export: Export, path: str, root: str, width: int) -> str:
@@ -128,35 +185,51 @@ def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str, 
 
 def _write_routing(export: Export, layer: int, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
     """Write the scores [tokens, experts] for the operator's softmax; return them, and the weights' sum if not 1."""
-    if experts.routing == "sigmoid":
-        return _write_sigmoids(export, layer, path, scores, experts)
+    if experts.routing == "sigmoid" or experts.selection_bias:
+        return _write_shares(export, layer, path, scores, experts)
     if experts.routing == "sparse_mixer":
         return _write_sparse_mixer(export, f"{path}/sparse_mixer", scores, experts)
-    if experts.normalized:
+    if experts.normalized and experts.groups == 1:
         return scores, None
-    graph = export.graph
-    weights = graph.node("Softmax", [scores], f"{path}/Softmax", _rows(experts.count), axis=-1)
+    graph, every = export.graph, _rows(experts.count)
+    weights = graph.node("Softmax", [scores], f"{path}/Softmax", every, axis=-1)
+    if experts.groups > 1:
+        penalty = _write_penalties(export, path, weights, experts)
+        weights = graph.node("Add", [weights, penalty], f"{path}/groups/Add_1", every)
+        scores = graph.node("Add", [scores, penalty], f"{path}/groups/Add_2", every)
+        if experts.normalized:
+            return scores, None
     best, _ = _write_top_k(export, path, weights, experts.per_token)
     return scores, graph.node("ReduceSum", [best, graph.int64([-1])], f"{path}/ReduceSum", _rows(1), keepdims=1)
 
 
-def _write_sigmoids(export: Export, layer: int, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
-    """Write the logarithms of the sigmoids of the selected experts: their softmax is proportional to the sigmoids."""
+def _write_shares(export: Export, layer: int, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
+    """Write the logarithms of the shares of the selected experts: their softmax is proportional to the shares.
+
+    The shares are sigmoids, or a softmax over all experts.
+    """
     graph, every = export.graph, _rows(experts.count)
-    shares = graph.node("Sigmoid", [scores], f"{path}/Sigmoid", every)
+    if experts.routing == "sigmoid":
+        shares = graph.node("Sigmoid", [scores], f"{path}/Sigmoid", every)
+    else:
+        shares = graph.node("Softmax", [scores], f"{path}/Softmax", every, axis=-1)
     choice = shares
     if experts.selection_bias:
         name = f"model.layers.{layer}.mlp.gate.selection_bias"
         bias = graph.array(name, export.weights.vector(name, experts.count))
         choice = graph.node("Add", [shares, bias], f"{path}/bias/Add", every)
+    if experts.groups > 1:
+        penalty = _write_penalties(export, path, choice, experts)
+        choice = graph.node("Add", [choice, penalty], f"{path}/groups/Add", every)
     best, _ = _write_top_k(export, path, choice, experts.per_token)
     bounds = [graph.int64([experts.per_token - 1]), graph.int64([experts.per_token]), graph.int64([1])]
     least = graph.node("Slice", [best, *bounds], f"{path}/least/Slice", _rows(1))
     chosen = graph.node("GreaterOrEqual", [choice, least], f"{path}/GreaterOrEqual", every, element=BOOL)
-    # log(sigmoid(x)) = -softplus(-x), which does not underflow
-    negated = graph.node("Neg", [scores], f"{path}/Neg_1", every)
-    rises = graph.node("Softplus", [negated], f"{path}/Softplus", every)
-    logs = graph.node("Neg", [rises], f"{path}/Neg_2", every)
+    logs = scores  # they differ from the logarithms of a softmax by the same number for all experts
+    if experts.routing == "sigmoid":  # log(sigmoid(x)) = -softplus(-x), which does not underflow
+        negated = graph.node("Neg", [scores], f"{path}/Neg_1", every)
+        rises = graph.node("Softplus", [negated], f"{path}/Softplus", every)
+        logs = graph.node("Neg", [rises], f"{path}/Neg_2", every)
     routed = graph.node("Where", [chosen, logs, graph.float32(_NEVER)], f"{path}/Where_1", every)
     if experts.normalized:
         return routed, None
@@ -164,12 +237,35 @@ def _write_sigmoids(export: Export, layer: int, path: str, scores: str, experts:
     return routed, graph.node("ReduceSum", [selected, graph.int64([-1])], f"{path}/ReduceSum", _rows(1), keepdims=1)
 
 
-def _write_top_k(export: Export, path: str, scores: str, count: int) -> tuple[str, str]:
-    """Write the top-k selection for each token; return the scores and the indices of the selected experts."""
+def _write_penalties(export: Export, path: str, scores: str, experts: ExpertsSpec) -> str:
+    """Write 0 for the experts of the best groups, and a large negative number for all others."""
+    graph, count, path = export.graph, experts.groups, f"{path}/groups"
+    size = experts.count // count
+    groups: Dims = ["tokens", count, size]
+    split = graph.node("Reshape", [scores, graph.int64([-1, count, size])], f"{path}/Reshape", groups)
+    highest, _ = _write_top_k(export, f"{path}/highest", split, experts.group_scores, (count,))
+    total = graph.node("ReduceSum", [highest, graph.int64([-1])], f"{path}/ReduceSum", _rows(count), keepdims=0)
+    best, _ = _write_top_k(export, path, total, experts.best_groups)
+    bounds = [graph.int64([experts.best_groups - 1]), graph.int64([experts.best_groups]), graph.int64([1])]
+    least = graph.node("Slice", [best, *bounds], f"{path}/Slice", _rows(1))
+    chosen = graph.node("GreaterOrEqual", [total, least], f"{path}/GreaterOrEqual", _rows(count), element=BOOL)
+    penalty = graph.node("Where", [chosen, graph.float32(0.0), graph.float32(_NEVER)], f"{path}/Where", _rows(count))
+    name = f"model.constants.groups.{count}.{size}"
+    if not graph.has_initializer(name):
+        graph.array(name, np.repeat(np.eye(count, dtype=np.float32), size, axis=1))
+    return graph.node("MatMul", [penalty, name], f"{path}/MatMul", _rows(experts.count))
+
+
+def _write_top_k(export: Export, path: str, scores: str, count: int, axes: tuple[int, ...] = ()) -> tuple[str, str]:
+    """Write a selection of the highest scores of each token; return these scores and their indices.
+
+    Args:
+        axes: sizes of the axes between the tokens and the scores.
+    """
     graph, outputs = export.graph, (f"{path}/TopK/output_0", f"{path}/TopK/output_1")
     graph.nodes("TopK", [scores, graph.int64([count])], outputs, f"{path}/TopK", axis=-1)
     for output, element in zip(outputs, (FLOAT, INT64), strict=True):
-        graph.value(output, element, _rows(count))
+        graph.value(output, element, ["tokens", *axes, count])
     return outputs
 
 

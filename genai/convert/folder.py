@@ -20,7 +20,7 @@ from ..text.sources.choosing import has_tokenizer
 from .decoder import write_decoder
 from .graph_writer import DataFile, Export, GraphWriter, caches_window, takes_positions
 from .options import ExportOptions
-from .spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
+from .spec import DecoderSpec, ShortConvSpec
 from .weights import Weights
 
 MODEL, DATA, CONFIG = "model.onnx", "model.onnx.data", "genai_config.json"
@@ -130,7 +130,7 @@ def _decoder_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]
         "present_value_names": "present.%d.value",
     }
     for kind in ("conv", "recurrent") if spec.recurrent is not None else ():
-        if kind == "conv" or isinstance(spec.recurrent, DeltaNetSpec):
+        if kind == "conv" or not isinstance(spec.recurrent, ShortConvSpec):
             inputs[f"past_{kind}_names"], outputs[f"present_{kind}_names"] = f"past.%d.{kind}", f"present.%d.{kind}"
     decoder: dict[str, Any] = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},

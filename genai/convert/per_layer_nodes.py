@@ -42,7 +42,7 @@ def write_per_layer_inputs(export: Export, vectors: str) -> tuple[str, ...]:
 
 
 def write_per_layer_update(export: Export, layer: int, stream: str, given: str) -> str:
-    """Write the update of the residual stream from the layer's vectors `given`."""
+    """Write the update of the residual stream, or of all streams but the first, from the layer's vectors `given`."""
     spec, inputs = export.spec, export.spec.per_layer_inputs
     assert inputs is not None
     path, source = f"/model/layers.{layer}", f"model.layers.{layer}"

@@ -1,4 +1,7 @@
-"""Recurrent parts in place of attention: gated short convolutions, and linear attention with the gated delta rule."""
+"""Recurrent parts in place of attention.
+
+The parts are gated short convolutions, linear attention with the gated delta rule, and Mamba-2.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
-from .layers import write_linear, write_split
+from .layers import write_bare_norm, write_linear, write_split
 from .options import Precision
 from .projection import Projection
-from .spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
+from .spec import DecoderSpec, DeltaNetSpec, MambaSpec, ShortConvSpec
 from .weights import require_finite
 
 # As in transformers, which adds this number to the sum of the squares of a query or key.
@@ -24,11 +27,16 @@ def state_dims(spec: DecoderSpec) -> Iterator[tuple[str, Dims]]:
     part = spec.recurrent
     if part is None:
         return
-    channels = 2 * part.key_width + part.value_width if isinstance(part, DeltaNetSpec) else spec.hidden_size
+    channels, sizes = spec.hidden_size, ()  # type: int, tuple[int, ...]
+    if isinstance(part, DeltaNetSpec):
+        channels = 2 * part.key_width + part.value_width
+        sizes = part.value_heads, part.key_size, part.value_size
+    elif isinstance(part, MambaSpec):
+        channels, sizes = part.channels, (part.heads, part.state_size, part.head_size)
     for layer in part.layers:
         yield f"{layer}.conv", ["batch_size", channels, part.kernel - 1]
-        if isinstance(part, DeltaNetSpec):
-            yield f"{layer}.recurrent", ["batch_size", part.value_heads, part.key_size, part.value_size]
+        if sizes:
+            yield f"{layer}.recurrent", ["batch_size", *sizes]
 
 
 def write_recurrent(export: Export, layer: int, root: str) -> str:
@@ -36,6 +44,8 @@ def write_recurrent(export: Export, layer: int, root: str) -> str:
     part = export.spec.recurrent
     if isinstance(part, ShortConvSpec):
         return _write_short_conv(export, part, layer, root)
+    if isinstance(part, MambaSpec):
+        return _write_mamba(export, part, layer, root)
     assert isinstance(part, DeltaNetSpec)
     return _write_delta_net(export, part, layer, root)
 
@@ -86,6 +96,85 @@ def _write_delta_net(export: Export, part: DeltaNetSpec, layer: int, root: str) 
     return write_linear(
         export, Projection(f"{path}/out_proj", (f"{source}.out_proj",), (hidden,), values), normed, precision=precision
     )
+
+
+def _write_mamba(export: Export, part: MambaSpec, layer: int, root: str) -> str:
+    """Write Mamba-2 as linear attention: C are the queries, B the keys, and x * dt the values."""
+    graph, hidden, precision = export.graph, export.spec.hidden_size, export.options.precision
+    path, source = f"/model/layers.{layer}/mamba", f"model.layers.{layer}.mamba"
+    width, states = part.width, part.groups * part.state_size
+    names = f"{source}.in_proj_gate", f"{source}.in_proj_conv"
+    both = Projection(f"{path}/in_proj", names, (width, part.channels), hidden)
+    mixed = write_linear(export, both, root, precision=precision, bias=part.biased)
+    gate, mixed = write_split(export, f"{path}/in_proj/Split", mixed, (width, part.channels))
+    steps = Projection(f"{path}/dt_proj", (f"{source}.in_proj_dt",), (part.heads,), hidden)
+    step = write_linear(export, steps, root, precision=_EXACT, bias=part.biased)
+    mixed = _write_convolution(
+        export, path, f"{source}.conv1d", layer, mixed, part.channels, part.kernel, silu=True, biased=part.conv_biased
+    )
+    x, key, query = write_split(export, f"{path}/split_xbc/Split", mixed, (width, states, states))
+    step, decay = _write_steps(export, part, path, source, step)
+    value = graph.node(
+        "Mul", [x, _write_per_head(export, part, f"{path}/dt", step)], f"{path}/x/Mul", hidden_dims(width)
+    )
+    attended = f"{path}/LinearAttention/output_0"
+    graph.nodes(
+        "LinearAttention", [query, key, value, f"past.{layer}.recurrent", decay],
+        [attended, f"present.{layer}.recurrent"], f"{path}/LinearAttention", domain=CONTRIB, q_num_heads=part.groups,
+        kv_num_heads=part.heads, update_rule="gated", scale=1.0,
+    )  # fmt: skip
+    graph.value(attended, FLOAT, hidden_dims(width))
+    skip = np.repeat(export.weights.vector(f"{source}.D", part.heads), part.head_size)
+    skipped = graph.node("Mul", [x, graph.array(f"{source}.D", skip)], f"{path}/D/Mul", hidden_dims(width))
+    total = graph.node("Add", [attended, skipped], f"{path}/D/Add", hidden_dims(width))
+    normed = _write_gated_norm(export, part, path, source, total, gate)
+    output = Projection(f"{path}/out_proj", (f"{source}.out_proj",), (hidden,), width)
+    return write_linear(export, output, normed, precision=precision, bias=part.biased)
+
+
+def _write_steps(export: Export, part: MambaSpec, path: str, source: str, root: str) -> tuple[str, str]:
+    """Write dt = softplus(root + dt_bias), and the logarithm of the decay, -exp(A_log) * dt."""
+    graph, heads, dims = export.graph, part.heads, hidden_dims(part.heads)
+    bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", heads))
+    shifted = graph.node("Add", [root, bias], f"{path}/dt/Add", dims)
+    step = graph.node("Softplus", [shifted], f"{path}/dt/Softplus", dims)
+    rate = -np.exp(export.weights.vector(f"{source}.A_log", heads).astype(np.float64))
+    scale = graph.array(f"{source}.neg_exp_A", rate.astype(np.float32))
+    return step, graph.node("Mul", [step, scale], f"{path}/A/Mul", dims)
+
+
+def _write_per_head(export: Export, part: MambaSpec, path: str, root: str) -> str:
+    """Write the number of each head for every element of the head."""
+    name = f"model.constants.heads.{part.heads}.{part.head_size}"
+    if not export.graph.has_initializer(name):
+        export.graph.array(name, np.repeat(np.arange(part.heads, dtype=np.int64), part.head_size))
+    return export.graph.node("Gather", [root, name], f"{path}/Gather", hidden_dims(part.width), axis=2)
+
+
+def _write_gated_norm(export: Export, part: MambaSpec, path: str, source: str, root: str, gate: str) -> str:
+    """Write root * silu(gate), and the RMS norm of this product or of root over each group."""
+    graph, dims = export.graph, hidden_dims(part.width)
+    if part.norm == "before":
+        root = _write_group_norm(export, part, path, source, root)
+    share = graph.node("Sigmoid", [gate], f"{path}/gate/Sigmoid", dims)
+    active = graph.node("Mul", [gate, share], f"{path}/gate/Mul_1", dims)
+    gated = graph.node("Mul", [active, root], f"{path}/gate/Mul_2", dims)
+    return _write_group_norm(export, part, path, source, gated) if part.norm == "gated" else gated
+
+
+def _write_group_norm(export: Export, part: MambaSpec, path: str, source: str, root: str) -> str:
+    graph, dims, size = export.graph, hidden_dims(part.width), part.width // part.groups
+    weight = graph.array(f"{source}.norm.weight", export.weights.vector(f"{source}.norm.weight", part.width))
+    if part.groups == 1:
+        return write_bare_norm(export, [root, weight], f"{path}/norm", dims)
+    name = f"model.constants.ones.{size}"
+    if not graph.has_initializer(name):
+        graph.array(name, np.ones(size, np.float32))
+    rows: Dims = ["batch_size", "sequence_length * mamba_n_groups", size]
+    split = graph.node("Reshape", [root, graph.int64([0, -1, size])], f"{path}/norm/Reshape_1", rows)
+    normed = write_bare_norm(export, [split, name], f"{path}/norm", rows)
+    joined = graph.node("Reshape", [normed, graph.int64([0, -1, part.width])], f"{path}/norm/Reshape_2", dims)
+    return graph.node("Mul", [joined, weight], f"{path}/norm/Mul", dims)
 
 
 def _write_gates(export: Export, part: DeltaNetSpec, path: str, source: str, a: str, b: str) -> tuple[str, str]:

@@ -22,7 +22,10 @@ class ExpertsSpec:
             each by a softmax over the experts with similar scores; or "sigmoid", which weights each expert by the
             sigmoid of its score.
         normalized: True if the weights of the selected experts are normalised to sum to 1 (except sparse mixer).
-        selection_bias: True if learned numbers are added to the sigmoids for the selection, but not for the weights.
+        selection_bias: True if learned numbers are added to the sigmoids, or to the softmax, for the selection, but not
+            for the weights.
+        groups: number of groups of consecutive experts. If there are several, the experts of a token are selected from
+            the `best_groups` groups with the highest sums of their `group_scores` highest scores.
         routed_scale: factor of the output of the selected experts.
         shared_intermediate_size: width of the shared expert that processes every token; 0 means none.
         shared_gate: True if the shared expert's output is multiplied by the sigmoid of a learned score.
@@ -42,6 +45,9 @@ class ExpertsSpec:
     routing: Literal["softmax", "sparse_mixer", "sigmoid"] = "softmax"
     normalized: bool = True
     selection_bias: bool = False
+    groups: int = 1
+    best_groups: int = 1
+    group_scores: int = 1
     routed_scale: float = 1.0
     sparse_mixer_jitter: float = 0.01
     shared_intermediate_size: int = 0
@@ -100,6 +106,78 @@ class DeltaNetSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MambaSpec:
+    """Mamba-2 (Dao & Gu 2024) in place of the attention of some layers (Granite 4, Bamba), or beside it (Falcon H1).
+
+    Attributes:
+        layers: the layers that have a Mamba-2 part.
+        kernel: size of the convolution.
+        heads: number of heads, each with a separate decay.
+        head_size: elements per head.
+        state_size: number of state vectors per head.
+        groups: number of groups of heads that share the projections to and from the state.
+        biased: True if the projections have biases.
+        conv_biased: True if the convolution has a bias.
+        norm: norm of the result: of its product with the gate ("gated"), before this product ("before"), or "none".
+        beside_attention: True if the layers also have attention, and the outputs of both are added.
+    """
+
+    layers: tuple[int, ...]
+    kernel: int
+    heads: int
+    head_size: int
+    state_size: int
+    groups: int = 1
+    biased: bool = False
+    conv_biased: bool = True
+    norm: Literal["gated", "before", "none"] = "gated"
+    beside_attention: bool = False
+
+    @property
+    def width(self) -> int:
+        """The combined width of all heads."""
+        return self.heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """The number of channels of the convolution."""
+        return self.width + 2 * self.groups * self.state_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-AI 2024): all heads share one latent row per token, which is cached.
+
+    A row consists of a normalised vector, from which matrices compute the keys and values of each head, and of a
+    rotated part that belongs to the keys of all heads. The matrices are absorbed: queries are multiplied by the
+    matrices of the keys, and results by the matrices of the values. Attention then has one key/value head of
+    rank + rope_size elements.
+
+    Attributes:
+        rank: elements of the vector.
+        rope_size: elements of the rotated part.
+        nope_size: elements of a query head that are not rotated.
+        value_size: elements of a value head.
+        query_rank: elements of the vector from which queries are computed; 0 means the hidden vector.
+        biased: True if the projections of the hidden vector have biases.
+        epsilon: epsilon of the norms of both vectors.
+    """
+
+    rank: int
+    rope_size: int
+    nope_size: int
+    value_size: int
+    query_rank: int = 0
+    biased: bool = False
+    epsilon: float = 1e-6
+
+    @property
+    def row_size(self) -> int:
+        """The number of elements of a latent row."""
+        return self.rank + self.rope_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class PerLayerInputs:
     """A vector for each token and layer, which the layer adds to the residual stream (Gemma 3n, Gemma 4).
 
@@ -119,6 +197,26 @@ class PerLayerInputs:
         rest = vocab_size - self.vocab_size
         name = "model.embed_tokens_per_layer"
         return {name: self.vocab_size, **({f"{name}_rest": rest} if rest > 0 else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AltUpSpec:
+    """Alternating updates (Baykal et al. 2023) and the learned augmented residual layer (Gemma 3n).
+
+    The residual stream consists of several streams. Each layer predicts all streams from a learned combination of them,
+    computes only one stream, and corrects the other streams by the difference between its result and the prediction.
+
+    Attributes:
+        streams: number of streams.
+        active: index of the stream that the layers compute.
+        scaled: True if the corrected active stream is scaled before it selects the layer's per-layer inputs.
+        laurel_rank: rank of the matrix of the augmented residual layer.
+    """
+
+    streams: int
+    active: int
+    scaled: bool
+    laurel_rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +253,8 @@ class DecoderSpec:
         qk_norm_scope: scope of the norm of queries and keys: each head with one shared weight vector ("head"), each
             head with separate weights ("heads"), or all heads together ("all").
         attention_gate: True if the attention's result is multiplied by the sigmoid of a projection.
+        latent: latent attention; None means ordinary attention. head_size is then the size of a latent row, and
+            num_key_value_heads is 1.
         full_head_size, full_key_value_heads: head_size and num_key_value_heads of the layers without a window; None
             means that all layers have the same sizes.
         value_norm: True if each value head is normalised, without learned weights.
@@ -165,8 +265,12 @@ class DecoderSpec:
         gated_mlp: True for down(activation(gate(x)) * up(x)), False for down(activation(up(x))).
         intermediate_sizes: width of the feed-forward layer of each layer; None means intermediate_size.
         per_layer_inputs: vectors per token and layer; None means none.
+        altup: alternating updates of several residual streams; None means one stream.
+        sparsities: fraction of the inputs of each feed-forward layer's activation function that are set to 0, under the
+            assumption that they are normally distributed; None means 0 for all layers.
         layer_scales: True if the residual stream is multiplied by a learned number after each layer.
         experts: the mixture of experts that replaces the feed-forward layer, except in dense_layers.
+        matrix_scales: factors of matrices, by the parts of their names, which are applied when the matrices are read.
         embedding_scale, residual_scale, logit_scale: factors for the embeddings, for the output of each attention and
             feed-forward layer, and for the logits.
         attention_scale: factor for attention scores; None means 1 / sqrt(head_size).
@@ -214,15 +318,18 @@ class DecoderSpec:
     qk_norm_scope: Literal["head", "heads", "all"] = "head"
     qk_norm_biases: bool = False
     attention_gate: bool = False
+    latent: LatentSpec | None = None
     full_head_size: int | None = None
     full_key_value_heads: int | None = None
     value_norm: bool = False
     keys_as_values: bool = False
     num_cached_layers: int | None = None
-    recurrent: ShortConvSpec | DeltaNetSpec | None = None
+    recurrent: ShortConvSpec | DeltaNetSpec | MambaSpec | None = None
     gated_mlp: bool = True
     intermediate_sizes: tuple[int, ...] | None = None
     per_layer_inputs: PerLayerInputs | None = None
+    altup: AltUpSpec | None = None
+    sparsities: tuple[float, ...] | None = None
     layer_scales: bool = False
     experts: ExpertsSpec | None = None
     dense_layers: tuple[int, ...] = ()
@@ -231,6 +338,7 @@ class DecoderSpec:
     parallel: bool = False
     shared_norm: bool = False
     norm_weight_offset: float = 0.0
+    matrix_scales: tuple[tuple[str, float], ...] = ()
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -260,11 +368,15 @@ class DecoderSpec:
     @property
     def rotary_size(self) -> int:
         """The number of elements of a head that are rotated, in the layers that do not rotate with local_rope_theta."""
+        if self.latent is not None:
+            return self.latent.rope_size
         return int((self.full_head_size or self.head_size) * self.partial_rotary_factor)
 
     @property
     def local_rotary_size(self) -> int:
         """The number of elements of a head that are rotated, in the layers that rotate with local_rope_theta."""
+        if self.latent is not None:
+            return self.latent.rope_size
         return int(self.head_size * self.partial_rotary_factor)
 
     @property
@@ -317,6 +429,10 @@ class DecoderSpec:
 
     def is_recurrent(self, layer: int) -> bool:
         """Return True if the layer has a recurrent part in place of attention."""
+        return self.has_recurrence(layer) and not getattr(self.recurrent, "beside_attention", False)
+
+    def has_recurrence(self, layer: int) -> bool:
+        """Return True if the layer has a recurrent part."""
         return self.recurrent is not None and layer in self.recurrent.layers
 
     def local_rope(self, layer: int) -> bool:
@@ -329,14 +445,14 @@ class DecoderSpec:
 
 
 # Far above any real decoder, and small enough to loop over.
-_MAX_KERNEL = 256
+_MAX_KERNEL, _MAX_STREAMS = 256, 64
 MAX_LAYERS, MAX_EXPERTS, MAX_CONTEXT, MAX_SIZE = 1 << 12, 1 << 17, 1 << 24, (1 << 31) - 1
 # rope_theta goes up to 1e11 in published models.
 MAX_NUMBER = 1e30
 # Limit for one table inside a graph, so that four tables stay below the 2 GB limit of a protobuf message.
 MAX_GRAPH_FLOATS = 1 << 26
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu")
 
 
 def _check_sizes(spec: DecoderSpec) -> None:
@@ -405,6 +521,45 @@ def _check_layers(spec: DecoderSpec) -> None:
         )
 
 
+def _check_mamba(part: MambaSpec) -> None:
+    for name in ("heads", "head_size", "state_size", "groups"):
+        value = getattr(part, name)
+        if not 1 <= value <= MAX_SIZE:
+            raise _error(f"{name} of Mamba-2 is {value}", f"the value must be from 1 to {MAX_SIZE}")
+    if part.heads % part.groups:
+        raise _error(
+            f"Mamba-2 has {part.heads} heads in {part.groups} groups", "each group must have the same number of heads"
+        )
+    if part.width * part.state_size > MAX_SIZE:
+        raise _error(
+            f"Mamba-2 has {part.heads} heads of {part.state_size} x {part.head_size}",
+            f"a state can have at most {MAX_SIZE} numbers",
+        )
+
+
+def _check_altup(spec: DecoderSpec) -> None:
+    shares, altup = spec.sparsities, spec.altup
+    if shares is not None and (len(shares) != spec.num_layers or not all(0 <= share < 1 for share in shares)):
+        raise _error(
+            f"sparsities is {shares!r:.80}",
+            f"each of the {spec.num_layers} layers needs a fraction from 0 to less than 1",
+        )
+    if altup is None:
+        return
+    if not 2 <= altup.streams <= _MAX_STREAMS or not 0 <= altup.active < altup.streams:
+        raise _error(
+            f"{altup.streams} residual streams, of which number {altup.active} is active",
+            f"there must be 2 to {_MAX_STREAMS} streams, and one of them must be active",
+        )
+    if not 1 <= altup.laurel_rank <= MAX_SIZE:
+        raise _error(f"laurel_rank is {altup.laurel_rank}", f"the value must be from 1 to {MAX_SIZE}")
+    if spec.per_layer_inputs is None or not spec.post_norms or spec.recurrent is not None or spec.experts is not None:
+        raise _error(
+            "alternating updates in a decoder with other parts than those of Gemma 3n",
+            "the layers must have per-layer inputs and norms after each part, and neither experts nor recurrent parts",
+        )
+
+
 def _check_sharing(spec: DecoderSpec) -> None:
     count = spec.num_cached_layers
     if count is None:
@@ -429,6 +584,8 @@ def _check_recurrent(spec: DecoderSpec) -> None:
         raise _error(f"layer {outside[0]} is recurrent", f"the decoder has layers 0 to {spec.num_layers - 1}")
     if not 2 <= recurrent.kernel <= _MAX_KERNEL:
         raise _error(f"the convolutions have kernels of {recurrent.kernel}", f"expected 2 to {_MAX_KERNEL}")
+    if isinstance(recurrent, MambaSpec):
+        _check_mamba(recurrent)
     if isinstance(recurrent, DeltaNetSpec):
         for name in ("key_heads", "value_heads", "key_size", "value_size"):
             value = getattr(recurrent, name)
@@ -446,8 +603,29 @@ def _check_recurrent(spec: DecoderSpec) -> None:
             )
 
 
+def _check_latent(spec: DecoderSpec) -> None:
+    latent = spec.latent
+    if latent is None:
+        return
+    for name in ("rank", "rope_size", "nope_size", "value_size"):
+        value = getattr(latent, name)
+        if not 1 <= value <= MAX_SIZE:
+            raise _error(f"{name} of latent attention is {value}", f"the value must be from 1 to {MAX_SIZE}")
+    if latent.rope_size % 2:
+        raise _error(f"rope_size of latent attention is {latent.rope_size}", "pairs of elements are rotated")
+    if not 0 <= latent.query_rank <= MAX_SIZE:
+        raise _error(
+            f"query_rank of latent attention is {latent.query_rank}", f"the value must be from 0 to {MAX_SIZE}"
+        )
+    if spec.head_size != latent.row_size or spec.num_key_value_heads != 1:
+        raise _error(
+            f"head_size is {spec.head_size} and num_key_value_heads is {spec.num_key_value_heads}",
+            f"latent attention has one key/value head of {latent.rank} + {latent.rope_size} elements",
+        )
+
+
 def _check_rope(spec: DecoderSpec) -> None:
-    for head_size in (spec.head_size, spec.full_head_size or spec.head_size):
+    for head_size in (spec.head_size, spec.full_head_size or spec.head_size) if spec.latent is None else ():
         rotated = int(head_size * spec.partial_rotary_factor)
         if not 0 < spec.partial_rotary_factor <= 1 or rotated < 2 or rotated % 2:
             raise _error(
@@ -529,6 +707,17 @@ def _check_experts(spec: DecoderSpec) -> None:
             f"{experts.per_token} of {experts.count} experts of width {experts.intermediate_size} are used per token",
             "per_token must be from 1 to the number of experts, and the width must be at least 1",
         )
+    if experts.count % experts.groups or not 1 <= experts.best_groups <= experts.groups:
+        raise _error(
+            f"{experts.count} experts are in {experts.groups} groups, of which {experts.best_groups} are selected",
+            "the number of experts must be a multiple of the number of groups, and 1 to all groups can be selected",
+        )
+    in_group = experts.count // experts.groups
+    if experts.groups > 1 and (in_group * experts.best_groups < experts.per_token or in_group < experts.group_scores):
+        raise _error(
+            f"{experts.per_token} experts per token are selected from {experts.best_groups} groups of {in_group}",
+            f"the groups must have enough experts, and each group at least {experts.group_scores}",
+        )
     if experts.routing == "sparse_mixer" and experts.per_token != 2:
         raise _error(
             f"sparse mixer routing has {experts.per_token} experts per token", "this routing always selects two experts"
@@ -549,6 +738,7 @@ def _error(problem: str, why: str) -> InputError:
 
 
 _CHECKS = (
-    _check_sizes, _check_attention, _check_layers, _check_sharing, _check_recurrent, _check_rope, _check_experts,
-    _check_tokens,
+    _check_sizes, _check_attention, _check_layers, _check_altup, _check_sharing, _check_recurrent, _check_latent,
+    _check_rope,
+    _check_experts, _check_tokens,
 )  # fmt: skip

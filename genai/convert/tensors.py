@@ -13,9 +13,14 @@ from genai.quant.block_types import type_of
 
 from .options import BITS, ExportOptions, Precision
 from .rope_scaling import LongRope
-from .spec import DecoderSpec, DeltaNetSpec, ExpertsSpec, ShortConvSpec
+from .spec import AltUpSpec, DecoderSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, MambaSpec, ShortConvSpec
 
 Shape = tuple[int, ...]
+# Endings of the names of small matrices that are stored as float32 with every precision.
+EXACT = (
+    "mlp.gate.weight", "in_proj_a.weight", "in_proj_b.weight", "modality_router.weight", "prediction_coefs.weight",
+    "correction_coefs.weight", "in_proj_dt.weight",
+)  # fmt: skip
 
 
 def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
@@ -34,6 +39,9 @@ def _tensors(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
             yield f"{name}.weight", (rows, width)
         yield "model.per_layer_model_projection.weight", (width, spec.hidden_size)
         yield "model.per_layer_projection_norm.weight", (inputs.size,)
+    for stream in range(spec.altup.streams - 1 if spec.altup is not None else 0):
+        for name in ("altup_projections", "altup_unembed_projections"):
+            yield f"model.{name}.{stream}.weight", (spec.hidden_size, spec.hidden_size)
     for layer in range(spec.num_layers):
         for name, shape in _layer(spec, layer):
             yield f"model.layers.{layer}.{name}", shape
@@ -53,7 +61,14 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield from _learned(spec, "pre_feedforward_layernorm")
     if spec.post_norms:
         yield from _learned(spec, "post_feedforward_layernorm")
-    yield from _recurrent(spec) if spec.is_recurrent(layer) else _attention(spec.at(layer), layer)
+    if spec.has_recurrence(layer):
+        yield from _recurrent(spec)
+    if spec.is_recurrent(layer):
+        pass
+    elif spec.latent is not None:
+        yield from _latent(spec, spec.latent)
+    else:
+        yield from _attention(spec.at(layer), layer)
     experts = spec.routed(layer)
     if experts is None or experts.beside_mlp:
         yield from _mlp(spec, "mlp", spec.mlp_size(layer))
@@ -63,8 +78,23 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield "per_layer_input_gate.weight", (inputs.size, spec.hidden_size)
         yield "per_layer_projection.weight", (spec.hidden_size, inputs.size)
         yield "post_per_layer_input_norm.weight", (spec.hidden_size,)
+    if spec.altup is not None:
+        yield from _altup(spec.altup, spec.hidden_size)
     if spec.layer_scales:
         yield "layer_scalar", (1,)
+
+
+def _altup(altup: AltUpSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    count = altup.streams
+    if altup.scaled:
+        yield "altup.correct_output_scale", (hidden,)
+    yield "altup.router_norm.weight", (hidden,)
+    yield "altup.modality_router.weight", (count, hidden)
+    yield "altup.prediction_coefs.weight", (count * count, count)
+    yield "altup.correction_coefs.weight", (count, count)
+    yield "laurel.linear_left.weight", (altup.laurel_rank, hidden)
+    yield "laurel.linear_right.weight", (hidden, altup.laurel_rank)
+    yield "laurel.post_laurel_norm.weight", (hidden,)
 
 
 def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
@@ -86,6 +116,17 @@ def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
         yield "linear_attn.dt_bias", (part.value_heads,)
         yield "linear_attn.norm.weight", (part.value_size,)
         yield "linear_attn.out_proj.weight", (hidden, part.value_width)
+    elif isinstance(part, MambaSpec):
+        for name, rows in (("gate", part.width), ("conv", part.channels), ("dt", part.heads)):
+            yield from _linear(f"mamba.in_proj_{name}", rows, hidden, part.biased)
+        yield "mamba.conv1d.weight", (part.channels, 1, part.kernel)
+        if part.conv_biased:
+            yield "mamba.conv1d.bias", (part.channels,)
+        for name in ("A_log", "D", "dt_bias"):
+            yield f"mamba.{name}", (part.heads,)
+        if part.norm != "none":
+            yield "mamba.norm.weight", (part.width,)
+        yield from _linear("mamba.out_proj", hidden, part.width, part.biased)
 
 
 def _attention(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -108,6 +149,23 @@ def _attention(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
             yield f"self_attn.{name}.bias", (size,)
 
 
+def _latent(spec: DecoderSpec, latent: LatentSpec) -> Iterator[tuple[str, Shape]]:
+    """Yield the tensors of latent attention, with a separate matrix for the keys and for the values of each head."""
+    hidden, heads, columns = spec.hidden_size, spec.num_attention_heads, spec.hidden_size
+    if latent.query_rank:
+        columns = latent.query_rank
+        yield from _linear("self_attn.q_a_proj", columns, hidden, latent.biased)
+        yield "self_attn.q_a_layernorm.weight", (columns,)
+    yield "self_attn.q_nope_proj.weight", (heads * latent.nope_size, columns)
+    yield "self_attn.q_rope_proj.weight", (heads * latent.rope_size, columns)
+    yield from _linear("self_attn.kv_a_proj", latent.row_size, hidden, latent.biased)
+    yield "self_attn.kv_a_layernorm.weight", (latent.rank,)
+    for head in range(heads):
+        yield f"self_attn.k_up.{head}.weight", (latent.rank, latent.nope_size)
+        yield f"self_attn.v_up.{head}.weight", (latent.value_size, latent.rank)
+    yield from _linear("self_attn.o_proj", hidden, heads * latent.value_size, latent.biased)
+
+
 def _learned(spec: DecoderSpec, norm: str) -> Iterator[tuple[str, Shape]]:
     if spec.norm_weights:
         yield f"{norm}.weight", (spec.hidden_size,)
@@ -118,6 +176,9 @@ def _learned(spec: DecoderSpec, norm: str) -> Iterator[tuple[str, Shape]]:
 def _mlp(spec: DecoderSpec, path: str, width: int) -> Iterator[tuple[str, Shape]]:
     for name in ("gate_proj", "up_proj") if spec.gated_mlp else ("up_proj",):
         yield from _linear(f"{path}.{name}", width, spec.hidden_size, spec.mlp_bias)
+    if spec.hidden_activation == "xielu":
+        yield f"{path}.act_fn.alpha_p", (1,)
+        yield f"{path}.act_fn.alpha_n", (1,)
     yield from _linear(f"{path}.down_proj", spec.hidden_size, width, spec.mlp_bias)
 
 
@@ -179,7 +240,7 @@ def _prequantized_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
 
 
 def _tensor_bytes(spec: DecoderSpec, options: ExportOptions, name: str, shape: Shape) -> int:
-    if len(shape) != 2 or name.endswith(("mlp.gate.weight", "in_proj_a.weight", "in_proj_b.weight")):
+    if len(shape) != 2 or name.endswith(EXACT):
         return 4 * math.prod(shape)
     if name == "lm_head.weight":
         return _matrix_bytes(shape, options.head, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -236,7 +236,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         source = self._sources[name]
-        tensors = [self._checkpoint[stored] for stored in source.names]
+        tensors = [self._floats(stored) if source.floats else self._checkpoint[stored] for stored in source.names]
         tensor = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
         try:
             tensor = tensor if source.view is None else source.view(tensor)
@@ -252,13 +252,27 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
                 report(tensor.nbytes)
         return self._without_gaps(source.names[0], tensor) if self._force else tensor
 
+    def _floats(self, stored: str) -> NDArray[Any]:
+        """Return a tensor of the checkpoint as floats, with the columns in their original order."""
+        tensor, order = self._checkpoint[stored], self._checkpoint.order(stored)
+        if type_of(tensor) is None:
+            return tensor
+        try:
+            floats = dequantize(tensor)
+        except QuantizationError as error:
+            raise not_finite(stored) from error
+        return floats if order is None else floats[:, np.argsort(order)]
+
     def kind(self, name: str) -> np.dtype[Any]:
-        """Return the dtype in which a tensor is stored, without reading it."""
-        return self._checkpoint.kind(self._sources[name].names[0])
+        """Return the dtype in which a tensor is stored, without reading it; float32 if it is read as floats."""
+        source = self._sources[name]
+        kind = self._checkpoint.kind(source.names[0])
+        return np.dtype(np.float32) if source.floats and kind.names else kind
 
     def order(self, name: str) -> NDArray[np.int64] | None:
         """Return the column order of a stored matrix, or None; see Checkpoint.order."""
-        return self._checkpoint.order(self._sources[name].names[0])
+        source = self._sources[name]
+        return None if source.floats else self._checkpoint.order(source.names[0])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -274,7 +288,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
 
     def _stored(self, source: TensorSource) -> TensorSource:
         """Return the source with the names in the files, which may omit the base model's prefix."""
-        return TensorSource(tuple(name.removeprefix(self._prefix) for name in source.names), source.view)
+        return replace(source, names=tuple(name.removeprefix(self._prefix) for name in source.names))
 
     def _check_names(self, tied_head: str) -> None:
         needed = {name for source in self._sources.values() for name in source.names}

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from genai.convert.options import BITS, ExportOptions
 from genai.convert.rope_scaling import Llama3Scaling, LongRope
 from genai.convert.spec import DecoderSpec
+from genai.convert.tensors import EXACT
 from genai.quant.methods.rtn import quantize_blocks
 from tools.random_weights import random_tensor
 
@@ -134,8 +135,7 @@ def _rounded_weights(
         precision = {"lm_head.weight": options.head, table: options.embedding(tied=spec.tie_word_embeddings)}.get(
             name, options.precision
         )
-        exact = "mlp.gate", "shared_expert_gate", "embed_positions", "linear_attn.in_proj_a", "linear_attn.in_proj_b"
-        stays = name.endswith(tuple(f"{one}.weight" for one in exact))
+        stays = name.endswith((*EXACT, "shared_expert_gate.weight", "embed_positions.weight"))
         if matrix.ndim == 2 and precision != "fp32" and not stays:
             form = {"bits": BITS[precision], "block_size": options.block_size}
             blocks = quantize_blocks(matrix, **form, symmetric=options.symmetric)

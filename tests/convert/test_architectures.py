@@ -13,7 +13,7 @@ from genai.convert.hf_config import HFConfig
 from genai.convert.nested import text_part
 from genai.convert.rope_scaling import LinearScaling, LongRope, YarnScaling
 from genai.convert.spec import DecoderSpec
-from genai.errors import UnsupportedModelError
+from genai.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {
@@ -95,12 +95,16 @@ def test_rope_of_older_libraries() -> None:
     assert phi.rope_scaling.original_max_position_embeddings == 64
 
 
-def test_experts_in_groups_are_refused() -> None:
+def test_experts_in_groups() -> None:
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     assert describe("glm4_moe", **experts).dense_layers == (0,)
     for name in ("glm4_moe", "dots1"):
-        with pytest.raises(UnsupportedModelError, match="n_group is 4"):
-            describe(name, **experts, n_group=4)
+        found = describe(name, **experts, n_group=4, topk_group=3).experts
+        assert found is not None and (found.groups, found.best_groups, found.group_scores) == (4, 3, 2)
+        with pytest.raises(InputError, match="8 experts are in 3 groups"):
+            describe(name, **experts, n_group=3)
+        with pytest.raises(InputError, match="6 experts per token are selected from 1 groups of 4"):
+            describe(name, **{**experts, "num_experts_per_tok": 6}, n_group=2)
     windows = describe("dots1", **experts, sliding_window=16, max_window_layers=6)
     assert windows.sliding_layers == (6, 7)
     assert describe("dots1", **experts).sliding_window is None

@@ -1,4 +1,4 @@
-"""Gemma 4 in the forms in which it is published, and layers that attend to the keys and values of other layers."""
+"""Gemma 3n and 4 in the forms in which they are published, and layers that share keys and values."""
 
 from __future__ import annotations
 
@@ -64,6 +64,37 @@ def test_contradictory_config(golden: Any, changes: dict[str, Any], match: str) 
         describe(golden, **changes)
     assert match in f"{caught.value.what}, {caught.value.why}"
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"altup_num_inputs": 1}, "1 residual streams"),
+        ({"altup_active_idx": 3}, "of which number 3 is active"),
+        ({"laurel_rank": 0}, "laurel_rank is 0"),
+        ({"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern is [0.5]"),
+        ({"activation_sparsity_pattern": 1.0}, "sparsities is (1.0,"),
+        ({"activation_sparsity_pattern": ["high"] * 8}, "activation_sparsity_pattern is"),
+        ({"intermediate_size": [75]}, "intermediate_size is [75]"),
+        ({"hidden_size_per_layer_input": 0}, "other parts than those of Gemma 3n"),
+        ({"num_kv_shared_layers": 8}, "num_kv_shared_layers is 8"),
+    ],
+)
+def test_contradictory_config_of_gemma_3n(golden: Any, changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(GenaiError) as caught:
+        find("gemma3n_text").describe(HFConfig({**golden("gemma3n_text").config, **changes}))
+    assert match in caught.value.what and caught.value.why and caught.value.fix
+
+
+def test_defaults_of_gemma_3n(golden: Any) -> None:
+    """The first ten of many layers are sparse, and every fifth layer has no window."""
+    given = golden("gemma3n_text").config
+    names = "activation_sparsity_pattern intermediate_size layer_types rope_parameters num_kv_shared_layers".split()
+    config = {name: value for name, value in given.items() if name not in names} | {"num_hidden_layers": 30}
+    spec = find("gemma3n_text").describe(HFConfig(config))
+    assert spec.sparsities == (0.95,) * 10 + (0.0,) * 20
+    assert [layer for layer in range(30) if spec.window(layer) is None] == [4, 9, 14, 19, 24, 29]
+    assert (spec.intermediate_size, spec.num_cached_layers) == (16384, 15)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,6 @@ def test_ministral_3_scales_queries_by_position() -> None:
         ("lfm2_vl", "state of fixed size"),
         ("mllama", "attend to pictures"),
         ("paligemma", "in both directions"),
-        ("gemma3n", "share caches"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_by_its_reason(model_type: str, why: str) -> None:

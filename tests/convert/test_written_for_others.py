@@ -55,12 +55,15 @@ def fitting(config: dict[str, Any]) -> DecoderSpec:
     recurrent = spec.recurrent and replace(
         spec.recurrent, layers=tuple(layer for layer in spec.recurrent.layers if layer < 4)
     )
+    latent = spec.latent and replace(spec.latent, rank=16, rope_size=16)
     return replace(
         spec,
         recurrent=recurrent,
+        latent=latent,
+        sparsities=spec.sparsities and (0.8, 0.0, 0.0, 0.0),
         hidden_size=64,
         intermediate_size=96,
-        head_size=size,
+        head_size=size if latent is None else latent.row_size,
         num_layers=4,
         partial_rotary_factor=partial,
         rope_scaling=scaling,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...errors import UnsupportedModelError
 from ..encoders.families import encoder_types
-from . import gemma, gpt, hybrid, llama  # noqa: F401 (imported to fill ARCHITECTURES)
+from . import gemma, gpt, hybrid, latent, llama, mamba  # noqa: F401 (imported to fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
 
 MODEL_TYPES = sorted(ARCHITECTURES)
@@ -16,12 +16,10 @@ _STATES = "some of its layers have a state of fixed size in place of a KV cache 
 _CHUNKS = "its attention is limited to chunks of the sequence, and its experts scale their inputs"
 _REASONS = {
     **dict.fromkeys(
-        "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2_vl mamba mamba2 nemotron_h "
-        "recurrent_gemma rwkv zamba zamba2".split(),
+        "falcon_mamba jamba lfm2_vl mamba mamba2 nemotron_h recurrent_gemma rwkv zamba zamba2".split(),
         _STATES,
     ),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), "its layers share caches and have embeddings per layer"),
     **dict.fromkeys(("mllama", "mllama_text_model"), "some of its layers attend to pictures"),
     **dict.fromkeys(("paligemma",), "its prompts are attended to in both directions"),
 }

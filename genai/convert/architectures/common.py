@@ -30,6 +30,7 @@ class Rule:
         stack: returns the number of tensors to concatenate; the replacement then contains "{}" for the tensor's number,
             which starts at 0.
         when: returns True for the decoders to which the rule applies.
+        floats: True if the view reads floats, so that quantised blocks are dequantised first.
     """
 
     pattern: str
@@ -37,14 +38,16 @@ class Rule:
     view: TensorView | None = None
     stack: Callable[[DecoderSpec], int] | None = None
     when: Callable[[DecoderSpec], bool] = lambda spec: True
+    floats: bool = False
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """The checkpoint's tensors that make up one of our tensors, and the function that converts them."""
+    """The checkpoint's tensors that make up one of our tensors, and the function that converts them; see Rule."""
 
     names: tuple[str, ...]
     view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    floats: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Architecture:
         """Return the source of the tensor with our name `name`."""
         view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
         names: tuple[str, ...] = (name,)
+        floats = False
         for rule in self.rules:
             match = re.search(rule.pattern, names[0])
             if match is None or not rule.when(spec):
@@ -89,8 +93,8 @@ class Architecture:
             renamed = re.sub(rule.pattern, rule.replacement, names[0], count=1)
             names = tuple(renamed.format(i) for i in range(rule.stack(spec))) if rule.stack else (renamed,)
             if rule.view is not None:
-                view = _bound(rule.view, spec, match)
-        return TensorSource(names, view)
+                view, floats = _bound(rule.view, spec, match), rule.floats
+        return TensorSource(names, view, floats)
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -175,7 +179,6 @@ def decoder(
         "model_type": family,
         "vocab_size": vocab,
         "hidden_size": hidden,
-        "intermediate_size": config.integer("intermediate_size", default=4 * hidden),
         "num_layers": config.num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": config.integer("num_key_value_heads", default=heads),
@@ -195,6 +198,10 @@ def decoder(
         "eos_token_ids": stop,
         "pad_token_id": _token_within(config, "pad_token_id", vocab),
     }
+    if "intermediate_size" not in fields:
+        values["intermediate_size"] = config.integer("intermediate_size", default=4 * hidden)
+    if fields.get("latent") is not None:
+        values |= {"head_size": fields["latent"].row_size, "num_key_value_heads": 1}
     if "hidden_activation" not in fields:
         values["hidden_activation"] = activation(config.text("hidden_act", "hidden_activation", default="silu"))
     return DecoderSpec(**(values | fields))
@@ -257,21 +264,38 @@ def expert_fields(config: HFConfig, **fields: Any) -> dict[str, Any]:
 def sigmoid_experts(config: HFConfig, *, dense: int, **fields: Any) -> dict[str, Any]:
     """Return the fields for experts that are weighted by sigmoids; `dense` is the number of dense layers at the start.
 
-    Raises:
-        UnsupportedModelError: experts are selected in groups.
+    Groups of experts are compared by the sums of their two highest scores (DeepSeek-V3).
     """
-    if config.integer("n_group", default=1) > 1 or config.integer("topk_group", default=1) > 1:
-        raise UnsupportedModelError(
-            f"config.json: n_group is {config.get('n_group')}",
-            "experts that are selected in groups are not supported",
-            "use a checkpoint with one group",
-        )
     experts = ExpertsSpec(
         count=config.integer("n_routed_experts", "num_experts", "num_local_experts"),
         per_token=config.integer("num_experts_per_tok"), intermediate_size=config.integer("moe_intermediate_size"),
-        routing="sigmoid", routed_scale=config.number("routed_scaling_factor", default=1.0), **fields,
+        routing="sigmoid", routed_scale=config.number("routed_scaling_factor", default=1.0),
+        **{**expert_groups(config, scores=2), **fields},
     )  # fmt: skip
     return {"experts": experts, "dense_layers": tuple(range(min(dense, config.num_layers)))}
+
+
+def expert_groups(config: HFConfig, *, scores: int) -> dict[str, Any]:
+    """Return the fields for groups of experts; `scores` is the number of scores of a group that are added."""
+    groups = config.integer("n_group", default=1)
+    best = config.integer("topk_group", default=1)
+    return {"groups": groups, "best_groups": best, "group_scores": scores} if groups > 1 else {}
+
+
+# Names of the router and of the shared experts in DeepSeek-V3 and its descendants.
+SIGMOID_ROUTER = (
+    Rule(r"mlp\.gate\.selection_bias", "mlp.gate.e_score_correction_bias"),
+    Rule(r"mlp\.shared_expert\.", "mlp.shared_experts."),
+)
+
+
+def sigmoid_fields(config: HFConfig, *, dense: int, normalized: bool) -> dict[str, Any]:
+    """Return the fields for experts of DeepSeek-V3, GLM 4 MoE and dots.llm1; the arguments are defaults."""
+    width = config.integer("moe_intermediate_size") * config.integer("n_shared_experts", default=1, least=0)
+    return sigmoid_experts(
+        config, dense=config.integer("first_k_dense_replace", default=dense, least=0), selection_bias=True,
+        normalized=config.flag("norm_topk_prob", default=normalized), shared_intermediate_size=width,
+    )  # fmt: skip
 
 
 def layer_norms(*, biased: bool = True, **fields: Any) -> dict[str, Any]:

@@ -1,13 +1,19 @@
-"""Gemma 4: heads of two sizes, keys and values that layers share, and inputs per layer."""
+"""Gemma 3n and 4: heads of two sizes, keys and values that layers share, and inputs per layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..hf_config import HFConfig, rope_values
-from ..spec import DecoderSpec, ExpertsSpec, PerLayerInputs
+from ..spec import AltUpSpec, DecoderSpec, ExpertsSpec, PerLayerInputs
 from . import common
 from .common import Rule, architecture, decoder
+
+# Some checkpoints store projections that are never used: of layers that attend to the keys of other layers.
+_UNUSED = r"\.self_attn\.(k_proj|v_proj|k_norm)\."
 
 
 def _full_layers(config: HFConfig) -> dict[str, Any]:
@@ -46,15 +52,69 @@ def _inputs(config: HFConfig, default: int) -> PerLayerInputs | None:
     return PerLayerInputs(size=size, vocab_size=rows) if size else None
 
 
-def _gemma(config: HFConfig, *, window: int, inputs: int = 256, **fields: Any) -> DecoderSpec:
-    """Return a decoder with the values that Gemma 3n and Gemma 4 share; `window` and `inputs` are defaults."""
+def _gemma(
+    config: HFConfig, *, window: int, inputs: int = 256, pattern: int | None = None, **fields: Any
+) -> DecoderSpec:
+    """Return a decoder with the values that Gemma 3n and Gemma 4 share; `window`, `inputs`, `pattern` are defaults."""
     local = rope_values(config, "sliding_attention").get("rope_theta")
     return decoder(
         config, theta=1e6, rope_kind="full_attention", tied=True, head_size=256, post_norms=True, qk_norm=True,
         value_norm=True, attention_scale=1.0, embedding_scale=config.integer("hidden_size") ** 0.5,
         local_rope_theta=config.number("rope_local_base_freq", default=local or 10000.0),
         per_layer_inputs=_inputs(config, inputs), **common.attention_biases(config),
-        **common.window_fields(config, window=window), **fields,
+        **common.window_fields(config, pattern, window=window), **fields,
+    )  # fmt: skip
+
+
+def _first_row(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return the embedding of token 0 for each token that has no embedding per layer."""
+    assert spec.per_layer_inputs is not None
+    return np.repeat(tensor[:1], spec.vocab_size - spec.per_layer_inputs.vocab_size, axis=0)
+
+
+def _widths(config: HFConfig) -> tuple[int, tuple[int, ...] | None]:
+    """Return the width of the feed-forward layers, and the width of each layer if config.json lists them."""
+    given = config.get("intermediate_size")
+    if not isinstance(given, list):
+        return config.integer("intermediate_size", default=16384), None
+    sizes = config.layers("intermediate_size", config.num_layers) or []
+    if not all(type(size) is int for size in sizes):
+        raise config.wrong("intermediate_size", given, "an integer, or a list of integers")
+    return sizes[0], tuple(sizes)
+
+
+def _sparsities(config: HFConfig) -> tuple[float, ...] | None:
+    given, name, count = config.get("activation_sparsity_pattern"), "activation_sparsity_pattern", config.num_layers
+    if given is None:
+        sparse = 10 if count > 10 else 0
+        return (0.95,) * sparse + (0.0,) * (count - sparse)
+    shares = config.layers(name, count) if isinstance(given, list) else [given] * count
+    if not all(type(share) in (int, float) for share in shares or []):
+        raise config.wrong(name, given, "a number, or a list of numbers")
+    return tuple(float(share) for share in shares or [])
+
+
+@architecture(
+    "Gemma 3n (text)",
+    Rule(r"embed_tokens_per_layer_rest", "embed_tokens_per_layer", _first_row),
+    unused=rf"{_UNUSED}|\.altup\.correct_output_scale$",
+)
+def gemma3n_text(config: HFConfig) -> DecoderSpec:
+    """Gemma 3n: several residual streams, inputs per layer, and sparse activations in the first layers."""
+    width, widths = _widths(config)
+    shared = _shared_layers(config, 15)
+    altup = AltUpSpec(
+        streams=config.integer("altup_num_inputs", default=4),
+        active=config.integer("altup_active_idx", default=0, least=0),
+        scaled=config.flag("altup_correct_scale", default=True), laurel_rank=config.integer("laurel_rank", default=64),
+    )  # fmt: skip
+    config.get("altup_coef_clip")  # only training clips the coefficients
+    return _gemma(
+        config, window=512, pattern=5, altup=altup, intermediate_size=width, intermediate_sizes=widths,
+        sparsities=_sparsities(config), hidden_activation=common.activation(
+            config.text("hidden_activation", default="gelu_pytorch_tanh")
+        ),
+        logit_softcap=config.optional_number("final_logit_softcapping", 30.0), **shared,
     )  # fmt: skip
 
 
@@ -75,10 +135,6 @@ def _gemma4(config: HFConfig, **options: Any) -> DecoderSpec:
         intermediate_sizes=widths if config.flag("use_double_wide_mlp") else None, **_full_layers(config), **shared,
         **options,
     )  # fmt: skip
-
-
-# Some checkpoints store projections that are never used: of layers that attend to the keys of other layers.
-_UNUSED = r"\.self_attn\.(k_proj|v_proj|k_norm)\."
 
 
 @architecture(

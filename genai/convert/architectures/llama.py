@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig, rope_values
 from ..rope_scaling import QueryScaling
-from ..spec import DecoderSpec
+from ..spec import DecoderSpec, ExpertsSpec
 from . import common
 from .common import Rule, architecture, decoder
 
@@ -37,6 +38,28 @@ def arcee(config: HFConfig) -> DecoderSpec:
     activation = common.activation(config.text("hidden_act", default="relu2"))
     return decoder(
         config, epsilon=1e-5, gated_mlp=False, hidden_activation=activation, **common.given_biases(config)
+    )  # fmt: skip
+
+
+@architecture("Helium")
+def helium(config: HFConfig) -> DecoderSpec:
+    """Helium (Kyutai): interleaved rotation."""
+    return decoder(config, theta=1e5, epsilon=1e-8, head_size=128, rope_interleaved=True, **common.given_biases(config))
+
+
+@architecture(
+    "Apertus",
+    Rule(r"input_layernorm", "attention_layernorm"),
+    Rule(r"post_attention_layernorm", "feedforward_layernorm"),
+    unused=r"\.act_fn\.(beta|eps)$",
+)
+def apertus(config: HFConfig) -> DecoderSpec:
+    """Apertus (Swiss AI): a feed-forward layer without a gate, with a learned activation."""
+    named = config.text("hidden_act", default="xielu")
+    activation = named if named == "xielu" else common.activation(named)
+    return decoder(
+        config, theta=12e6, epsilon=1e-5, gated_mlp=False, hidden_activation=activation, qk_norm=True,
+        **common.attention_biases(config),
     )  # fmt: skip
 
 
@@ -80,6 +103,36 @@ def ernie4_5(config: HFConfig) -> DecoderSpec:
     )
 
 
+@architecture(
+    "ERNIE 4.5 MoE",
+    Rule(r"mlp\.gate\.selection_bias", "mlp.moe_statics.e_score_correction_bias", common.flat),
+    Rule(r"mlp\.shared_expert\.", "mlp.shared_experts."),
+    unused=r"^model\.mtp_",
+)
+def ernie4_5_moe(config: HFConfig) -> DecoderSpec:
+    """ERNIE 4.5 with experts that are weighted by a softmax and selected with learned biases."""
+    count, width = config.num_layers, config.integer("moe_intermediate_size", default=1536)
+    if config.flag("use_bias"):
+        raise UnsupportedModelError(
+            "config.json sets use_bias to true",
+            "experts without biases beside feed-forward layers with biases are not supported",
+            "use a checkpoint without biases",
+        )
+    experts = ExpertsSpec(
+        count=config.integer("moe_num_experts", default=64), per_token=config.integer("moe_k", default=6),
+        intermediate_size=width, selection_bias=True,
+        shared_intermediate_size=width * config.integer("moe_num_shared_experts", default=2, least=0),
+    )  # fmt: skip
+    first, last = config.integer("moe_layer_start_index", default=1, least=0), config.get("moe_layer_end_index")
+    last = count - 1 if last in (None, -1) else config.integer("moe_layer_end_index", least=0)
+    every = config.integer("moe_layer_interval", default=1)
+    config.get("moe_norm_min")  # far below any sum of the weights of selected experts
+    dense = tuple(layer for layer in range(count) if (layer + 1) % every or not first <= layer <= last)
+    return decoder(
+        config, theta=500000.0, epsilon=1e-5, tied=True, rope_interleaved=True, experts=experts, dense_layers=dense
+    )
+
+
 @architecture("EXAONE 4")
 def exaone4(config: HFConfig) -> DecoderSpec:
     """EXAONE 4: norms after each part; if some layers have a window, only those layers rotate."""
@@ -109,32 +162,17 @@ def glm4(config: HFConfig) -> DecoderSpec:
     )
 
 
-_SIGMOID_ROUTER = (
-    Rule(r"mlp\.gate\.selection_bias", "mlp.gate.e_score_correction_bias"),
-    Rule(r"mlp\.shared_expert\.", "mlp.shared_experts."),
-)
-
-
-def _sigmoid_fields(config: HFConfig, *, dense: int, normalized: bool) -> dict[str, Any]:
-    """Return the fields for experts of GLM 4 MoE and dots.llm1; the arguments are defaults."""
-    width = config.integer("moe_intermediate_size") * config.integer("n_shared_experts", default=1, least=0)
-    return common.sigmoid_experts(
-        config, dense=config.integer("first_k_dense_replace", default=dense, least=0), selection_bias=True,
-        normalized=config.flag("norm_topk_prob", default=normalized), shared_intermediate_size=width,
-    )  # fmt: skip
-
-
 # The last layers of these checkpoints predict further tokens.
-@architecture("GLM 4.5 (MoE)", *_SIGMOID_ROUTER, unused=r"^model\.layers\.(46|92)\.")
+@architecture("GLM 4.5 (MoE)", *common.SIGMOID_ROUTER, unused=r"^model\.layers\.(46|92)\.")
 def glm4_moe(config: HFConfig) -> DecoderSpec:
     """GLM 4.5 to 4.7: experts that are weighted by sigmoids, and a shared expert; half of each head is rotated."""
     return decoder(
         config, partial=0.5, epsilon=1e-5, qkv_bias=config.flag("attention_bias"), qk_norm=config.flag("use_qk_norm"),
-        **_sigmoid_fields(config, dense=1, normalized=True),
+        **common.sigmoid_fields(config, dense=1, normalized=True),
     )  # fmt: skip
 
 
-@architecture("dots.llm1", *_SIGMOID_ROUTER)
+@architecture("dots.llm1", *common.SIGMOID_ROUTER)
 def dots1(config: HFConfig) -> DecoderSpec:
     """dots.llm1: experts that are weighted by sigmoids, shared experts, and norms over query and key heads."""
     windows, first = common.window_fields(config, window=4096), config.integer("max_window_layers", default=62, least=0)
@@ -143,7 +181,7 @@ def dots1(config: HFConfig) -> DecoderSpec:
         windows = {**windows, "sliding_layers": layers} if layers else {}
     return decoder(
         config, qk_norm=True, **common.attention_biases(config), **windows,
-        **_sigmoid_fields(config, dense=0, normalized=False),
+        **common.sigmoid_fields(config, dense=0, normalized=False),
     )  # fmt: skip
 
 
@@ -180,6 +218,24 @@ def olmo(config: HFConfig) -> DecoderSpec:
     )
 
 
+@architecture("OLMoE")
+def olmoe(config: HFConfig) -> DecoderSpec:
+    """OLMoE: experts in every layer, and norms over all queries and all keys."""
+    if config.get("clip_qkv") is not None:
+        raise UnsupportedModelError(
+            f"config.json sets clip_qkv to {config.get('clip_qkv')}",
+            "queries and keys would have to be clamped after their norms",
+            "use a checkpoint that does not clamp them",
+        )
+    experts = ExpertsSpec(
+        count=config.integer("num_experts", default=64), per_token=config.integer("num_experts_per_tok", default=8),
+        intermediate_size=config.integer("intermediate_size"), normalized=config.flag("norm_topk_prob"),
+    )  # fmt: skip
+    return decoder(
+        config, epsilon=1e-5, qk_norm=True, qk_norm_scope="all", experts=experts, **common.attention_biases(config)
+    )
+
+
 @architecture("OLMo 2")
 def olmo2(config: HFConfig) -> DecoderSpec:
     """OLMo 2: norms after each part instead of before it, and over all queries and all keys.
@@ -213,7 +269,7 @@ def _olmo2(config: HFConfig, window: int | None = None) -> DecoderSpec:
     return replace(spec, local_rope_theta=local) if windows else spec
 
 
-def _multipliers(config: HFConfig) -> dict[str, Any]:
+def multipliers(config: HFConfig) -> dict[str, Any]:
     """Return the scales of embeddings, attention scores, residual updates and logits."""
     return {
         "embedding_scale": config.number("embedding_multiplier", default=1.0),
@@ -225,21 +281,23 @@ def _multipliers(config: HFConfig) -> dict[str, Any]:
 
 @architecture("Granite 3")
 def granite(config: HFConfig) -> DecoderSpec:
-    return decoder(config, family="granite", **_multipliers(config), **common.given_biases(config))
+    return decoder(config, family="granite", **multipliers(config), **common.given_biases(config))
 
 
-@architecture(
-    "Granite 3 MoE",
+GRANITE_EXPERTS = (
     # All experts are in one tensor [experts, rows, columns], with gate and up concatenated along the rows.
     Rule(r"mlp\.experts\.(\d+)\.gate_proj", "block_sparse_moe.input_linear", lambda spec, x, e: np.split(x[e], 2)[0]),
     Rule(r"mlp\.experts\.(\d+)\.up_proj", "block_sparse_moe.input_linear", lambda spec, x, e: np.split(x[e], 2)[1]),
     Rule(r"mlp\.experts\.(\d+)\.down_proj", "block_sparse_moe.output_linear", lambda spec, x, e: x[e]),
     Rule(r"mlp\.gate\.", "block_sparse_moe.router.layer."),
 )
+
+
+@architecture("Granite 3 MoE", *GRANITE_EXPERTS)
 def granitemoe(config: HFConfig) -> DecoderSpec:
     """Granite 3 with experts that are stored in one tensor per layer."""
     experts = common.mixtral_experts(config)
-    return decoder(config, experts=experts, **_multipliers(config), **common.attention_biases(config))
+    return decoder(config, experts=experts, **multipliers(config), **common.attention_biases(config))
 
 
 def _cohere_fields(config: HFConfig) -> dict[str, Any]:

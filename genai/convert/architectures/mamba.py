@@ -1,0 +1,191 @@
+"""Decoders with Mamba-2: Granite 4, Bamba and Falcon H1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UnsupportedModelError
+from ..hf_config import HFConfig
+from ..spec import DecoderSpec, MambaSpec
+from . import common
+from .common import Rule, architecture, decoder
+from .llama import GRANITE_EXPERTS, multipliers
+
+
+def _rows(first: str) -> common.TensorView:
+    """Return a view of the rows of the gate, of the convolution's input ("conv") or of the time steps ("dt")."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+        part = spec.recurrent
+        assert isinstance(part, MambaSpec)
+        start, count = {
+            "gate": (0, part.width), "conv": (part.width, part.channels), "dt": (part.width + part.channels, part.heads)
+        }[first]  # fmt: skip
+        return tensor[start : start + count]
+
+    return view
+
+
+_IN_PROJECTION = tuple(
+    Rule(rf"mamba\.in_proj_{part}\.", "mamba.in_proj.", _rows(part)) for part in ("gate", "conv", "dt")
+)
+
+
+def _mamba(config: HFConfig, layers: tuple[int, ...], *, width: int | None = None, **fields: Any) -> MambaSpec | None:
+    """Return the sizes of Mamba-2, or None if no layer has it; `width` is the combined width of the heads, if known."""
+    heads = config.integer("mamba_n_heads", default=128)
+    width = width or config.integer("mamba_expand", default=2) * config.integer("hidden_size")
+    size = width // heads if config.get("mamba_d_head") in (None, "auto") else config.integer("mamba_d_head")
+    if size * heads != width:
+        raise config.wrong("mamba_d_head", size, f"{width} / {heads}, the width of Mamba-2 divided by its heads")
+    limits = config.get("time_step_limit")
+    if limits not in (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]):  # the last is transformers' form
+        raise UnsupportedModelError(
+            f"config.json: time_step_limit is {limits!r:.40}",
+            "the time steps of Mamba-2 are not clipped",
+            "use a checkpoint with the limits 0 and Infinity",
+        )
+    config.get("mamba_chunk_size")  # it does not change results
+    part = MambaSpec(
+        layers=layers, heads=heads, head_size=size, groups=config.integer("mamba_n_groups", default=1),
+        state_size=config.integer("mamba_d_state", default=256), kernel=config.integer("mamba_d_conv", default=4),
+        biased=config.flag("mamba_proj_bias"), conv_biased=config.flag("mamba_conv_bias", default=True),
+        **fields,
+    )  # fmt: skip
+    return part if layers else None
+
+
+def _half(half: int) -> common.TensorView:
+    return lambda spec, tensor: tensor[len(tensor) // 2 * half :][: len(tensor) // 2]
+
+
+@architecture(
+    "Granite 4",
+    *GRANITE_EXPERTS,
+    *_IN_PROJECTION,
+    Rule(r"mlp\.(?:shared_expert\.)?gate_proj", "shared_mlp.input_linear", _half(0)),
+    Rule(r"mlp\.(?:shared_expert\.)?up_proj", "shared_mlp.input_linear", _half(1)),
+    Rule(r"mlp\.(?:shared_expert\.)?down_proj", "shared_mlp.output_linear"),
+)
+def granitemoehybrid(config: HFConfig) -> DecoderSpec:
+    """Granite 4: Mamba-2 in most layers, and a shared expert; some sizes have neither Mamba-2 nor other experts."""
+    count = config.num_layers
+    named = {"mamba": "linear_attention", "attention": "full_attention"}
+    kinds = config.layers("layer_types", count) or config.layers("layers_block_type", count) or ["mamba"] * count
+    layers = common.layers_of("linear_attention", [named.get(str(kind), kind) for kind in kinds])
+    width = config.integer("shared_intermediate_size", default=1024)
+    experts = None
+    if config.integer("num_local_experts", default=8, least=0):
+        experts = common.mixtral_experts(config, shared_intermediate_size=width)
+    position = config.get("position_embedding_type")
+    if position not in (None, "rope", "nope"):
+        raise config.wrong("position_embedding_type", position, "rope, nope or null")
+    return decoder(
+        config, intermediate_size=width, experts=experts, recurrent=_mamba(config, layers),
+        rope_layers=None if position == "rope" else (), **multipliers(config), **common.attention_biases(config),
+    )  # fmt: skip
+
+
+@architecture(
+    "Bamba",
+    *_IN_PROJECTION,
+    Rule(r"post_attention_layernorm", "pre_ff_layernorm"),
+    Rule(r"mlp\.", "feed_forward."),
+    Rule(r"^model\.norm\.", "model.final_layernorm."),
+)
+def bamba(config: HFConfig) -> DecoderSpec:
+    """Bamba (IBM): Mamba-2 in most layers; attention rotates half of each head."""
+    attention = config.numbers("attn_layer_indices")
+    layers = tuple(layer for layer in range(config.num_layers) if layer not in attention)
+    return decoder(config, epsilon=1e-5, partial=0.5, recurrent=_mamba(config, layers), **common.given_biases(config))
+
+
+# Our matrices, and their factors in config.json: the first key of each pair, or an element of a list.
+_SCALED = {
+    "self_attn.q_proj": (("attention_in_multiplier", 0),),
+    "self_attn.k_proj": (("attention_in_multiplier", 0), ("key_multiplier", 0)),
+    "self_attn.v_proj": (("attention_in_multiplier", 0),),
+    "self_attn.o_proj": (("attention_out_multiplier", 0),),
+    "mlp.gate_proj": (("mlp_multipliers", 0),),
+    "mlp.down_proj": (("mlp_multipliers", 1),),
+    "mamba.in_proj_gate": (("ssm_in_multiplier", 0), ("ssm_multipliers", 0)),
+    "mamba.in_proj_dt": (("ssm_in_multiplier", 0), ("ssm_multipliers", 4)),
+    "mamba.in_proj_conv.x": (("ssm_in_multiplier", 0), ("ssm_multipliers", 1)),
+    "mamba.in_proj_conv.B": (("ssm_in_multiplier", 0), ("ssm_multipliers", 2)),
+    "mamba.in_proj_conv.C": (("ssm_in_multiplier", 0), ("ssm_multipliers", 3)),
+    "mamba.out_proj": (("ssm_out_multiplier", 0),),
+}
+
+
+def _scales(config: HFConfig) -> tuple[tuple[str, float], ...]:
+    """Return the factors of the matrices of Falcon H1."""
+
+    def factor(key: str, index: int) -> float:
+        value = config.get(key)
+        if not isinstance(value, list):
+            return config.number(key, default=1.0)
+        if not all(type(one) in (int, float) for one in value) or len(value) != (5 if key[0] == "s" else 2):
+            raise config.wrong(key, value, "a list with a number for each part")
+        return float(value[index])
+
+    return tuple((name, math.prod(factor(*one) for one in parts)) for name, parts in _SCALED.items())
+
+
+def _scaled(name: str, view: common.TensorView | None = None) -> common.TensorView:
+    """Return a view of a matrix times its factor."""
+
+    def scaled(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+        factors = dict(spec.matrix_scales)
+        part = tensor if view is None else view(spec, tensor)
+        if name != "mamba.in_proj_conv":
+            return part * np.float32(factors[name])
+        assert isinstance(spec.recurrent, MambaSpec)
+        states = spec.recurrent.groups * spec.recurrent.state_size
+        numbers = [factors[f"{name}.{which}"] for which in "xBC"]
+        rows = np.repeat(np.array(numbers, np.float32), [spec.recurrent.width, states, states])
+        return part * rows.reshape(-1, *[1] * (part.ndim - 1))
+
+    return scaled
+
+
+# Biases of attention and of the feed-forward layer are part of what is scaled, too.
+_FALCON_H1 = (
+    *(
+        Rule(rf"{ours}\.{part}_proj", f"{theirs}.{part}_proj", _scaled(f"{ours}.{part}_proj"), floats=True)
+        for ours, theirs, parts in (("self_attn", "self_attn", "qkvo"), ("mlp", "feed_forward", ("gate", "down")))
+        for part in parts
+    ),
+    Rule(r"mlp\.up_proj", "feed_forward.up_proj"),
+    *(
+        Rule(rf"mamba\.in_proj_{part}\.", "mamba.in_proj.", _scaled(f"mamba.in_proj_{part}", _rows(part)), floats=True)
+        for part in ("gate", "conv", "dt")
+    ),
+    Rule(r"mamba\.out_proj", "mamba.out_proj", _scaled("mamba.out_proj"), floats=True),
+    Rule(r"post_attention_layernorm", "pre_ff_layernorm"),
+    Rule(r"^model\.norm\.", "model.final_layernorm."),
+)
+
+
+@architecture("Falcon H1", *_FALCON_H1, unused=r"\.mup_vector$")
+def falcon_h1(config: HFConfig) -> DecoderSpec:
+    """Falcon H1 (TII): Mamba-2 beside the attention of every layer, and factors for most matrices."""
+    if config.flag("attention_bias") or config.flag("mamba_proj_bias") or config.flag("projectors_bias"):
+        raise UnsupportedModelError(
+            "config.json sets attention_bias, mamba_proj_bias or projectors_bias to true",
+            "the factors of the matrices do not apply to their biases",
+            "use a checkpoint without these biases",
+        )
+    norm = "none"
+    if config.flag("mamba_rms_norm"):
+        norm = "before" if config.flag("mamba_norm_before_gate", default=True) else "gated"
+    width = config.integer("mamba_d_ssm", default=1024) if config.get("mamba_d_ssm") is not None else None
+    mamba = _mamba(config, tuple(range(config.num_layers)), width=width, norm=norm, beside_attention=True)
+    return decoder(
+        config, epsilon=1e-5, recurrent=mamba, matrix_scales=_scales(config),
+        embedding_scale=config.number("embedding_multiplier", default=1.0),
+        logit_scale=config.number("lm_head_multiplier", default=1.0),
+    )  # fmt: skip

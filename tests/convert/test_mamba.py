@@ -1,0 +1,59 @@
+"""Mamba-2: configurations that contradict themselves, and the forms in which checkpoints are published."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from genai.convert import DecoderSpec
+from genai.convert.architectures import find
+from genai.convert.hf_config import HFConfig
+from genai.convert.spec import MambaSpec
+from genai.errors import GenaiError, InputError
+
+
+def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
+    config = golden(name).config
+    return find(config["model_type"]).describe(HFConfig({**config, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "match"),
+    [
+        ("granitemoehybrid", {"mamba_d_head": 19}, "mamba_d_head is 19"),
+        ("granitemoehybrid", {"mamba_n_groups": 4}, "6 heads in 4 groups"),
+        ("granitemoehybrid", {"mamba_d_state": 0}, "mamba_d_state is 0"),
+        ("granitemoehybrid", {"mamba_d_state": 1 << 30}, "6 heads of 1073741824 x 20"),
+        ("granitemoehybrid", {"mamba_d_conv": 1}, "kernels of 1"),
+        ("granitemoehybrid", {"layer_types": ["rwkv"] * 7}, "contains 'rwkv'"),
+        ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
+        ("bamba", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is [0.0, 0.1]"),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is [1.0]"),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias to true"),
+    ],
+)
+def test_contradictory_config(golden: Any, name: str, changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(GenaiError) as caught:
+        describe(golden, name, **changes)
+    assert match in caught.value.what and caught.value.why and caught.value.fix
+
+
+def test_published_forms(golden: Any) -> None:
+    """Granite 4 names its layers as its authors did."""
+    kinds = ["mamba", "mamba", "attention"] * 2 + ["mamba"]
+    published = describe(
+        golden, "granitemoehybrid", layer_types=kinds, mamba_d_head="auto", time_step_limit=[0.0, math.inf],
+        position_embedding_type="nope",
+    )  # fmt: skip
+    assert published == describe(golden, "granitemoehybrid")
+    assert not published.is_recurrent(2) and not published.rotated(2)
+    assert describe(golden, "falcon_h1", mamba_d_ssm=None, mamba_d_head=20).recurrent.width == 120
+
+
+def test_layers_outside_the_decoder(tiny: DecoderSpec) -> None:
+    part = MambaSpec(layers=(2,), kernel=4, heads=2, head_size=8, state_size=8)
+    with pytest.raises(InputError, match="layer 2 is recurrent"):
+        replace(tiny, recurrent=part)
