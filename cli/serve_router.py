@@ -70,7 +70,7 @@ class _Entry:
 # The keys of a model in a file, with their types.
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "model": str, "pinned": bool, "keep": (str, int, float), "ctx-size": int, "cache": str, "max-sequences": int,
-    "lora": dict,
+    "lora": dict, "prefix-cache": str,
 }  # fmt: skip
 
 
@@ -112,14 +112,22 @@ def make_router(
     return Router(routed, memory, options, log=log, traces=traces)
 
 
+# How each option for one model is chosen for one of several models.
+_PER_MODEL = {
+    "lora": "write MODEL+ADAPTER, or use lora in the file of --models",
+    "prefix_cache": "use prefix-cache in the file of --models",
+}
+
+
 def _check_flags(flags: opt.EngineFlags) -> None:
     for name in ("lora", "draft", "speculate", "lookup_file", "prefix_cache", "prefix_cache_size"):
         if getattr(flags, name):
-            fix = "write MODEL+ADAPTER, or use lora in the file of --models" if name == "lora" else "remove the option"
+            option = f"--{name.replace('_', '-')}"
             raise OptionError(
-                f"--{name.replace('_', '-')} cannot be used with several models",
-                "models that are loaded on demand share their options", fix,
-            )  # fmt: skip
+                f"{option} cannot be used with several models",
+                "models that are loaded on demand share the options of the command line",
+                _PER_MODEL.get(name, f"serve the model that needs {option} alone, with `genai serve` at another port"),
+            )
 
 
 def _listed(models: Sequence[Path], flags: opt.EngineFlags) -> list[_Entry]:
@@ -165,6 +173,8 @@ def _entry(path: Path, name: str, table: Any) -> _Entry:
             raise InputError(
                 f"{where}: {key} = {value!r:.80}", "the value has the wrong type", "see docs/how-to/router.md"
             )
+    if "prefix-cache" in table:
+        table = {**table, "prefix-cache": path.absolute().parent / Path(table["prefix-cache"]).expanduser()}
     lora = {adapter: _adapter(path, where, adapter, source) for adapter, source in table.get("lora", {}).items()}
     return _Entry(name, _in_folder(path, table.get("model", name)), lora, table, where)
 
@@ -196,6 +206,10 @@ def _routed(
         if encoder is None:
             kind, folder = "completion", flags.folder_of(entry.model)
             options |= {"device": flags.device, "kv_dtype": flags.kv_type, "kv_dtype_force": flags.kv_force}
+            if "prefix-cache" in settings:
+                options["prefix_cache_dir"] = settings["prefix-cache"]
+        elif "prefix-cache" in settings:
+            raise OptionError("prefix-cache is set", "the model is an encoder, which has no cache", "remove the key")
         else:
             kind = {"--embedder": "embedding", "--reranker": "rerank"}[endpoint_option(encoder)]
             folder = encoder_of(encoder, "fp32", yes=flags.yes)

@@ -290,5 +290,5 @@ def _check(models: Sequence[RoutedModel], options: ServerOptions) -> None:
     if options.adapter_dir is not None:
         raise OptionError(
             "adapter_dir cannot be used with several models", "requests do not name the model of an adapter",
-            "name the adapters of each model",
+            "name the adapters at the start: MODEL+ADAPTER, or lora in the file of --models",
         )  # fmt: skip

@@ -189,6 +189,7 @@ pinned = true
 keep = "10m"
 ctx-size = 256
 cache = "2MB"
+prefix-cache = "prefixes"
 lora = { words = "ADAPTER" }
 [models.bert]
 model = "BERT"
@@ -203,6 +204,7 @@ BAD_FILES = [
     ("[models.a]\nmodel = 'no-such-model-anywhere'", "no-such-model-anywhere"),
     ("[models.a]\nmodel = 'pebble'\nlora = {x = 'no/such'}", "no/such"),
     ("[models.a]\nmodel = 'pebble'\nlora = {x = 3}", "lora.x = 3"),
+    (f"[models.a]\nmodel = '{ENCODERS / 'bert'}'\nprefix-cache = 'x'", "[models.a]: prefix-cache is set"),
     ("[models.'a+b']\nmodel = 'pebble'", "a plus sign separates"),
 ]
 
@@ -221,6 +223,7 @@ def test_the_command_reads_a_file(routers: list[Router], tmp_path: Path) -> None
     assert app.run(["serve", "--port", "0", "--models", str(tmp_path / "models.toml"), "--memory", "1GB"]) == 0
     calc, bert = routers[0].models.values()
     assert (calc.name, calc.is_pinned, calc.keep, calc.limit, calc.cache_bytes) == ("calc", True, 600, 256, 2_000_000)
+    assert calc.options["prefix_cache_dir"] == tmp_path / "prefixes"
     assert [*calc.adapters] == ["words"] and bert.kind == "embedding" and routers[0].residency.memory == 10**9
 
 
@@ -246,6 +249,8 @@ BAD_OPTIONS = [
     (["--keep", "1m", "--pin", "other"], "--pin other: there is no such model"),
     (["--keep", "1m", "--name", "x"], "--name x cannot be used with several models"),
     (["--keep", "1m", "--lora", "x=y"], "--lora cannot be used with several models"),
+    (["--keep", "1m", "--draft", "x"], "serve the model that needs --draft alone"),
+    (["--keep", "1m", "--prefix-cache", "x"], "use prefix-cache in the file of --models"),
     (["--keep", "1m", "--adapter-dir", "."], "--adapter-dir cannot be used with several models"),
 ]
 
