@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from genai.convert import DecoderSpec
+from genai.convert import DecoderSpec, plan_build
 from genai.convert.architectures import find
+from genai.convert.build import execute
 from genai.convert.hf_config import HFConfig
 from genai.convert.spec import LatentSpec
+from genai.convert.weights import Weights
 from genai.errors import GenaiError, InputError
+from genai.quant.block_types import dequantize
+from tools.quantised_checkpoints import convert
 
 
 def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
@@ -27,6 +33,8 @@ def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
         ("deepseek_v3", {"n_group": 2}, "9 experts are in 2 groups"),
         ("deepseek_v3", {"topk_group": 4}, "3 groups, of which 4 are selected"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob to true"),
         ("glm4_moe_lite", {"mlp_layer_types": ["dense", "moe"] * 3 + ["dense"]}, "mlp_layer_types is 'moe'"),
         ("youtu", {"q_lora_rank": -1}, "q_lora_rank is -1"),
@@ -47,6 +55,38 @@ def test_published_forms(golden: Any) -> None:
     kinds = ["dense", "sparse", "dense", *["sparse"] * 4]
     assert describe(golden, "glm4_moe_lite", mlp_layer_types=kinds).dense_layers == (0, 2)
     assert describe(golden, "deepseek_v2", topk_method="greedy").experts.groups == 1
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq_act_order"])
+def test_quantised_matrices(form: str, golden: Any, letter_tokenizer: Path, tmp_path: Path) -> None:
+    """The matrices of keys are transposed, so they become floats; those of values are kept as they are."""
+    sizes = {
+        "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 64, "q_lora_rank": 64,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32, "num_hidden_layers": 1,
+        "intermediate_size": 96, "head_dim": 16, "qk_head_dim": 32,
+    }  # fmt: skip
+    config = {**golden("youtu").config, **sizes}
+    spec = find("youtu").describe(HFConfig(config))
+    shapes = {
+        name: shape for name, shape in golden("youtu").shapes.items() if "layers" not in name or "layers.0." in name
+    }
+    own = {"embed_tokens": (101, 64), "gate_proj": (96, 64), "up_proj": (96, 64), "down_proj": (64, 96),
+           "q_a_proj": (64, 64), "q_b_proj": (64, 64), "kv_a_proj_with_mqa": (80, 64), "kv_b_proj": (96, 64),
+           "o_proj": (64, 64)}  # fmt: skip
+    shapes = {name: own.get(name.split(".")[-2], (64,)) for name in shapes}
+    floats = replace(golden("youtu"), config=config, shapes=shapes).write_checkpoint(tmp_path / "hf", letter_tokenizer)
+    plan = plan_build(convert(floats, tmp_path / form, form))
+    weights, name = Weights(plan.weights), "model.layers.0.self_attn.kv_b_proj.weight"
+    whole, order = dequantize(plan.checkpoint[name]), plan.checkpoint.order(name)
+    whole = (whole if order is None else whole[:, np.argsort(order)]).reshape(2, 48, 64)
+    for head in range(2):
+        keys = weights.tensor(f"model.layers.0.self_attn.k_up.{head}.weight", (64, 16))
+        values = weights.tensor(f"model.layers.0.self_attn.v_up.{head}.weight", (32, 64))
+        np.testing.assert_array_equal(keys, whole[head, :16].T)
+        np.testing.assert_array_equal(values, whole[head, 16:])
+    assert spec.latent == plan.spec.latent and (order is None) == (form == "awq")
+    execute(plan, tmp_path / "model")
+    assert any("kept exactly" in line for line in plan.prequantized)
 
 
 @pytest.mark.parametrize(

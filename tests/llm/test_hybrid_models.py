@@ -15,7 +15,7 @@ import pytest
 
 import genai
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
-from genai.convert.spec import DeltaNetSpec, ShortConvSpec
+from genai.convert.spec import DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec
 from genai.engine.paged import PagedDecoder
 from tests.integrity import check_pool
 from tools.random_weights import RandomWeights
@@ -29,7 +29,19 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "qk_norm": True,
         "recurrent": DeltaNetSpec(layers=(0, 1, 2), kernel=4, key_heads=2, value_heads=4, key_size=16, value_size=16),
     },
+    "falcon_h1": {
+        "recurrent": MambaSpec(
+            layers=(0, 1, 2, 3), kernel=4, heads=4, head_size=16, state_size=16, groups=2, beside_attention=True
+        ),
+    },
+    "latent": {  # it has no state, but one row per token for all heads
+        "num_key_value_heads": 1,
+        "head_size": 48,
+        "attention_scale": 0.2,
+        "latent": LatentSpec(rank=32, rope_size=16, nope_size=16, value_size=16),
+    },
 }
+DRAWN = ("falcon_h1", "latent")
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 RNG = np.random.default_rng(3)
 
@@ -38,7 +50,10 @@ def ids(count: int) -> list[int]:
     return RNG.integers(3, 1500, count).tolist()
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.drawn(6) if name in DRAWN else ()) for name in HYBRIDS],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bundled_folder: Path) -> Path:
     place = tmp_path_factory.mktemp("hybrids") / request.param
     spec = DecoderSpec(**{**SPEC, "num_layers": 4, "context_length": 4096, **HYBRIDS[request.param]})

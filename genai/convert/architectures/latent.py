@@ -74,6 +74,16 @@ def _decoder(config: HFConfig, latent: LatentSpec, *, interleaved: bool, **field
     return decoder(config, latent=latent, attention_scale=scale, rope_interleaved=interleaved, **fields)
 
 
+def _check_routing(config: HFConfig, scores: str, methods: tuple[str, ...]) -> None:
+    """Raise ConfigError if config.json names another routing than that of the architecture."""
+    for name, known in (("scoring_func", (scores,)), ("topk_method", methods), ("moe_layer_freq", (1,))):
+        value = config.get(name)
+        if value is not None and value not in known:
+            raise config.wrong(name, value, " or ".join(map(str, known)))
+    for name in ("aux_loss_alpha", "seq_aux", "ep_size"):  # they affect training only
+        config.get(name)
+
+
 def _softmax_experts(config: HFConfig) -> dict[str, Any]:
     """Return the fields for experts that are weighted by a softmax, and selected from groups in some models."""
     if config.flag("norm_topk_prob"):
@@ -82,9 +92,8 @@ def _softmax_experts(config: HFConfig) -> dict[str, Any]:
             "the weights of the experts of DeepSeek V2 are scaled, and not normalised",
             "set norm_topk_prob to false in config.json, if the model was trained so",
         )
+    _check_routing(config, "softmax", ("greedy", "group_limited_greedy"))
     method = config.text("topk_method", default="greedy")
-    if method not in ("greedy", "group_limited_greedy"):
-        raise config.wrong("topk_method", method, "greedy or group_limited_greedy")
     groups = common.expert_groups(config, scores=1) if method == "group_limited_greedy" else {}
     width = config.integer("moe_intermediate_size", default=1407)
     experts = ExpertsSpec(
@@ -108,15 +117,17 @@ def _third(config: HFConfig, query_rank: int, **fields: Any) -> DecoderSpec:
 
 
 # The last layer of these checkpoints predicts further tokens.
-@architecture("DeepSeek V3, R1; Moonlight, Kimi K2", *_LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.61\.")
+@architecture("DeepSeek V3, R1; Moonlight", *_LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.61\.")
 def deepseek_v3(config: HFConfig) -> DecoderSpec:
     """DeepSeek V3: latent attention, and experts that are weighted by sigmoids and selected from groups."""
+    _check_routing(config, "sigmoid", ("noaux_tc",))
     return _third(config, 1536, **sigmoid_fields(config, dense=3, normalized=True))
 
 
 @architecture("GLM 4.7 Flash", *_LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.47\.")
 def glm4_moe_lite(config: HFConfig) -> DecoderSpec:
     """GLM 4.7 Flash: DeepSeek V3's structure."""
+    _check_routing(config, "sigmoid", ("noaux_tc",))
     kinds = config.layers("mlp_layer_types", config.num_layers)
     experts = sigmoid_fields(config, dense=1, normalized=True)
     if kinds is not None:
