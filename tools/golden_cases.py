@@ -463,6 +463,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "falcon_h1_normed": ("falcon_h1", {**_MAMBA, "mamba_d_ssm": 60, "mamba_d_head": 10, "mamba_rms_norm": True}),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **HEADS,
+            "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 10,
+            "n_groups": 3,
+            "ssm_state_size": 18,
+            "use_bias": True,
+        },
+    ),
     "granitemoehybrid": (
         "granitemoehybrid",
         {

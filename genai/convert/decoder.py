@@ -38,15 +38,11 @@ def write_decoder(export: Export) -> None:
 def _write_layer(export: Export, layer: int, residual: Residual, lengths: Lengths) -> Residual:
     spec, path = export.spec, f"/model/layers.{layer}"
     normed, residual = write_norm(export, residual, f"{path}/input_layernorm")
-    if spec.is_recurrent(layer):
-        update = write_recurrent(export, layer, normed)
-    elif spec.latent is not None:
-        update = write_latent_attention(export, layer, normed, lengths)
-    else:
-        update = write_attention(export, layer, normed, lengths)
-        if spec.has_recurrence(layer):
-            both = [update, write_recurrent(export, layer, normed)]
-            update = export.graph.node("Add", both, f"{path}/mamba/Add", hidden_dims(spec.hidden_size))
+    if not spec.has_mixer(layer):
+        return Residual(residual.stream, write_feed_forward(export, layer, normed, residual.stream))
+    update = _write_mixer(export, layer, normed, lengths)
+    if spec.feed_forward_layers is not None:
+        return Residual(residual.stream, update)
     if spec.parallel:
         if not spec.shared_norm:
             normed = write_plain_norm(export, residual.stream, f"{path}/post_attention_layernorm")
@@ -58,6 +54,20 @@ def _write_layer(export: Export, layer: int, residual: Residual, lengths: Length
     normed, residual = write_norm(export, Residual(residual.stream, update), f"{path}/{location}_layernorm")
     update = write_feed_forward(export, layer, normed, residual.stream)
     return Residual(residual.stream, _write_post_norm(export, f"{path}/post_feedforward_layernorm", update))
+
+
+def _write_mixer(export: Export, layer: int, root: str, lengths: Lengths) -> str:
+    """Write attention, a recurrent part, or the sum of both."""
+    spec = export.spec
+    if spec.is_recurrent(layer):
+        return write_recurrent(export, layer, root)
+    if spec.latent is not None:
+        return write_latent_attention(export, layer, root, lengths)
+    update = write_attention(export, layer, root, lengths)
+    if not spec.has_recurrence(layer):
+        return update
+    both = [update, write_recurrent(export, layer, root)]
+    return export.graph.node("Add", both, f"/model/layers.{layer}/mamba/Add", hidden_dims(spec.hidden_size))
 
 
 def _write_end(export: Export, layer: int, residual: Residual, given: tuple[str, ...]) -> Residual:

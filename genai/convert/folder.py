@@ -140,7 +140,7 @@ def _decoder_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]
         "inputs": inputs,
         "outputs": outputs,
         "num_attention_heads": spec.num_attention_heads,
-        "num_hidden_layers": spec.num_layers if spec.num_cached_layers is None else spec.num_cached_layers,
+        "num_hidden_layers": sum(map(spec.has_mixer, range(spec.num_cached_layers or spec.num_layers))),
         "num_key_value_heads": spec.num_key_value_heads,
     }
     if isinstance(spec.recurrent, ShortConvSpec):

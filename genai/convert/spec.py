@@ -262,6 +262,8 @@ class DecoderSpec:
         num_cached_layers: number of layers that have keys and values. Each later layer attends to the keys and values
             of the last of these layers with the same window. None means all layers.
         recurrent: recurrent parts in place of the attention of some layers; None means none.
+        feed_forward_layers: layers that consist of a feed-forward layer; every other layer then has no feed-forward
+            layer (Nemotron-H). None means that every layer has both parts.
         gated_mlp: True for down(activation(gate(x)) * up(x)), False for down(activation(up(x))).
         intermediate_sizes: width of the feed-forward layer of each layer; None means intermediate_size.
         per_layer_inputs: vectors per token and layer; None means none.
@@ -325,6 +327,7 @@ class DecoderSpec:
     keys_as_values: bool = False
     num_cached_layers: int | None = None
     recurrent: ShortConvSpec | DeltaNetSpec | MambaSpec | None = None
+    feed_forward_layers: tuple[int, ...] | None = None
     gated_mlp: bool = True
     intermediate_sizes: tuple[int, ...] | None = None
     per_layer_inputs: PerLayerInputs | None = None
@@ -405,7 +408,7 @@ class DecoderSpec:
         """The layers that have keys and values."""
         return [
             layer for layer in range(self.num_layers)
-            if self.cache_layer(layer) == layer and not self.is_recurrent(layer)
+            if self.cache_layer(layer) == layer and not self.is_recurrent(layer) and self.has_mixer(layer)
         ]  # fmt: skip
 
     def mlp_size(self, layer: int) -> int:
@@ -430,6 +433,10 @@ class DecoderSpec:
     def is_recurrent(self, layer: int) -> bool:
         """Return True if the layer has a recurrent part in place of attention."""
         return self.has_recurrence(layer) and not getattr(self.recurrent, "beside_attention", False)
+
+    def has_mixer(self, layer: int) -> bool:
+        """Return True if the layer has attention or a recurrent part."""
+        return self.feed_forward_layers is None or layer not in self.feed_forward_layers
 
     def has_recurrence(self, layer: int) -> bool:
         """Return True if the layer has a recurrent part."""
@@ -558,6 +565,20 @@ def _check_altup(spec: DecoderSpec) -> None:
             "alternating updates in a decoder with other parts than those of Gemma 3n",
             "the layers must have per-layer inputs and norms after each part, and neither experts nor recurrent parts",
         )
+
+
+def _check_parts(spec: DecoderSpec) -> None:
+    layers = spec.feed_forward_layers
+    if layers is None:
+        return
+    recurrent = () if spec.recurrent is None else spec.recurrent.layers
+    if wrong := [layer for layer in layers if not 0 <= layer < spec.num_layers or layer in recurrent]:
+        raise _error(
+            f"layer {wrong[0]} consists of a feed-forward layer",
+            f"the decoder has layers 0 to {spec.num_layers - 1}, and these layers have no recurrent parts",
+        )
+    if len(set(layers)) == spec.num_layers:
+        raise _error("every layer consists of a feed-forward layer", "no layer has attention or a recurrent part")
 
 
 def _check_sharing(spec: DecoderSpec) -> None:
@@ -738,7 +759,6 @@ def _error(problem: str, why: str) -> InputError:
 
 
 _CHECKS = (
-    _check_sizes, _check_attention, _check_layers, _check_altup, _check_sharing, _check_recurrent, _check_latent,
-    _check_rope,
-    _check_experts, _check_tokens,
+    _check_sizes, _check_attention, _check_layers, _check_parts, _check_altup, _check_sharing, _check_recurrent,
+    _check_latent, _check_rope, _check_experts, _check_tokens,
 )  # fmt: skip

@@ -53,6 +53,10 @@ def _tensors(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
 
 
 def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
+    if spec.feed_forward_layers is not None:
+        yield from _learned(spec, "input_layernorm")
+        yield from _mixer(spec, layer) if spec.has_mixer(layer) else _mlp(spec, "mlp", spec.mlp_size(layer))
+        return
     if spec.pre_norms:
         yield from _learned(spec, "input_layernorm")
     if spec.post_norms or (spec.pre_norms and not spec.shared_norm):
@@ -61,14 +65,7 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield from _learned(spec, "pre_feedforward_layernorm")
     if spec.post_norms:
         yield from _learned(spec, "post_feedforward_layernorm")
-    if spec.has_recurrence(layer):
-        yield from _recurrent(spec)
-    if spec.is_recurrent(layer):
-        pass
-    elif spec.latent is not None:
-        yield from _latent(spec, spec.latent)
-    else:
-        yield from _attention(spec.at(layer), layer)
+    yield from _mixer(spec, layer)
     experts = spec.routed(layer)
     if experts is None or experts.beside_mlp:
         yield from _mlp(spec, "mlp", spec.mlp_size(layer))
@@ -82,6 +79,15 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield from _altup(spec.altup, spec.hidden_size)
     if spec.layer_scales:
         yield "layer_scalar", (1,)
+
+
+def _mixer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
+    """Yield the tensors of attention and of a recurrent part."""
+    if spec.has_recurrence(layer):
+        yield from _recurrent(spec)
+    if spec.is_recurrent(layer):
+        return
+    yield from _attention(spec.at(layer), layer) if spec.latent is None else _latent(spec, spec.latent)
 
 
 def _altup(altup: AltUpSpec, hidden: int) -> Iterator[tuple[str, Shape]]:

@@ -31,6 +31,14 @@ def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
         ("granitemoehybrid", {"layer_types": ["rwkv"] * 7}, "contains 'rwkv'"),
         ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         ("bamba", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is [0.0, 0.1]"),
+        ("nemotron_h", {"layers_block_type": ["moe", "mlp"]}, "contains 'moe'"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "mlp"]}, "every layer consists of a feed-forward layer"),
+        ("nemotron_h", {"layers_block_type": []}, "layers_block_type is []"),
+        (
+            "nemotron_h",
+            {"layers_block_type": None, "hybrid_override_pattern": "M-X"},
+            "hybrid_override_pattern is 'M-X'",
+        ),
         ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is [1.0]"),
         ("falcon_h1", {"projectors_bias": True}, "projectors_bias to true"),
     ],
@@ -42,7 +50,7 @@ def test_contradictory_config(golden: Any, name: str, changes: dict[str, Any], m
 
 
 def test_published_forms(golden: Any) -> None:
-    """Granite 4 names its layers as its authors did."""
+    """Granite 4 names its layers as its authors did, and Nemotron-H by letters."""
     kinds = ["mamba", "mamba", "attention"] * 2 + ["mamba"]
     published = describe(
         golden, "granitemoehybrid", layer_types=kinds, mamba_d_head="auto", time_step_limit=[0.0, math.inf],
@@ -50,10 +58,14 @@ def test_published_forms(golden: Any) -> None:
     )  # fmt: skip
     assert published == describe(golden, "granitemoehybrid")
     assert not published.is_recurrent(2) and not published.rotated(2)
+    letters = {"layers_block_type": None, "hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}
+    assert describe(golden, "nemotron_h", **letters) == describe(golden, "nemotron_h")
     assert describe(golden, "falcon_h1", mamba_d_ssm=None, mamba_d_head=20).recurrent.width == 120
 
 
 def test_layers_outside_the_decoder(tiny: DecoderSpec) -> None:
+    with pytest.raises(InputError, match="layer 7 consists of a feed-forward layer"):
+        replace(tiny, feed_forward_layers=(7,))
     part = MambaSpec(layers=(2,), kernel=4, heads=2, head_size=8, state_size=8)
     with pytest.raises(InputError, match="layer 2 is recurrent"):
         replace(tiny, recurrent=part)

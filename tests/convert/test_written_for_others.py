@@ -73,7 +73,12 @@ def fitting(config: dict[str, Any]) -> DecoderSpec:
         intermediate_sizes=spec.intermediate_sizes and (96, 96, 96, 128),
         **{
             field: tuple(layer for layer in getattr(spec, field) or () if layer < 4) if getattr(spec, field) else value
-            for field, value in (("sliding_layers", None), ("rope_layers", None), ("dense_layers", ()))
+            for field, value in (
+                ("sliding_layers", None),
+                ("rope_layers", None),
+                ("dense_layers", ()),
+                ("feed_forward_layers", None),
+            )
         },
     )
 

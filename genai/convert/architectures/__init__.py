@@ -16,7 +16,7 @@ _STATES = "some of its layers have a state of fixed size in place of a KV cache 
 _CHUNKS = "its attention is limited to chunks of the sequence, and its experts scale their inputs"
 _REASONS = {
     **dict.fromkeys(
-        "falcon_mamba jamba lfm2_vl mamba mamba2 nemotron_h recurrent_gemma rwkv zamba zamba2".split(),
+        "falcon_mamba jamba lfm2_vl mamba mamba2 recurrent_gemma rwkv zamba zamba2".split(),
         _STATES,
     ),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),

@@ -179,7 +179,7 @@ def decoder(
         "model_type": family,
         "vocab_size": vocab,
         "hidden_size": hidden,
-        "num_layers": config.num_layers,
+        "num_layers": fields.get("num_layers") or config.num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": config.integer("num_key_value_heads", default=heads),
         "head_size": config.integer("head_dim", default=head_size or hidden // heads),

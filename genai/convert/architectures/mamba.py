@@ -1,4 +1,4 @@
-"""Decoders with Mamba-2: Granite 4, Bamba and Falcon H1."""
+"""Decoders with Mamba-2: Granite 4, Bamba, Falcon H1 and Nemotron-H."""
 
 from __future__ import annotations
 
@@ -42,13 +42,7 @@ def _mamba(config: HFConfig, layers: tuple[int, ...], *, width: int | None = Non
     size = width // heads if config.get("mamba_d_head") in (None, "auto") else config.integer("mamba_d_head")
     if size * heads != width:
         raise config.wrong("mamba_d_head", size, f"{width} / {heads}, the width of Mamba-2 divided by its heads")
-    limits = config.get("time_step_limit")
-    if limits not in (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]):  # the last is transformers' form
-        raise UnsupportedModelError(
-            f"config.json: time_step_limit is {limits!r:.40}",
-            "the time steps of Mamba-2 are not clipped",
-            "use a checkpoint with the limits 0 and Infinity",
-        )
+    _check_steps(config)
     config.get("mamba_chunk_size")  # it does not change results
     part = MambaSpec(
         layers=layers, heads=heads, head_size=size, groups=config.integer("mamba_n_groups", default=1),
@@ -57,6 +51,17 @@ def _mamba(config: HFConfig, layers: tuple[int, ...], *, width: int | None = Non
         **fields,
     )  # fmt: skip
     return part if layers else None
+
+
+def _check_steps(config: HFConfig) -> None:
+    """Raise UnsupportedModelError if config.json limits the time steps."""
+    limits = config.get("time_step_limit")
+    if limits not in (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]):  # the last is transformers' form
+        raise UnsupportedModelError(
+            f"config.json: time_step_limit is {limits!r:.40}",
+            "the time steps of Mamba-2 are not clipped",
+            "use a checkpoint with the limits 0 and Infinity",
+        )
 
 
 def _half(half: int) -> common.TensorView:
@@ -188,4 +193,55 @@ def falcon_h1(config: HFConfig) -> DecoderSpec:
         config, epsilon=1e-5, recurrent=mamba, matrix_scales=_scales(config),
         embedding_scale=config.number("embedding_multiplier", default=1.0),
         logit_scale=config.number("lm_head_multiplier", default=1.0),
+    )  # fmt: skip
+
+
+_BLOCKS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
+def _blocks(config: HFConfig) -> list[str]:
+    """Return the kind of each layer of Nemotron-H, which older files give as letters."""
+    pattern, kinds = config.get("hybrid_override_pattern"), config.get("layers_block_type", "layer_types")
+    config.get("num_hidden_layers")
+    if kinds is None:
+        if not isinstance(pattern, str) or not pattern or set(pattern) - set(_BLOCKS):
+            raise config.wrong("hybrid_override_pattern", pattern, f"a text of the letters {' '.join(_BLOCKS)}")
+        kinds = [_BLOCKS[letter] for letter in pattern]
+    if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
+        raise config.wrong("layers_block_type", kinds, "a list with the kind of each layer")
+    kinds = [{"mamba": "linear_attention", "attention": "full_attention"}.get(kind, kind) for kind in kinds]
+    if other := sorted(set(kinds) - {"linear_attention", "full_attention", "mlp"}):
+        raise UnsupportedModelError(
+            f"layers_block_type in config.json contains {other[0]!r}",
+            "layers of experts without gates are not supported" if other[0] == "moe" else "the kind is not known",
+            "use a checkpoint whose layers are Mamba-2, attention and feed-forward layers",
+        )
+    return kinds
+
+
+@architecture(
+    "Nemotron-H (without experts)",
+    *_IN_PROJECTION,
+    Rule(r"^model\.embed_tokens", "backbone.embeddings"),
+    Rule(r"^model\.norm\.", "backbone.norm_f."),
+    Rule(r"^model\.layers", "backbone.layers"),
+    Rule(r"\.input_layernorm", ".norm"),
+    Rule(r"\.(?:self_attn|mamba|mlp)\.", ".mixer."),
+)
+def nemotron_h(config: HFConfig) -> DecoderSpec:
+    """Nemotron-H and Nemotron Nano 2 (NVIDIA): each layer is Mamba-2, attention or a feed-forward layer."""
+    kinds = _blocks(config)
+    layers = {kind: tuple(layer for layer, one in enumerate(kinds) if one == kind) for kind in _BLOCKS.values()}
+    _check_steps(config)
+    mamba = MambaSpec(
+        layers=layers["linear_attention"], heads=config.integer("mamba_num_heads", default=128),
+        head_size=config.integer("mamba_head_dim", default=64), groups=config.integer("n_groups", default=8),
+        state_size=config.integer("ssm_state_size", default=128), kernel=config.integer("conv_kernel", default=4),
+        biased=config.flag("use_bias"), conv_biased=config.flag("use_conv_bias", default=True),
+    )  # fmt: skip
+    act = common.activation(config.text("mlp_hidden_act", default="relu2"))
+    return decoder(
+        config, epsilon=1e-5, head_size=128, num_layers=len(kinds), feed_forward_layers=layers["mlp"], rope_layers=(),
+        recurrent=mamba if mamba.layers else None, gated_mlp=False, hidden_activation=act,
+        mlp_bias=config.flag("mlp_bias"),
     )  # fmt: skip
