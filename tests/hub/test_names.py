@@ -160,7 +160,9 @@ def test_python_says_how_to_load_an_adapter(cache: Path) -> None:
         ("pebble+pirat", "there is no adapter 'pirat'", "did you mean 'pirate'?"),
     ],
 )
-def test_a_plus_sign_separates_an_adapter_only_from_a_model(typed: str, what: str, fix: str, capsys: Capture) -> None:
+def test_a_plus_sign_separates_an_adapter_only_from_a_model(
+    typed: str, what: str, fix: str, cache: Path, capsys: Capture
+) -> None:
     assert run(["chat", typed, "-p", "x"]) == 1
     said = capsys.readouterr().err
     assert what in said and fix in said
