@@ -81,6 +81,8 @@ def places(bundled: Model) -> Any:
         ("visual.blocks.3.attn.q_proj", None),
         ("model.encoder.layers.3.self_attn.q_proj", None),
         ("model.language_model.layers.3.self_attn.q_proj", Module(3, "q_proj")),
+        ("base_model.model.language_model.model.layers.3.mlp.up_proj", Module(3, "up_proj")),
+        ("/model/language_model/layers.3/self_attn/q_proj/MatMul_output_0", Module(3, "q_proj")),
         ("model.layers.99999999999.self_attn.q_proj", None),
         ("", None),
     ],
