@@ -46,6 +46,8 @@ STEP_TOKENS, STEP_SEQUENCES = 2048, 256
 # Texts of equal length that a graph as exported computes together have at most this number of tokens.
 _EXPORTED_TOKENS = 512
 _TRIAL_TOKENS = 5
+# Increased when a change of the kernels changes the bits of results.
+_KERNELS = 2
 # Operators whose results for a text do not depend on other texts of the same length, if matmuls are computed apart.
 _BATCHED = frozenset(
     "Abs Add And Cast Ceil Clip Concat Constant ConstantOfShape Div Equal Erf Expand Gather GatherElements Gelu Gemm "
@@ -158,7 +160,7 @@ class Encoder:
         exported = "" if whole else ", equal lengths together"
         device = instructions(self._executor)
         parts = ", bfloat16 parts" if device == "cpu amx" and self._flat is not None else ""
-        return f"{device}, activations {self._accuracy}{exported}{parts}"
+        return f"{device}, activations {self._accuracy}{exported}{parts}, kernels {_KERNELS}"
 
     def steps(self, sequences: Sequence[TokenSequence]) -> Iterator[range]:
         """Divide sequences into steps of an efficient size; yield the indices of each step, in order."""

@@ -220,6 +220,7 @@ class _Segment:
         self._source, self._layers, self._weights, self._threads = program, layers, weights, threads
         gated = fuse_gated_linears(ops, self._made, lambda a, b: weights.alike(a, b, program.constants))
         self._ops = fuse_activations(gated, self._made, self._fits_activation)
+        self._split = self._split_values()
         self._bytes = sum(token_bytes(op, weights, program.constants) for op in self._ops)
         self._cache_bytes = sum(_bytes_per_position(layers[r.layer]) for r in ops if isinstance(r, Attention))
         self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
@@ -232,7 +233,22 @@ class _Segment:
         source = self._source
         if not source.whole_sequences or source.types[linear.x].per is not Per.TOKEN:
             return False
-        return splits(linear, [self._weights.matrix(linear.projection.weight, source.constants)])
+        return self._splits(linear)
+
+    def _split_values(self) -> set[str]:
+        """Return the results of activations that only matmuls of split weights of equal width read."""
+        made = {op.out: op for op in self._ops if isinstance(op, Linear) and op.activation}
+        found = {name for name in made if name not in self._made and self._fits_activation(made[name])}
+        for op in self._ops:
+            reads = set(op.inputs)
+            if isinstance(op, Linear | GatedLinear) and self._splits(op):
+                reads -= {op.x} - {projection.addend for projection in projections(op)}
+            found -= reads
+        return found
+
+    def _splits(self, op: Linear | GatedLinear) -> bool:
+        matrices = [self._weights.matrix(one.weight, self._source.constants) for one in projections(op)]
+        return splits(op, matrices)
 
     def prepare(self) -> None:
         """Build the program for the first row counts."""
@@ -271,7 +287,7 @@ class _Segment:
         source = self._source
         lowering = Lowering(
             capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh,
-            whole_sequences=source.whole_sequences,
+            whole_sequences=source.whole_sequences, split=self._split,
         )  # fmt: skip
         lowering.expect(name for op in self._ops for name in op.inputs)
         lowering.expect(self._made)

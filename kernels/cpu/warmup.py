@@ -74,7 +74,7 @@ def _products() -> Iterator[object]:
             yield prefill_op(FloatWeights(layout) if layout.wide else HalfWeights(layout), gate, "")
     if isa.isa() == "amx":
         yield from (prefill_op(SplitWeights(), gate, "") for gate in ("", "gelu", "silu"))
-        yield prefill_op(SplitWeights(), "", "gelu")
+        yield from (prefill_op(SplitWeights(), "", "gelu", splits_results=splits) for splits in (False, True))
         yield from (fill_op(parts) for parts in (1, PARTS))
     dense: tuple[DenseType, ...] = ("float32", "float16", "bfloat16")
     for kind, gate in product(dense, _GATES):

@@ -9,7 +9,8 @@ import numpy as np
 
 from ...cache_layout import PAGE_TOKENS
 from ..jit import memory
-from ..jit.dsl import inline
+from ..jit.dsl import inline, intrinsic
+from ..jit.emit import FLOAT_VECTOR, INT64, Emitter
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
 from ..jit.vector import LANES
@@ -36,7 +37,26 @@ def _fetch(rows: Rows, row: int, column: int, width: int) -> None:
 
 def store_scratch(head_size: int, v_head_size: int) -> int:
     """Return the bytes of scratch that `store_op` needs."""
-    return head_bytes(head_size) + 2 * head_bytes(max(head_size, v_head_size))
+    return head_bytes(head_size) + (LANES + 1) * head_bytes(max(head_size, v_head_size))
+
+
+@intrinsic(None, "int64", "int64", "int64")
+def _store_transposed(e: Emitter, source: Any, stride: Any, target: Any) -> None:
+    """Store LANES columns of LANES keys, which are `stride` bytes apart, as rows of a page of float32 numbers."""
+    keys = [e.load(e.at(source, e.builder.mul(stride, INT64(key))), FLOAT_VECTOR) for key in range(LANES)]
+    for column, vector in enumerate(e.transposed(keys)):
+        e.store(vector, e.at(target, 4 * PAGE_TOKENS * column))
+
+
+@inline
+def _are_neighbours(slots: int, row: int, count: int) -> Any:
+    """Return True if the LANES rows from `row` exist among `count` rows, and have consecutive slots of one page."""
+    first = memory.read_int64(slots + 8 * row)
+    found = row + LANES <= count and first % LANES == 0
+    if found:
+        for index in range(LANES):
+            found = found and memory.read_int64(slots + 8 * (row + index)) == first + index
+    return found
 
 
 @once
@@ -46,6 +66,31 @@ def store_op(kind: str) -> NativeOp:
     Keys and values are stored in the format of a page of this kind. Numbers are rounded once, to nearest even.
     """
     store_key, store_value = _packed_of(PACKED_BITS[kind]) if kind in PACKED_BITS else _floats_of(kind)
+    stores_together = kind == "float32"
+
+    @inline
+    def store_together(arguments: AttentionArguments, context: int, row: int, head: int, slot: int, ready: int) -> Any:
+        """Store LANES keys with consecutive slots of one page, and their values. Returns 0 or an error."""
+        size, v_size = arguments.head_size, arguments.v_head_size
+        stride = head_stride(max(size, v_size))
+        # The last key is first, because `make_ready` overwrites the memory before its result.
+        for index in range(LANES - 1, -1, -1):
+            status: int = call_operator(
+                arguments.make_ready, arguments, context, row + index, -1 - head, ready + index * stride
+            )
+            if status != 0:
+                return status
+        block, token = slot // PAGE_TOKENS, slot % PAGE_TOKENS
+        key_page = arguments.key_pages + block * arguments.key_block + head * arguments.key_page + 4 * token
+        for column in range(0, size, LANES):
+            _store_transposed(ready + 4 * column, stride, key_page + 4 * PAGE_TOKENS * column)
+        value_page = arguments.value_pages + block * arguments.value_block + head * arguments.value_page
+        for index in range(LANES):
+            source = row_at(arguments.value, row + index) + 4 * head * v_size
+            store_value(source, v_size, value_page, token + index, ready, ready)
+            _fetch(arguments.key, row + LANES + index, head * size, size)
+            _fetch(arguments.value, row + LANES + index, head * v_size, v_size)
+        return np.int64(0)
 
     def store_kv(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
         blocks, rows = arguments.num_blocks, memory.read_int64(context + 8 * StepField.TOKENS)
@@ -53,12 +98,19 @@ def store_op(kind: str) -> NativeOp:
         size, v_size = arguments.head_size, arguments.v_head_size
         ready = scratch + head_stride(size)
         work = ready + head_stride(max(size, v_size))
-        for item in range(begin, end):
+        item = begin
+        while item < end:
             # Neighbouring tokens of a head are consecutive items, because their keys share the cache lines of a page.
             row, head = item % rows, item // rows
             slot = memory.read_int64(slots + 8 * row)
             if slot < 0 or slot >= blocks * PAGE_TOKENS:
                 return ErrorCode.SLOT.value
+            if stores_together and size % LANES == 0 and _are_neighbours(slots, row, min(rows, row + end - item)):
+                together: int = store_together(arguments, context, row, head, slot, ready)
+                if together != 0:
+                    return together
+                item += LANES
+                continue
             status: int = call_operator(arguments.make_ready, arguments, context, row, -1 - head, ready)
             if status != 0:
                 return status
@@ -70,6 +122,7 @@ def store_op(kind: str) -> NativeOp:
             store_value(source, v_size, value_page, token, ready, work)
             _fetch(arguments.key, row + _AHEAD, head * size, size)
             _fetch(arguments.value, row + _AHEAD, head * v_size, v_size)
+            item += 1
         return 0
 
     return native_op(AttentionArguments, name=f"store_kv_{kind}")(store_kv)

@@ -37,11 +37,17 @@ _ROUND_BIASED = _ROUND + _BIAS  # leaves the biased exponent in the low bits
 _GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715 * _GELU_LINEAR
 _LARGE = 1e30
-_SQRT_HALF = math.sqrt(0.5)
 # erf(x) = 2 / sqrt(pi) * (x - x ** 3 / 3 + x ** 5 / 10 - x ** 7 / 42 + ...), from the fourth coefficient down.
 _ERF_SERIES = (-1.0 / 42.0, 1.0 / 10.0, -1.0 / 3.0, 1.0)
 _TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
 _ERFC_IS_ZERO = 15.0  # in float32, erfc is already 0 far below this
+# log2(erfc(x / sqrt 2) / 2) on [0, 9], fitted for the smallest error relative to 1 + x ** 2 / 2 (5e-8), from the
+# highest coefficient down. Up to 15, the polynomial falls to less than -127.
+_GELU_TAIL = (
+    -7.312519340052503e-11, 4.1092369507111925e-09, -1.0219243762321639e-07, 1.4773918337596115e-06,
+    -1.3631696674565319e-05, 8.128808985929936e-05, -2.7531784144230187e-04, -3.677394852275029e-05,
+    7.014687638729811e-03, -5.249738693237305e-02, -4.5920056104660034e-01, -1.1511064767837524, -1.0,
+)  # fmt: skip
 
 
 @inline
@@ -177,10 +183,17 @@ def gelu_tanh(x: Any) -> Any:
 
 @inline
 def gelu(x: Any) -> Any:
-    """Return 0.5 x (1 + erf(x / sqrt 2)) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2)."""
+    """Return 0.5 x (1 + erf(x / sqrt 2)) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2).
+
+    The factor erfc / 2 is a power of 2, whose exponent is a polynomial, so no division is needed. The error is at most
+    1.4e-7 |x|. Relative to the result, it is 4e-7 for x > -1 and grows to 4e-6 at x = -6.
+    """
     size = minimum(absolute(x), _ERFC_IS_ZERO)
+    exponent = size * _GELU_TAIL[0] + _GELU_TAIL[1]
+    for coefficient in _GELU_TAIL[2:]:
+        exponent = multiply_add(exponent, size, coefficient)
     # The last term is 0, except that it is NaN for -infinity, as in the definition.
-    tail = size * 0.5 * erfc(size * _SQRT_HALF) - minimum(x, 0.0) * 0.0
+    tail = size * exp2_of_negative(exponent) - minimum(x, 0.0) * 0.0
     return maximum(x, 0.0) - tail
 
 

@@ -30,7 +30,7 @@ from ..jit.amx import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, bfloat_pairs, bfloa
 from ..jit.arguments import Address, Arguments, Held
 from ..jit.dsl import FLOATS, inline, intrinsic
 from ..jit.emit import FLOAT_VECTOR, INT16, INT32, INT32_VECTOR, LANES, Emitter, constant
-from ..jit.memory import entry, load_first, read_float32, read_int32, store_float32, write_float32, write_int32
+from ..jit.memory import entry, load_first, store_float32, write_float32
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
 from ..jit.vector import maximum, reduce_add, reduce_max, splat_float32
@@ -316,8 +316,43 @@ def _padded(rows: int) -> int:
     return -(-rows // PAIR_ROWS) * PAIR_ROWS
 
 
+# The largest power of two in float32.
+_LARGEST_POWER = np.float32(2.0**127)
+
+
+class SplitTarget(Arguments):
+    """Row tiles in PARTS parts that a matmul fills with its results.
+
+    A matmul writes a part of a row at a time, so it cannot use the row's largest number. Instead, a row is divided by
+    the power of two of a bound: the sum of `offset` and `factor` times the power of the row that is multiplied.
+
+    Attributes:
+        tiles: the tiles; an address of 0 means that results are written as float32 rows.
+    """
+
+    tiles: RowTiles
+    factor: float
+    offset: float
+
+
+NO_TARGET_TILES = SplitTarget(tiles=RowTiles(None, None, 0), factor=0.0, offset=0.0)
+
+
+@intrinsic("float32", "float32")
+def _power_below(e: Emitter, number: Any) -> Any:
+    """Return the largest power of two that is not above a positive number. It is 0 for 0 and denormal numbers."""
+    return e.builder.bitcast(e.builder.and_(e.builder.bitcast(number, INT32), INT32(_EXPONENT)), number.type)
+
+
+@inline
+def power_of_results(target: SplitTarget, power: float) -> Any:
+    """Return the power of two that a row of results is divided by, or NaN if `power` is NaN."""
+    bound = min(power * target.factor + target.offset, _LARGEST_POWER)
+    return max(_power_below(bound), _SMALLEST_POWER) + power * np.float32(0.0)
+
+
 @once
-def _column_writer(parts: int) -> Any:
+def column_writer(parts: int) -> Any:
     """Return a function that stores 32 columns of a row in a tile for each bfloat16 part."""
     order = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(2 * LANES)]
 
@@ -350,9 +385,7 @@ def _write_power(x: int, width: int, power: int) -> Any:
         values = load_first(x + 4 * first, width - first)
         largest = maximum(largest, maximum(values, splat_float32(0.0) - values))
         poison = poison + values * 0.0  # NaN where a value is infinite or NaN
-    write_float32(power, reduce_max(largest))
-    write_int32(power, read_int32(power) & _EXPONENT)
-    exponent = max(read_float32(power), _SMALLEST_POWER)
+    exponent = max(_power_below(reduce_max(largest)), _SMALLEST_POWER)
     write_float32(power, exponent + reduce_add(poison))
     return np.float32(ROWS_SCALE) / exponent
 
@@ -369,7 +402,7 @@ def fill_op(parts: int) -> NativeOp:
 
     The last item also fills its pair with rows of zeros.
     """
-    store_columns = _column_writer(parts)
+    store_columns = column_writer(parts)
 
     def fill_row_tiles(arguments: RowTilesArguments, context: int, begin: int, end: int, scratch: int) -> int:
         rows, first = entry(context, arguments.out.counted), entry(context, arguments.out.first)

@@ -14,20 +14,45 @@ from ..jit.amx import TILE_CONFIG, TILE_ROW_BYTES
 from ..jit.isa import isa
 from ..program.calls import NO_ROWS, Call, Items, Rows
 from .activations import Inputs, Quantized
-from .bfloat_tiles import DenseWeights, RowTiles, SplitWeights, TileWeights, supported, weights_of
+from .bfloat_tiles import (
+    NO_TARGET_TILES,
+    PARTS,
+    DenseWeights,
+    RowTiles,
+    SplitTarget,
+    SplitWeights,
+    TileWeights,
+    supported,
+    weights_of,
+)
 from .decode import STREAMS, Packing, ProductArguments, SwigluArguments, decode_op, tile_memory
 from .dense import DenseMatrix, Matrix
 from .dot import dot_for
 from .epilogue import TermsArguments
 from .lora import NO_TARGET
 from .micro_kernels import Dense, FloatBlocks, IntegerBlocks
-from .prefill import SCRATCH_BYTES as PREFILL_SCRATCH_BYTES, TABLE_ZEROS, PrefillArguments, prefill_op, span_steps
+from .prefill import (
+    BLOCK_ROWS,
+    SCRATCH_BYTES as PREFILL_SCRATCH_BYTES,
+    TABLE_ZEROS,
+    WAITING_PAIRS,
+    PrefillArguments,
+    prefill_op,
+    span_steps,
+)
 from .prefill_kernel import STEP_COLUMNS
 
 # Maximum number of pairs of tiles that a thread takes at a time. The pairs share the row tiles in the thread's cache.
 _PAIRS_TOGETHER = 8
+# Maximum bytes of the pairs that several blocks of rows are multiplied by, so that the pairs stay in a thread's cache.
+_BYTES_TOGETHER = 1 << 19
 # Range of the largest weight for which the products of parts neither overflow nor become denormal, for any activations.
 _SPLIT_RANGE = 2.0**-50, 2.0**50
+# Activations whose results are at most as large as their arguments.
+_BOUNDED = ("gelu", "gelu_tanh", "relu", "silu")
+# Maximum of the numbers of SplitTarget. Results are smaller than the bound, and lose no bits unless they are 2 ** 70
+# times as small.
+_LARGEST_BOUND = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -103,6 +128,22 @@ def can_split(matrix: Matrix) -> bool:
     return matrix.padded_columns % STEP_COLUMNS == 0 and _SPLIT_RANGE[0] <= matrix.largest <= _SPLIT_RANGE[1]
 
 
+def can_split_results(projection: Affine, activation: str) -> bool:
+    """Return True if `prefill_call` can write the results as the row tiles of the next matmul, in bfloat16 parts."""
+    matrix = projection.matrix
+    if activation not in _BOUNDED or projection.addend is not None or not can_split(matrix):
+        return False
+    return matrix.rows % STEP_COLUMNS == 0 and all(bound <= _LARGEST_BOUND for bound in _bound_of(projection).values())
+
+
+def _bound_of(projection: Affine) -> dict[str, float]:
+    """Return the factor of a row's power of two, and the number to add, that bound the row's results."""
+    matrix, bias = projection.matrix, projection.bias
+    assert isinstance(matrix, DenseMatrix)
+    offset = 0.0 if bias is None else float(np.abs(bias).max(initial=0))
+    return {"factor": 2.0 * matrix.columns * matrix.largest, "offset": offset}
+
+
 def has_bfloat_products() -> bool:
     """Return True if this machine multiplies bfloat16 several times as fast as float32."""
     return isa() == "amx"
@@ -115,17 +156,23 @@ def _tile_weights(first: Matrix, second: Matrix) -> TileWeights:
 
 
 def prefill_call(
-    x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None, activation: str = ""
-) -> Call:
+    x: RowTiles, projection: Affine, out: Rows | RowTiles, *, gate: str = "", gated: Affine | None = None,
+    activation: str = "",
+) -> Call:  # fmt: skip
     """Return a call that computes the same as `decode_call`, in bfloat16 tiles; see `has_prefill` and `can_split`.
 
     Args:
         x: tiles that `row_tiles_call` fills from some rows of the step.
         projection, gate, gated: as for `decode_call`; addends are rows of the whole step.
         activation: key of UNARY, applied to the result; only for weights that are split, and without a gate.
-        out: rows of the whole step. Only the rows of x are written.
+        out: rows of the whole step. Only the rows of x are written. If `can_split_results`, out may be row tiles.
     """
     matrix, second = projection.matrix, gated or projection
+    split = NO_TARGET_TILES
+    if isinstance(out, RowTiles):
+        if not can_split_results(projection, activation) or (out.columns, out.parts) != (matrix.rows, PARTS):
+            raise ValueError(f"the results of {matrix} with the activation {activation!r} do not fit the tiles {out}")
+        split, out = SplitTarget(tiles=out, **_bound_of(projection)), Rows(None, 0, matrix.rows)
     _check_shapes(projection, out, bool(gate), gated)
     if not all(has_prefill(one) or can_split(one) for one in (matrix, second.matrix)):
         raise ValueError(f"this machine has no tile kernel for the matrix {matrix}")
@@ -139,14 +186,20 @@ def prefill_call(
     steps = matrix.padded_columns // STEP_COLUMNS
     table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
     table[:TABLE_ZEROS] = TILE_CONFIG
+    pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
+    span = span_steps(steps, weights.parts)
+    together = WAITING_PAIRS if span < steps else max(1, _BYTES_TOGETHER // (2 * tile_bytes))
     arguments = PrefillArguments(
         x=x, first=matrix.data, second=second.matrix.data if gate else matrix.data.ctypes.data + tile_bytes,
-        pair_bytes=tile_bytes if gate else 2 * tile_bytes, steps=steps, span=span_steps(steps, weights.parts), out=out,
-        terms=projection.terms, gated_terms=second.terms, table=table,
+        pair_bytes=tile_bytes if gate else 2 * tile_bytes, pairs=pairs, together=together, steps=steps,
+        span=span, out=out, terms=projection.terms, gated_terms=second.terms, split=split,
+        table=table,
     )  # fmt: skip
-    pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
     items = Items(factor=pairs, grain=min(_PAIRS_TOGETHER, max(1, pairs // 8)))
-    return Call(prefill_op(weights, gate, activation), arguments, items, PREFILL_SCRATCH_BYTES)
+    if weights.parts > 1:
+        items = items._replace(counted=x.counted, divisor=BLOCK_ROWS)
+    op = prefill_op(weights, gate, activation, splits_results=split is not NO_TARGET_TILES)
+    return Call(op, arguments, items, PREFILL_SCRATCH_BYTES)
 
 
 def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:

@@ -4,9 +4,11 @@ Products are computed in tiles of bfloat16. Weights are dequantised on the fly, 
 once (see `bfloat_tiles`), and sums are float32 in the order of columns. Float32 weights and their activations are split
 into bfloat16 parts instead, and their products are as accurate as with float32 multiply-adds.
 
-An item is a pair of weight tiles: two of one
-matrix, or one each of a gate and the matrix that it gates. Rows are processed in blocks of 128, and wide matrices in
-spans of columns, so that a block's row tiles stay in the second-level cache while all pairs are multiplied by them.
+Rows are processed in blocks of 128, and wide matrices in spans of columns, so that a block's row tiles stay in the
+second-level cache while all pairs are multiplied by them. A pair is two weight tiles: two of one matrix, or one each of
+a gate and the matrix that it gates. An item is a pair with all rows. For float32 weights, whose row tiles are larger
+than the weights, an item is a pair with one block of rows, and the threads divide the rows: otherwise, each thread
+would read all row tiles, and a part of them several times.
 """
 
 from __future__ import annotations
@@ -18,13 +20,25 @@ import numpy as np
 from ..jit.amx import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, configure_tiles, release_tiles
 from ..jit.arguments import Address, Arguments
 from ..jit.dsl import inline
-from ..jit.memory import entry, load_first, load_float32, read_float32, store_first
+from ..jit.memory import entry, load_first, load_float32, read_float32, store_first, write_float32
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
 from ..jit.vector import splat_float32
 from ..jit.vector_math import UNARY
 from ..program.calls import Rows, row_at
-from .bfloat_tiles import PAIR_ROWS, RowTiles, SplitWeights, TileWeights
+from .bfloat_tiles import (
+    NO_TARGET_TILES,
+    PAIR_ROWS,
+    PARTS,
+    ROWS_SCALE,
+    TILE_COLUMNS,
+    RowTiles,
+    SplitTarget,
+    SplitWeights,
+    TileWeights,
+    column_writer,
+    power_of_results,
+)
 from .epilogue import TermsArguments, addend_of, scaled, with_terms
 from .lora import with_adapters
 from .prefill_kernel import (
@@ -41,11 +55,11 @@ BLOCK_ROWS = ROW_PAIRS * PAIR_ROWS
 # Maximum bytes of a span: the columns of its steps, for a block of rows.
 _SPAN_BYTES = 1 << 19
 # Maximum number of pairs that are processed together, with their sums in memory, if columns are processed in spans.
-_WAITING_PAIRS = 16
+WAITING_PAIRS = 16
 # Scratch: two panels, the sums of a block for each of these pairs, and a panel for sums that are discarded.
 _PAIR_SUMS = ROW_PAIRS * SUMS_BYTES
 _SUMS = 2 * PANEL_BYTES
-_NOWHERE = _SUMS + _WAITING_PAIRS * _PAIR_SUMS
+_NOWHERE = _SUMS + WAITING_PAIRS * _PAIR_SUMS
 SCRATCH_BYTES = _NOWHERE + SUMS_BYTES
 # The table holds the tile configuration, and zeros starting at this offset.
 TABLE_ZEROS = 64
@@ -56,8 +70,11 @@ class PrefillArguments(Arguments):
 
     Attributes:
         pair_bytes: bytes between consecutive pairs.
+        pairs: number of pairs.
+        together: number of pairs that several blocks of rows are multiplied by, one after the other.
         steps: number of steps along all columns.
         span: number of steps along the columns that are computed for a pair before the next pair.
+        split: tiles that receive the results instead of `out`, only for operators with `splits_results`.
         table: tile configuration, then zeros; see TABLE_ZEROS.
     """
 
@@ -65,11 +82,14 @@ class PrefillArguments(Arguments):
     first: Address
     second: Address
     pair_bytes: int
+    pairs: int
+    together: int
     steps: int
     span: int
     out: Rows
     terms: TermsArguments
     gated_terms: TermsArguments
+    split: SplitTarget = NO_TARGET_TILES
     table: Address
 
 
@@ -161,6 +181,37 @@ def _plain_block_writer(unscale: Any, gate: str, activation: str) -> Any:
     return write_block
 
 
+def _split_block_writer(unscale: Any, activation: str) -> Any:
+    """Return a function that writes activations as the row tiles of the next matmul, split into parts.
+
+    The 32 columns of a pair are a row of a tile, so no other pass over the results is needed.
+    """
+    activate, store_columns = UNARY[activation].function, column_writer(PARTS)
+
+    @inline
+    def write_block(arguments: PrefillArguments, context: int, row: int, rows: int, sums: int, pair: int) -> None:
+        terms, split, column = arguments.terms, arguments.split, 2 * pair * TILE_ROWS
+        tiles, source = split.tiles, sums
+        row_tile = tiles.columns // TILE_COLUMNS * PARTS * TILE_BYTES
+        out = tiles.address + row // TILE_ROWS * row_tile + pair * PARTS * TILE_BYTES
+        bias = _bias_of(terms, column, np.int64(TILE_ROWS))
+        next_bias = _bias_of(terms, column + TILE_ROWS, np.int64(TILE_ROWS))
+        for index in range(rows):
+            power = read_float32(arguments.x.powers + 4 * (row + index))
+            value = activate(load_float32(source) * unscale * power + bias, 0.0, 0.0)
+            other = activate(load_float32(source + TILE_BYTES) * unscale * power + next_bias, 0.0, 0.0)
+            new = power_of_results(split, power)
+            if pair == 0:
+                write_float32(tiles.powers + 4 * (row + index), new)
+            scale = np.float32(ROWS_SCALE) / new
+            store_columns(out, value * scale, other * scale)
+            ends = (index + 1) % TILE_ROWS == 0
+            source += TILE_BYTES + TILE_ROW_BYTES if ends else TILE_ROW_BYTES
+            out += row_tile - (TILE_ROWS - 1) * TILE_ROW_BYTES if ends else TILE_ROW_BYTES
+
+    return write_block
+
+
 @inline
 def _bias_of(terms: TermsArguments, column: int, left: int) -> Any:
     return load_first(terms.bias + 4 * column, left) if terms.bias != 0 else splat_float32(0.0)
@@ -243,8 +294,9 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
                 # Results and the next block's row tiles are prefetched during the last span.
                 out, out_end, ahead, ahead_end = zeros, zeros, np.int64(0), np.int64(0)
                 if is_last:
-                    out = first_out + pair * out_columns
-                    out_end = out + rows * out_stride
+                    if arguments.out.address != 0:
+                        out = first_out + pair * out_columns
+                        out_end = out + rows * out_stride
                     share = row_pairs * steps * step_ahead
                     ahead, ahead_end = _share_of_next_block(block_end, following, share, end - pair)
                 if ahead == 0:
@@ -274,23 +326,45 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
 
 
 @once
-def prefill_op(weights: TileWeights, gate: str, activation: str) -> NativeOp:
+def prefill_op(weights: TileWeights, gate: str, activation: str, *, splits_results: bool = False) -> NativeOp:
     """Return the operator for a kind of weights. Items are pairs of tiles.
 
     A gate, or an activation without a gate, is a key of UNARY, or "". Only SplitWeights can have an activation.
+
+    Args:
+        splits_results: True to write the results of an activation as row tiles; see PrefillArguments.split.
     """
     unscale = np.float32(weights.unscale)
     is_plain = isinstance(weights, SplitWeights)
     if activation and (gate or not is_plain):
         raise ValueError(f"weights of the kind {weights.name} with the gate {gate!r} have no activation {activation!r}")
-    plain = _plain_block_writer(unscale, gate, activation)
-    write = plain if is_plain else _block_writer(_writer(unscale, gate))
+    if splits_results:
+        write = _split_block_writer(unscale, activation)
+    elif is_plain:
+        write = _plain_block_writer(unscale, gate, activation)
+    else:
+        write = _block_writer(_writer(unscale, gate))
     multiply_block = _block_multiplier(weights, TILE_ROW_BYTES * (1 if gate else 2), write)
+
+    def prefill_rows(arguments: PrefillArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        rows, pairs, together = entry(context, arguments.x.counted), arguments.pairs, arguments.together
+        configure_tiles(arguments.table)
+        while begin < end:
+            block, first = begin // pairs, begin % pairs
+            blocks = max((end - begin) // pairs if first == 0 else 0, 1)
+            last = min(pairs, first + end - begin)
+            for pair in range(first, last, together):
+                for row in range(block * BLOCK_ROWS, (block + blocks) * BLOCK_ROWS, BLOCK_ROWS):
+                    count = min(BLOCK_ROWS, rows - row)
+                    multiply_block(arguments, context, row, count, pair, min(pair + together, last), scratch)
+            begin += (blocks - 1) * pairs + last - first
+        release_tiles()
+        return 0
 
     def prefill(arguments: PrefillArguments, context: int, begin: int, end: int, scratch: int) -> int:
         rows = entry(context, arguments.x.counted)
         configure_tiles(arguments.table)
-        together = _WAITING_PAIRS if arguments.span < arguments.steps else end - begin
+        together = WAITING_PAIRS if arguments.span < arguments.steps else end - begin
         for first in range(begin, end, together):
             last = min(end, first + together)
             for row in range(0, rows, BLOCK_ROWS):
@@ -298,5 +372,6 @@ def prefill_op(weights: TileWeights, gate: str, activation: str) -> NativeOp:
         release_tiles()
         return 0
 
-    name = "_".join(filter(None, ("prefill", weights.name, gate, activation and f"then_{activation}")))
-    return native_op(PrefillArguments, name=name)(prefill)
+    parts = ("prefill", weights.name, gate, activation and f"then_{activation}", "split" * splits_results)
+    name = "_".join(filter(None, parts))
+    return native_op(PrefillArguments, name=name)(prefill_rows if is_plain else prefill)

@@ -30,7 +30,7 @@ _LINE = 64
 
 
 class Items(NamedTuple):
-    """The number of items: ceil(context[counted] * factor / divisor). A thread takes at least `grain` at a time."""
+    """The number of items: ceil(context[counted] / divisor) * factor. A thread takes at least `grain` at a time."""
 
     counted: StepField = StepField.ONE
     factor: int = 1

@@ -59,7 +59,7 @@ def call_operator(op: Any, arguments: Any, context: Any, begin: Any, end: Any, s
 @inline
 def _work(call: int, counters: int, shared: int, context: int, scratch: int, thread: int, threads: int) -> None:
     """Take pieces of a call's items until none are left: first from this thread's share, then from other shares."""
-    items = -(-(entry(context, entry(call, COUNTED)) * entry(call, FACTOR)) // entry(call, DIVISOR))
+    items = -(-entry(context, entry(call, COUNTED)) // entry(call, DIVISOR)) * entry(call, FACTOR)
     grain = entry(call, GRAIN)
     share = -(-items // (threads * grain)) * grain
     part = grain * (1 if threads == 1 else _PART)

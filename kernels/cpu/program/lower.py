@@ -17,7 +17,7 @@ from ..attention.phases import attention_phases
 from ..linear import calls as products
 from ..linear.activations import Inputs, input_bytes, input_call, inputs_at
 from ..linear.bfloat_tiles import PARTS, RowTiles, row_tiles_call, row_tiles_in, row_tiles_size
-from ..linear.calls import can_split, decode_call, has_prefill, prefill_call
+from ..linear.calls import can_split, can_split_results, decode_call, has_prefill, prefill_call
 from ..linear.decode import SwigluArguments
 from ..linear.dense import Matrix
 from ..linear.embedding import gather_blocks
@@ -203,8 +203,16 @@ def _multiply(op: ir.Linear | ir.GatedLinear, at: Lowering) -> None:
     matrices = [one.matrix for one in (first, *gated)]
     if at.whole_sequences and x.counted == StepField.TOKENS and splits(op, matrices):
         tiles, key = _row_tiles(at, op.x, x, first.matrix.padded_columns, PARTS)
-        out, addends = at.make(op.out), [projection.addend for projection in projections if projection.addend]
+        addends = [projection.addend for projection in projections if projection.addend]
         activation = op.activation if isinstance(op, ir.Linear) else ""
+        out: Rows | RowTiles
+        if op.out in at.split and can_split_results(first, activation):
+            columns = first.matrix.rows
+            size = row_tiles_size(columns, at.capacity[x.counted], PARTS)
+            form = _tiles_format(columns, PARTS)
+            out = at.replaced(op.out, form, size, lambda memory: row_tiles_in(memory, columns, PARTS))
+        else:
+            out = at.make(op.out)
         call = prefill_call(tiles, first, out, activation=activation, **options)
         at.run([[call]], [key, *addends], [op.out])
         return
@@ -269,7 +277,11 @@ def _row_tiles(at: Lowering, name: str, x: Rows, columns: int, parts: int = 1) -
         return made, row_tiles_call(x, made)
 
     size = row_tiles_size(columns, at.capacity[x.counted], parts)
-    return at.derived(name, ("row tiles", columns, parts), size, make)
+    return at.derived(name, _tiles_format(columns, parts), size, make)
+
+
+def _tiles_format(columns: int, parts: int) -> tuple[str, int, int]:
+    return "row tiles", columns, parts
 
 
 # --- experts ---------------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Lowering:
         layers: pages or states of each cache layer.
         bound: values that are bound to contiguous rows at each run.
         whole_sequences: see OpProgram.
+        split: values that only matmuls of split weights read, and that need no rows.
         buffers: rows of every value.
     """
 
@@ -61,6 +62,7 @@ class Lowering:
     layers: Sequence[CacheLayer | None] = ()
     bound: Collection[str] = ()
     whole_sequences: bool = False
+    split: Collection[str] = ()
     buffers: dict[str, Rows] = field(default_factory=dict)
     _phases: list[list[Call]] = field(default_factory=lambda: [[]])
     _values: dict[Hashable, tuple[Any, _Buffer]] = field(default_factory=dict)
@@ -131,6 +133,14 @@ class Lowering:
             self.run([[call]], [source], [key])
         found: T = self._values[key][0]
         return found, key
+
+    def replaced(self, name: str, format: Hashable, size: int, make: Callable[[NDArray[np.uint8]], T]) -> T:
+        """Allocate memory for a value that exists only as a result of `derived` with this format, and return it."""
+        buffer, type_ = self._buffer(size), self.types[name]
+        made = make(buffer.memory)
+        self._bind((name, format), made, buffer)
+        self._bind(name, Rows(None, 0, type_.width, COUNTED[type_.per]), buffer)
+        return made
 
     def run(self, phases: Phases, reads: Sequence[Hashable], writes: Sequence[Hashable]) -> None:
         """Add calls that read and write these values: names, or keys (name, format) of derived results."""

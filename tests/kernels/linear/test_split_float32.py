@@ -13,12 +13,13 @@ from genai.kernels.cpu.jit.isa import isa
 from genai.kernels.cpu.linear.bfloat_tiles import (
     PARTS,
     DenseWeights,
+    RowTiles,
     SplitWeights,
     row_tiles_call,
     row_tiles_in,
     row_tiles_size,
 )
-from genai.kernels.cpu.linear.calls import Affine, can_split, decode_call, prefill_call
+from genai.kernels.cpu.linear.calls import Affine, can_split, can_split_results, decode_call, prefill_call
 from genai.kernels.cpu.linear.dense import pack_dense
 from genai.kernels.cpu.linear.prefill import prefill_op
 from genai.kernels.cpu.program.calls import Rows, program_of
@@ -40,15 +41,20 @@ def run(x: np.ndarray, phases: Any) -> None:
     THREADS.run(program_of(phases), context, nanoseconds=1e6)
 
 
+def tiles_of(columns: int, rows: int) -> RowTiles:
+    """Memory for row tiles, filled with numbers that no kernel may use."""
+    size = row_tiles_size(columns, rows, PARTS)
+    memory = np.full(size + 64, 0x7F, np.uint8)
+    return row_tiles_in(memory[-memory.ctypes.data % 64 :][:size], columns, PARTS)
+
+
 def split(x: np.ndarray, weight: np.ndarray, bias: Any = None, addend: Any = None, **options: Any) -> np.ndarray:
     """x @ weight.T in bfloat16 parts."""
     matrix = pack_dense(weight, transposed=True)
     assert can_split(matrix)
     out = np.full((len(x), matrix.rows + 3), np.nan, np.float32)
     rows, results = Rows.of(np.ascontiguousarray(x, np.float32)), Rows.of(out).columns(0, matrix.rows)
-    size = row_tiles_size(matrix.padded_columns, len(x), PARTS)
-    memory = np.full(size + 64, 0x7F, np.uint8)  # numbers that no kernel may use
-    tiles = row_tiles_in(memory[-memory.ctypes.data % 64 :][:size], matrix.padded_columns, PARTS)
+    tiles = tiles_of(matrix.padded_columns, len(x))
     product = prefill_call(tiles, Affine(matrix, bias, addend), results, **options)
     run(x, [[row_tiles_call(rows, tiles)], [product]])
     assert np.isnan(out[:, matrix.rows :]).all()  # nothing is written beside the results
@@ -173,6 +179,64 @@ def test_activation(normal: Normal) -> None:
         prefill_op(DenseWeights(), "", "gelu")
     with pytest.raises(ValueError, match="no activation"):
         prefill_op(SplitWeights(), "silu", "gelu")
+
+
+def through_tiles(x: np.ndarray, first: Affine, second: np.ndarray) -> np.ndarray:
+    """gelu(first(x)) @ second.T, whose activations exist only as row tiles."""
+    assert can_split_results(first, "gelu")
+    inner, outer = tiles_of(first.matrix.padded_columns, len(x)), tiles_of(first.matrix.rows, len(x))
+    out = np.full((len(x), len(second)), np.nan, np.float32)
+    last = Affine(pack_dense(second, transposed=True))
+    phases = [
+        [row_tiles_call(Rows.of(np.ascontiguousarray(x, np.float32)), inner)],
+        [prefill_call(inner, first, outer, activation="gelu")],
+        [prefill_call(outer, last, Rows.of(out))],
+    ]
+    run(x, phases)
+    return out
+
+
+def test_activations_as_row_tiles(normal: Normal) -> None:
+    """Results are the same to the bit as with float32 activations between the matmuls."""
+    x, weight, second, bias = normal(150, 64), normal(128, 64) / 8, normal(40, 128), normal(128)
+    x[3] *= np.float32(2.0**-60)
+    x[4] *= np.float32(2.0**100)
+    first = Affine(pack_dense(weight, transposed=True), bias)
+    expected = split(split(x, weight, bias, activation="gelu"), second)
+    np.testing.assert_array_equal(through_tiles(x, first, second), expected)
+    np.testing.assert_array_equal(through_tiles(x[4:37], first, second), expected[4:37])
+    small = first.matrix, np.zeros(128, np.float32)  # rows whose results are far smaller than the bias
+    x[:3] *= np.array([[0.0], [2.0**-120], [2.0**-149]], np.float32)
+    expected = split(split(x[:4], weight, small[1], activation="gelu"), second)
+    np.testing.assert_array_equal(through_tiles(x[:4], Affine(*small), second), expected)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
+def test_row_tiles_of_results_that_are_no_numbers(normal: Normal, value: float) -> None:
+    x, weight, second = normal(40, 64), normal(64, 64), normal(32, 64)
+    first = Affine(pack_dense(weight, transposed=True))
+    before = through_tiles(x, first, second)
+    x[7] = value
+    after, expected = through_tiles(x, first, second), split(split(x, weight, activation="gelu"), second)
+    np.testing.assert_array_equal(np.isfinite(after), np.isfinite(expected))
+    np.testing.assert_array_equal(np.delete(after, 7, 0), np.delete(before, 7, 0))
+
+
+def test_results_that_are_not_row_tiles(normal: Normal) -> None:
+    matrix = pack_dense(normal(64, 64), transposed=True)
+    wide, narrow = (
+        pack_dense(normal(64, 64) * np.float32(2.0**30), transposed=True),
+        pack_dense(normal(32, 64), transposed=True),
+    )
+    addend = Affine(matrix, addend=Rows.of(np.zeros((1, 64), np.float32)))
+    large = Affine(matrix, np.full(64, 2.0**31, np.float32))
+    for affine in (Affine(wide), Affine(narrow), addend, large):
+        assert not can_split_results(affine, "gelu")
+    assert not can_split_results(Affine(matrix), "tanh") and not can_split_results(Affine(matrix), "")
+    with pytest.raises(ValueError, match="do not fit the tiles"):
+        prefill_call(tiles_of(64, 1), Affine(matrix), tiles_of(64, 1))
+    with pytest.raises(ValueError, match="do not fit the tiles"):
+        prefill_call(tiles_of(64, 1), Affine(matrix), tiles_of(128, 1), activation="gelu")
 
 
 def test_tiles_of_another_kind(normal: Normal) -> None:

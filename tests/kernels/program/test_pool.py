@@ -132,7 +132,7 @@ def test_items_are_counted_by_the_context(threads: Threads) -> None:
     context = ContextTable()
     context.count(StepField.LOGITS_ROWS, 7)
     threads.run(in_order(visit(visits, Items(StepField.LOGITS_ROWS, factor=5, divisor=4))), context, nanoseconds=SHARED)
-    assert visits.sum() == 9  # 35 / 4, rounded up
+    assert visits.sum() == 10  # 7 / 4, rounded up, times 5
 
 
 def test_barriers_order_calls(threads: Threads) -> None:
