@@ -25,20 +25,22 @@ from genai.server.serving import Server, ServerOptions
 from .conftest import Running
 
 ROOT, FOLDER = Path(__file__).parents[2], Path(__file__).parent / "clients"
-CLIENTS = ("instructor", "javascript", "langchain", "litellm", "llm", "lm_eval", "ollama")
+CLIENTS = ("instructor", "javascript", "langchain", "litellm", "llm", "lm_eval", "ollama", "vllm_router")
 KEY = "k" * 20
 TEXT = "Once upon a time there was a cat. Tom and Luna went home for bread and honey, tired and happy. " * 4
 
 
 @pytest.fixture(scope="module")
 def addresses(llm: genai.LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The addresses of a server that is open, and of one that accepts one request of a key at a time."""
+    """The addresses of two servers that are open, and of one that accepts one request of a key at a time."""
     keys = tmp_path_factory.mktemp("clients") / "keys"
     keys.write_text(KEY, encoding="utf-8")
     with genai.Embedder(ROOT / "tests" / "embed" / "models" / "bert", threads=2) as embedder:
         server = Running(Server(llm, ServerOptions(ollama=True), name="pebble", encoders=Encoders(embedder)))
         limited = Running(Server(llm, ServerOptions(keys=read_keys(keys), max_per_key=1), name="pebble"))
-        yield {"SERVER": server.url, "LIMITED": limited.url, "KEY": KEY}
+        second = Running(Server(llm, name="pebble"))
+        yield {"SERVER": server.url, "SECOND": second.url, "LIMITED": limited.url, "KEY": KEY}
+        second.close()
         limited.close()
         server.close()
 
