@@ -475,6 +475,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
         },
     ),
+    "glm": ("glm", {**HEADS, "head_dim": 20, "attention_bias": True, **_rope("default", partial_rotary_factor=0.5)}),
+    "internlm3": ("internlm3", {**HEADS, "attention_bias": True, "mlp_bias": True}),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {**DERIVED, **GRANITE, "num_local_experts": 5, "num_experts_per_tok": 3, "shared_intermediate_size": 41},
+    ),
     "granitemoehybrid": (
         "granitemoehybrid",
         {

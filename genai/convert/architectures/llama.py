@@ -23,6 +23,16 @@ def llama(config: HFConfig) -> DecoderSpec:
     return decoder(config, family="llama", **common.given_biases(config))
 
 
+@architecture("InternLM 3")
+def internlm3(config: HFConfig) -> DecoderSpec:
+    """InternLM 3 (Shanghai AI Laboratory): Llama with two flags for biases."""
+    others = config.flag("bias", "mlp_bias")
+    return decoder(
+        config, epsilon=1e-5, head_size=128, qkv_bias=config.flag("qkv_bias", "attention_bias"), o_bias=others,
+        mlp_bias=others,
+    )  # fmt: skip
+
+
 @architecture("Seed-OSS")
 def seed_oss(config: HFConfig) -> DecoderSpec:
     """Seed-OSS (ByteDance): biases of queries, keys and values."""
@@ -139,6 +149,15 @@ def exaone4(config: HFConfig) -> DecoderSpec:
     windows = common.window_fields(config, pattern=4, window=4096)
     rotated = windows.get("sliding_layers")
     return decoder(config, epsilon=1e-5, pre_norms=False, post_norms=True, qk_norm=True, rope_layers=rotated, **windows)
+
+
+@architecture("GLM 4 (2024)", *common.PACKED_GATE_UP)
+def glm(config: HFConfig) -> DecoderSpec:
+    """GLM 4 of June 2024: half of each head is rotated, in interleaved pairs."""
+    return decoder(
+        config, partial=0.5, epsilon=1.5625e-7, head_size=128, qkv_bias=config.flag("attention_bias", default=True),
+        rope_interleaved=True,
+    )  # fmt: skip
 
 
 @architecture(
@@ -297,6 +316,25 @@ GRANITE_EXPERTS = (
 def granitemoe(config: HFConfig) -> DecoderSpec:
     """Granite 3 with experts that are stored in one tensor per layer."""
     experts = common.mixtral_experts(config)
+    return decoder(config, experts=experts, **multipliers(config), **common.attention_biases(config))
+
+
+def _half(half: int) -> common.TensorView:
+    return lambda spec, tensor: tensor[len(tensor) // 2 * half :][: len(tensor) // 2]
+
+
+GRANITE_SHARED = (
+    Rule(r"mlp\.(?:shared_expert\.)?gate_proj", "shared_mlp.input_linear", _half(0)),
+    Rule(r"mlp\.(?:shared_expert\.)?up_proj", "shared_mlp.input_linear", _half(1)),
+    Rule(r"mlp\.(?:shared_expert\.)?down_proj", "shared_mlp.output_linear"),
+)
+
+
+@architecture("Granite 3 MoE with a shared expert", *GRANITE_EXPERTS, *GRANITE_SHARED)
+def granitemoeshared(config: HFConfig) -> DecoderSpec:
+    """Granite 3 MoE with a shared expert, the predecessor of Granite 4."""
+    width = config.integer("shared_intermediate_size", default=0, least=0)
+    experts = common.mixtral_experts(config, shared_intermediate_size=width)
     return decoder(config, experts=experts, **multipliers(config), **common.attention_biases(config))
 
 

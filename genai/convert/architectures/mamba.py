@@ -13,7 +13,7 @@ from ..hf_config import HFConfig
 from ..spec import DecoderSpec, MambaSpec
 from . import common
 from .common import Rule, architecture, decoder
-from .llama import GRANITE_EXPERTS, multipliers
+from .llama import GRANITE_EXPERTS, GRANITE_SHARED, multipliers
 
 
 def _rows(first: str) -> common.TensorView:
@@ -64,18 +64,7 @@ def _check_steps(config: HFConfig) -> None:
         )
 
 
-def _half(half: int) -> common.TensorView:
-    return lambda spec, tensor: tensor[len(tensor) // 2 * half :][: len(tensor) // 2]
-
-
-@architecture(
-    "Granite 4",
-    *GRANITE_EXPERTS,
-    *_IN_PROJECTION,
-    Rule(r"mlp\.(?:shared_expert\.)?gate_proj", "shared_mlp.input_linear", _half(0)),
-    Rule(r"mlp\.(?:shared_expert\.)?up_proj", "shared_mlp.input_linear", _half(1)),
-    Rule(r"mlp\.(?:shared_expert\.)?down_proj", "shared_mlp.output_linear"),
-)
+@architecture("Granite 4", *GRANITE_EXPERTS, *_IN_PROJECTION, *GRANITE_SHARED)
 def granitemoehybrid(config: HFConfig) -> DecoderSpec:
     """Granite 4: Mamba-2 in most layers, and a shared expert; some sizes have neither Mamba-2 nor other experts."""
     count = config.num_layers
