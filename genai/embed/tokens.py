@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,9 @@ from ..text.backend import Encoder as BackendEncoder, library_errors, load_token
 # A longer text is cut before it is encoded, so that encoding takes a bounded time. The first prefix has this number of
 # characters per token of the limit; it grows until it has this number of times as many tokens as the limit.
 _CHARACTERS, _GROWTH, _MARGIN = 32, 4, 2
+# A prefix with too few tokens can be a part of an endless word, for which WordPiece has a single token. Such words are
+# cut to this number of characters, or this number per token of the limit, which is more than a token of text has.
+_WORD_CHARACTERS, _WORD_CHARACTERS_PER_TOKEN = 1 << 16, 128
 Value = TypeVar("Value")
 
 
@@ -170,8 +174,17 @@ class TextEncoder:
                 (encoding,) = self._encoder.encodings([part], add_special_tokens=False)
             if len(encoding) > _MARGIN * self.max_length:
                 return part
+            if size == _CHARACTERS * self.max_length:
+                text = self._with_short_words(text)
             size *= _GROWTH
         return str(text)
+
+    def _with_short_words(self, text: str) -> str:
+        """Return a text whose words are cut to a number of characters that is more than enough for all tokens."""
+        most = max(_WORD_CHARACTERS, _WORD_CHARACTERS_PER_TOKEN * self.max_length)
+        if self.keeps_end:
+            return re.sub(rf"\S+(\S{{{most}}})", r"\1", text)
+        return re.sub(rf"(\S{{{most}}})\S+", r"\1", text)
 
 
 def each_of(values: Iterable[Value], name: str) -> Iterator[Value]:

@@ -232,6 +232,24 @@ def test_long_texts(embedder: Embedder) -> None:
     np.testing.assert_array_equal(embedder.embed("cat", truncate=False), embedder.embed("cat"))
 
 
+@pytest.mark.parametrize("keeps_end", [False, True])
+def test_endless_words(embedder: Embedder, monkeypatch: pytest.MonkeyPatch, keeps_end: bool) -> None:
+    """A word of any length is cut before it is encoded, and the words around it are not."""
+    encoder = embedder._text
+    monkeypatch.setattr(encoder, "keeps_end", keeps_end)
+    sizes: list[int] = []
+    encodings = encoder._encoder.encodings
+
+    def counted(texts: Any, **options: Any) -> Any:
+        sizes.extend(map(len, texts))
+        return encodings(texts, **options)
+
+    monkeypatch.setattr(encoder._encoder, "encodings", counted)
+    found, short = (embedder.embed(f"the cat {'a' * size} sits") for size in (3_000_000, 1000))
+    np.testing.assert_array_equal(found, short)
+    assert sum(sizes) < 400_000
+
+
 def test_a_length_limit() -> None:
     with Embedder(MODELS / "bert", threads=1, max_length=5) as made:
         assert made.count_tokens("one two three four five") == 5
