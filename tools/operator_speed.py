@@ -174,6 +174,19 @@ def _products() -> Iterator[Case]:
     weight = _random((64, 64, 3, 3)) / 24
     for dtype in (np.float32, np.float16):
         yield _one("Conv", _random((1, 64, 28, 28), dtype), constants={"w": weight.astype(dtype)}, **sizes)
+    silu = (("Sigmoid", "a", "s", {}), ("Mul", "a s", "b", {}))
+    nodes = (("Conv", "x w", "a", sizes), *silu, ("Conv", "b w", "out", sizes))
+    yield Case("Conv, SiLU, Conv", nodes, (_random((1, 64, 28, 28)),), {"w": weight})
+    kernels = {
+        "wide": _random((192, 32, 1, 1)) / 6,
+        "w": _random((192, 1, 3, 3)) / 3,
+        "narrow": _random((32, 192, 1, 1)) / 14,
+    }
+    nodes = (
+        ("Conv", "x wide", "a", {}), ("Relu", "a", "b", {}), ("Conv", "b w", "c", {**sizes, "group": 192}),
+        ("Relu", "c", "d", {}), ("Conv", "d narrow", "e", {}), ("Add", "e x", "out", {}),
+    )  # fmt: skip
+    yield Case("Inverted bottleneck (1x1, depthwise, 1x1)", nodes, (_random((1, 32, 28, 28)),), kernels)
 
 
 def cases() -> Iterator[Case]:

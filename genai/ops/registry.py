@@ -196,7 +196,7 @@ def files_of(index: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], li
 _FILES = files_of(OPERATORS)
 # The files whose kernels never call BLAS.
 WITHOUT_BLAS = frozenset(
-    "activations casting control detection elementwise filling indexing lookups movement normalization pooling "
+    "activations blocked casting control detection elementwise filling indexing lookups movement normalization pooling "
     "reduction reshaping resize slicing text trees".split()
 )
 

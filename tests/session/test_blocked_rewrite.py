@@ -136,3 +136,8 @@ def test_numbers_that_are_not_finite_stay_out_of_padding_channels(make_model: An
     nodes = [conv("x a", "p"), node("Mul", "p most", "q"), conv("q b", "y", 1)]
     made = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, weights)
     assert [one.inputs for one in nodes_after(made) if one.op_type == "Mul"] == [["p", "most"]]
+
+
+def test_regions_do_not_call_blas(make_model):
+    nodes = [conv("x a", "p"), node("MaxPool", "p", "q", kernel_shape=[2, 2]), node("GlobalAveragePool", "q", "y")]
+    assert not Session(make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, WEIGHTS)).plan.calls_blas
