@@ -11,7 +11,7 @@ from . import listening
 from .listening import checked_keys, say_stopping
 from .terminal import say
 
-_Servers = Annotated[list[str], typer.Argument(help="Addresses of the servers: http://HOST:PORT.", metavar="URL...")]
+_Servers = Annotated[list[str], typer.Argument(help="Addresses of the servers: http://HOST:PORT.", metavar="URL")]
 
 
 def balance(
