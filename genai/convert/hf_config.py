@@ -22,7 +22,7 @@ _HARMLESS = frozenset(
     output_router_logits pad_token_id pretraining_tp reorder_and_upcast_attn resid_pdrop residual_dropout return_dict
     router_aux_loss_coef sep_token_id sliding_window_pattern summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript
-    transformers_version use_cache
+    num_logits_to_keep transformers_version use_cache
     """.split()
 )
 

@@ -73,7 +73,7 @@ def test_contradictory_config(golden: Any, changes: dict[str, Any], match: str) 
         ({"altup_active_idx": 3}, "of which number 3 is active"),
         ({"laurel_rank": 0}, "laurel_rank is 0"),
         ({"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern is [0.5]"),
-        ({"activation_sparsity_pattern": 1.0}, "sparsities is (1.0,"),
+        ({"activation_sparsity_pattern": 1.0}, "activation_sparsity_pattern is 1.0"),
         ({"activation_sparsity_pattern": ["high"] * 8}, "activation_sparsity_pattern is"),
         ({"intermediate_size": [75]}, "intermediate_size is [75]"),
         ({"hidden_size_per_layer_input": 0}, "other parts than those of Gemma 3n"),

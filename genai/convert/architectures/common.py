@@ -198,7 +198,9 @@ def decoder(
         "eos_token_ids": stop,
         "pad_token_id": _token_within(config, "pad_token_id", vocab),
     }
-    if "intermediate_size" not in fields:
+    if "intermediate_size" in fields:
+        config.get("intermediate_size")
+    else:
         values["intermediate_size"] = config.integer("intermediate_size", default=4 * hidden)
     if fields.get("latent") is not None:
         values |= {"head_size": fields["latent"].row_size, "num_key_value_heads": 1}

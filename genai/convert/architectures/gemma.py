@@ -89,8 +89,8 @@ def _sparsities(config: HFConfig) -> tuple[float, ...] | None:
         sparse = 10 if count > 10 else 0
         return (0.95,) * sparse + (0.0,) * (count - sparse)
     shares = config.layers(name, count) if isinstance(given, list) else [given] * count
-    if not all(type(share) in (int, float) for share in shares or []):
-        raise config.wrong(name, given, "a number, or a list of numbers")
+    if not all(type(share) in (int, float) and 0 <= share < 1 for share in shares or []):
+        raise config.wrong(name, given, "a number from 0 to less than 1, or a list of such numbers")
     return tuple(float(share) for share in shares or [])
 
 

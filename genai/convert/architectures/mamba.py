@@ -37,6 +37,7 @@ _IN_PROJECTION = tuple(
 
 def _mamba(config: HFConfig, layers: tuple[int, ...], *, width: int | None = None, **fields: Any) -> MambaSpec | None:
     """Return the sizes of Mamba-2, or None if no layer has it; `width` is the combined width of the heads, if known."""
+    config.get("mamba_expand")
     heads = config.integer("mamba_n_heads", default=128)
     width = width or config.integer("mamba_expand", default=2) * config.integer("hidden_size")
     size = width // heads if config.get("mamba_d_head") in (None, "auto") else config.integer("mamba_d_head")
@@ -75,6 +76,7 @@ def granitemoehybrid(config: HFConfig) -> DecoderSpec:
     experts = None
     if config.integer("num_local_experts", default=8, least=0):
         experts = common.mixtral_experts(config, shared_intermediate_size=width)
+    config.get("num_experts_per_tok")  # checkpoints without experts have it, too
     position = config.get("position_embedding_type")
     if position not in (None, "rope", "nope"):
         raise config.wrong("position_embedding_type", position, "rope, nope or null")
@@ -173,9 +175,8 @@ def falcon_h1(config: HFConfig) -> DecoderSpec:
             "the factors of the matrices do not apply to their biases",
             "use a checkpoint without these biases",
         )
-    norm = "none"
-    if config.flag("mamba_rms_norm"):
-        norm = "before" if config.flag("mamba_norm_before_gate", default=True) else "gated"
+    norm = "before" if config.flag("mamba_norm_before_gate", default=True) else "gated"
+    norm = norm if config.flag("mamba_rms_norm") else "none"
     width = config.integer("mamba_d_ssm", default=1024) if config.get("mamba_d_ssm") is not None else None
     mamba = _mamba(config, tuple(range(config.num_layers)), width=width, norm=norm, beside_attention=True)
     return decoder(
@@ -185,6 +186,13 @@ def falcon_h1(config: HFConfig) -> DecoderSpec:
     )  # fmt: skip
 
 
+# Keys of Nemotron-H for training, for other runtimes, and for experts, which checkpoints without experts have, too.
+_IGNORED = (
+    "chunk_size expand mamba_ssm_cache_dtype moe_intermediate_size moe_shared_expert_intermediate_size "
+    "moe_shared_expert_overlap mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob "
+    "num_experts_per_tok rescale_prenorm_residual routed_scaling_factor time_step_floor time_step_max time_step_min "
+    "topk_group use_mamba_kernels"
+).split()
 _BLOCKS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 
 
@@ -222,6 +230,10 @@ def nemotron_h(config: HFConfig) -> DecoderSpec:
     kinds = _blocks(config)
     layers = {kind: tuple(layer for layer, one in enumerate(kinds) if one == kind) for kind in _BLOCKS.values()}
     _check_steps(config)
+    for name in _IGNORED:
+        config.get(name)
+    if (own := config.text("mamba_hidden_act", default="silu")) != "silu":
+        raise config.wrong("mamba_hidden_act", own, "silu")
     mamba = MambaSpec(
         layers=layers["linear_attention"], heads=config.integer("mamba_num_heads", default=128),
         head_size=config.integer("mamba_head_dim", default=64), groups=config.integer("n_groups", default=8),
