@@ -17,8 +17,9 @@ from ..text.backend import Encoder as BackendEncoder, library_errors, load_token
 # A longer text is cut before it is encoded, so that encoding takes a bounded time. The first prefix has this number of
 # characters per token of the limit; it grows until it has this number of times as many tokens as the limit.
 _CHARACTERS, _GROWTH, _MARGIN = 32, 4, 2
-# A prefix with too few tokens can be a part of an endless word, for which WordPiece has a single token. Such words are
-# cut to this number of characters, or this number per token of the limit, which is more than a token of text has.
+# A prefix with too few tokens can be a part of an endless word, for which WordPiece has a single token, or of endless
+# spaces. These are cut to this number of characters, or this number per token of the limit, which is more than a token
+# of text has.
 _WORD_CHARACTERS, _WORD_CHARACTERS_PER_TOKEN = 1 << 16, 128
 Value = TypeVar("Value")
 
@@ -169,7 +170,7 @@ class TextEncoder:
             ) from error
         size = _CHARACTERS * self.max_length
         while len(text) > size:
-            part = text[-size:] if self.keeps_end else text[:size]
+            part: str = text[-size:] if self.keeps_end else text[:size]
             with library_errors("the texts cannot be encoded"):
                 (encoding,) = self._encoder.encodings([part], add_special_tokens=False)
             if len(encoding) > _MARGIN * self.max_length:
@@ -180,11 +181,12 @@ class TextEncoder:
         return str(text)
 
     def _with_short_words(self, text: str) -> str:
-        """Return a text whose words are cut to a number of characters that is more than enough for all tokens."""
+        """Return a text whose words and runs of spaces are cut to a size that is more than enough for all tokens."""
         most = max(_WORD_CHARACTERS, _WORD_CHARACTERS_PER_TOKEN * self.max_length)
-        if self.keeps_end:
-            return re.sub(rf"\S+(\S{{{most}}})", r"\1", text)
-        return re.sub(rf"(\S{{{most}}})\S+", r"\1", text)
+        for kind in (r"\S", r"\s"):
+            run, rest = f"({kind}{{{most}}})", f"{kind}+"
+            text = re.sub(rest + run if self.keeps_end else run + rest, r"\1", text)
+        return text
 
 
 def each_of(values: Iterable[Value], name: str) -> Iterator[Value]:

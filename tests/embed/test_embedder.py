@@ -232,9 +232,9 @@ def test_long_texts(embedder: Embedder) -> None:
     np.testing.assert_array_equal(embedder.embed("cat", truncate=False), embedder.embed("cat"))
 
 
-@pytest.mark.parametrize("keeps_end", [False, True])
-def test_endless_words(embedder: Embedder, monkeypatch: pytest.MonkeyPatch, keeps_end: bool) -> None:
-    """A word of any length is cut before it is encoded, and the words around it are not."""
+@pytest.mark.parametrize("keeps_end, character", [(False, "a"), (True, "a"), (False, " "), (True, " ")])
+def test_endless_words(embedder: Embedder, monkeypatch: pytest.MonkeyPatch, keeps_end: bool, character: str) -> None:
+    """A word or space of any length is cut before it is encoded, and the words around it are not."""
     encoder = embedder._text
     monkeypatch.setattr(encoder, "keeps_end", keeps_end)
     sizes: list[int] = []
@@ -245,7 +245,7 @@ def test_endless_words(embedder: Embedder, monkeypatch: pytest.MonkeyPatch, keep
         return encodings(texts, **options)
 
     monkeypatch.setattr(encoder._encoder, "encodings", counted)
-    found, short = (embedder.embed(f"the cat {'a' * size} sits") for size in (3_000_000, 1000))
+    found, short = (embedder.embed(f"the cat {character * size} sits") for size in (3_000_000, 1000))
     np.testing.assert_array_equal(found, short)
     assert sum(sizes) < 400_000
 
