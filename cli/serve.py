@@ -17,6 +17,7 @@ from . import listening, options as opt
 from .listening import checked_keys, say_stopping
 from .model_names import request_name
 from .serve_models import MAX_SEQUENCES, EmbedderOption, RerankerOption, served_models
+from .serve_ray import RayFlags, serve_replicas
 from .serve_router import ModelsArgument, RouterFlags, make_router
 from .terminal import say
 
@@ -89,13 +90,15 @@ def serve(
     embedder: EmbedderOption = None,
     reranker: RerankerOption = None,
     router: RouterFlags,
+    cluster: RayFlags,
     flags: opt.EngineFlags,
 ) -> None:
     """Serve one or more models over HTTP for clients of the APIs of OpenAI and Anthropic.
 
     The server accepts requests of this machine only, unless --host is another address. SIGTERM or Ctrl-C stops it when
     the running requests have ended. Every adapter that --lora names is a model of its own in requests. Several models
-    are loaded when a request needs them, and unloaded to make room for others.
+    are loaded when a request needs them, and unloaded to make room for others. With --ray, replicas of the server run
+    on a cluster, and a reply whose replica fails continues on another one.
     """
     from genai.server.run import Address, check_packages, serve as run
 
@@ -118,6 +121,17 @@ def serve(
         raise OptionError(
             "--log-prompts cannot be used without --request-log", "there is no log", "add --request-log FILE"
         )
+    cluster.check(
+        {
+            "a second MODEL": len(models) > 1, "--models": router.models, "--memory": router.memory,
+            "--keep": router.keep, "--pin": router.pin, "--embedder": embedder, "--reranker": reranker,
+            "--adapter-dir": adapter_dir, "--batch-dir": batch_dir, "--request-log": request_log, "--traces": traces,
+        }
+    )  # fmt: skip
+    if cluster.ray is not None:
+        single = models[0] if models else None
+        serve_replicas(single, name, address, options, flags, cluster, max_sequences=max_sequences)
+        return
     log = RequestLog(request_log, with_prompts=log_prompts) if request_log is not None else None
     sender = Traces() if traces else None
     server: Server

@@ -114,7 +114,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
         self.tokenizer = Tokenizer(folder)
         self._arguments = str(folder), options
         try:
-            _check_listens(address)
+            check_listens(address)
             self._ray.init(address, log_to_driver=False, include_dashboard=False, logging_level="error")
             nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
         except Exception as error:  # exceptions from Ray and from sockets
@@ -271,7 +271,7 @@ def _grouped(items: Iterator[Any], ask: Callable[[Any], Any]) -> Iterator[_Group
         raise broken
 
 
-def _check_listens(address: str) -> None:
+def check_listens(address: str) -> None:
     """Raise OSError if nothing listens at HOST:PORT. Without this check, Ray would retry for minutes."""
     host, separator, port = address.rpartition(":")
     number = whole_number(port)
