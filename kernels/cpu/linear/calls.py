@@ -44,8 +44,8 @@ from .prefill_kernel import STEP_COLUMNS
 
 # Maximum number of pairs of tiles that a thread takes at a time. The pairs share the row tiles in the thread's cache.
 _PAIRS_TOGETHER = 8
-# Maximum bytes of the pairs that several blocks of rows are multiplied by, so that the pairs stay in a thread's cache.
-_BYTES_TOGETHER = 1 << 19
+# Maximum bytes of pairs, and of blocks of rows, that are multiplied while both stay in a thread's cache.
+_BYTES_TOGETHER = 5 << 17
 # Range of the largest weight for which the products of parts neither overflow nor become denormal, for any activations.
 _SPLIT_RANGE = 2.0**-50, 2.0**50
 # Activations whose results are at most as large as their arguments.
@@ -188,10 +188,12 @@ def prefill_call(
     table[:TABLE_ZEROS] = TILE_CONFIG
     pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
     span = span_steps(steps, weights.parts)
+    blocks = max(1, _BYTES_TOGETHER // (2 * BLOCK_ROWS * x.columns * x.parts))
     together = WAITING_PAIRS if span < steps else max(1, _BYTES_TOGETHER // (2 * tile_bytes))
     arguments = PrefillArguments(
         x=x, first=matrix.data, second=second.matrix.data if gate else matrix.data.ctypes.data + tile_bytes,
-        pair_bytes=tile_bytes if gate else 2 * tile_bytes, pairs=pairs, together=together, steps=steps,
+        pair_bytes=tile_bytes if gate else 2 * tile_bytes, pairs=pairs, blocks=blocks, together=together,
+        steps=steps,
         span=span, out=out, terms=projection.terms, gated_terms=second.terms, split=split,
         table=table,
     )  # fmt: skip

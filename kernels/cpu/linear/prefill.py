@@ -71,7 +71,7 @@ class PrefillArguments(Arguments):
     Attributes:
         pair_bytes: bytes between consecutive pairs.
         pairs: number of pairs.
-        together: number of pairs that several blocks of rows are multiplied by, one after the other.
+        blocks, together: maximum numbers of blocks of rows and of pairs that are multiplied while both are in a cache.
         steps: number of steps along all columns.
         span: number of steps along the columns that are computed for a pair before the next pair.
         split: tiles that receive the results instead of `out`, only for operators with `splits_results`.
@@ -83,6 +83,7 @@ class PrefillArguments(Arguments):
     second: Address
     pair_bytes: int
     pairs: int
+    blocks: int
     together: int
     steps: int
     span: int
@@ -351,7 +352,7 @@ def prefill_op(weights: TileWeights, gate: str, activation: str, *, splits_resul
         configure_tiles(arguments.table)
         while begin < end:
             block, first = begin // pairs, begin % pairs
-            blocks = max((end - begin) // pairs if first == 0 else 0, 1)
+            blocks = max(min((end - begin) // pairs, arguments.blocks) if first == 0 else 0, 1)
             last = min(pairs, first + end - begin)
             for pair in range(first, last, together):
                 for row in range(block * BLOCK_ROWS, (block + blocks) * BLOCK_ROWS, BLOCK_ROWS):
