@@ -218,7 +218,7 @@ def test_other_commands_take_names(tiny: LocalHub, capsys: Capture, tmp_path: Pa
     assert run(["build", "org/tiny-llama", "-o", str(tmp_path / "out"), "--precision", "fp16"]) == 0
     assert (tmp_path / "out" / "genai_config.json").is_file()
     assert run(["info", "org/tiny-llama"]) == 0
-    assert "built bytes" in capsys.readouterr().out
+    assert "size after build" in capsys.readouterr().out
     assert run(["bench", "decode", "org/tiny-llama", "-n", "2", "-c", "4", "-r", "1"]) == 0
     assert run(["info", "org/tiny-llama"]) == 0
     assert run(["quantize", "tiny-llama", "-o", str(tmp_path / "q"), "-m", "rtn", "--no-eval"]) == 0

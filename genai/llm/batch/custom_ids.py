@@ -26,8 +26,9 @@ def check_custom_ids(lines: Lines, prompt_format: PromptFormat) -> None:
     if lines.has_unique_ids or not lines.can_be_read_again or (columns is not None and "custom_id" not in columns):
         return
     hashes = array("q", (hash(name) for _, name in _names(lines, prompt_format)))
-    values, counts = np.unique(np.frombuffer(hashes, np.int64), return_counts=True)
-    if repeated := set(values[counts > 1].tolist()):
+    values = np.frombuffer(hashes, np.int64)
+    values.sort()  # in place
+    if repeated := set(values[1:][values[1:] == values[:-1]].tolist()):
         found: dict[str, list[int]] = {}
         for number, name in _names(lines, prompt_format):
             if hash(name) in repeated:
