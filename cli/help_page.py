@@ -28,14 +28,16 @@ _OTHER_NAMES = {
     "describe": "info",
     "download": "pull",
     "inspect": "info",
+    "kill": "stop",
     "list": "ls",
     "ls": "list",
+    "perplexity": "eval",
     "ps": "list",
     "remove": "rm",
     "show": "info",
 }
 # Names that other programs use for our options.
-_ELSEWHERE = {
+OTHER_OPTIONS = {
     "--context-length": "--ctx-size",
     "--file": "--prompt",
     "--max-length": "--max-tokens",
@@ -125,6 +127,8 @@ def usage_error(error: Any) -> OptionError:
     wrong = getattr(error, "option_name", "")
     if type(error).__name__ == "NoSuchOption" and ctx is not None:
         known = [name for one in ctx.command.params for name in (*one.opts, *one.secondary_opts) if name[:2] == "--"]
+        if wrong in ("-m", "--model") and any(one.name == "model" for one in ctx.command.params):
+            return OptionError(f"{path} has no option {wrong}", "MODEL is an argument", f"use `{path} MODEL`; {hint}")
         near = list(_resembling(wrong, known))
         fix = f"did you mean {' or '.join(near)}? {hint}" if near else hint
         return OptionError(f"{path} has no option {wrong}", "the command accepts only the options in its help", fix)
@@ -175,7 +179,7 @@ def check_dashes(command: Any, path: str, arguments: Sequence[str]) -> None:
             return
         name = argument.partition("=")[0]
         long = f"-{name}".replace("_", "-")
-        meant = _ELSEWHERE.get(long, long)
+        meant = OTHER_OPTIONS.get(long, long)
         is_value = before in names and not names[before].is_flag
         if re.fullmatch(r"-[a-z][a-z-_]{2,}", name) and not is_value and meant in names:
             raise OptionError(
@@ -199,6 +203,9 @@ def _unknown_command(ctx: Any, name: str) -> OptionError:
     other = _OTHER_NAMES.get(name.lower())
     alike = [other] if other in known else difflib.get_close_matches(name.lower(), known, 1)
     hint = f"`{path} -h` describes the commands"
+    if name.lower() in ("help", "version"):
+        fix = f"did you mean `{path} --{name.lower()}`? {hint}"
+        return OptionError(f"{path} has no command {name!r:.80}", f"the commands are {', '.join(known)}", fix)
     fix = f"did you mean `{path} {alike[0]}`? {hint}" if alike else hint
     return OptionError(f"{path} has no command {name!r:.80}", f"the commands are {', '.join(known)}", fix)
 
@@ -206,8 +213,8 @@ def _unknown_command(ctx: Any, name: str) -> OptionError:
 def _resembling(wrong: str, known: list[str]) -> Iterator[str]:
     """Yield up to three options that look similar or share a word, the most similar first."""
     wrong = "--" + wrong.lstrip("-").replace("_", "-").lower()
-    if _ELSEWHERE.get(wrong) in known:
-        yield _ELSEWHERE[wrong]
+    if OTHER_OPTIONS.get(wrong) in known:
+        yield OTHER_OPTIONS[wrong]
         return
     words = set(wrong[2:].split("-"))
     close = difflib.get_close_matches(wrong, known, 3, 0.75)

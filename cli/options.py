@@ -18,7 +18,7 @@ from genai.common.paths import expanded
 from genai.errors import GenaiError, OptionError, did_you_mean
 
 from .build import model_folder
-from .help_page import ADVANCED, MODEL, OUTPUT, SAMPLING
+from .help_page import ADVANCED, MODEL, OTHER_OPTIONS, OUTPUT, SAMPLING
 from .model_names import model_path
 from .terminal import Voice, interrupts_end_the_process
 
@@ -439,6 +439,15 @@ def _unescaped(text: str) -> str:
 def _file_text(path: str) -> str:
     from genai.common.reading import read_text_file
 
+    if "{" in path or "::=" in path or "\n" in path:
+        try:
+            is_file = Path(path).exists()
+        except OSError:  # too long for a path
+            is_file = False
+        if not is_file:
+            raise OptionError(
+                f"{path!r:.60} is not a file", "the option takes a file", "write the text to a file, and pass its path"
+            )
     return read_text_file(Path(path))
 
 
@@ -578,8 +587,16 @@ def find_flag(name: str) -> Flag:
     option = name.removeprefix("--").replace("-", "_")
     match = next((flag for flag in FLAGS if option in (flag.option, flag.setting.replace("-", "_"))), None)
     if match is None:
-        close = difflib.get_close_matches(name, [flag.setting for flag in FLAGS], 2)
+        settings = [flag.setting for flag in FLAGS]
+        other = OTHER_OPTIONS.get(f"--{option.replace('_', '-')}", "").removeprefix("--")
+        close = [other] if other in settings else difflib.get_close_matches(name, settings, 2)
         fix = f"did you mean {' or '.join(close)}? /set lists the settings" if close else "/set lists the settings"
+        if option == "ctx_size" or other == "ctx-size":
+            fix = "the context is set when the model is loaded: start the chat again with --ctx-size"
+        elif option == "system":
+            fix = "type /system TEXT"
+        elif option == "parameter":
+            fix = "omit this word: type /set temperature 0.7"
         raise OptionError(f"/set {name}: unknown setting", "no setting has this name", fix)
     return match
 

@@ -166,8 +166,8 @@ def encoder_folder(name: str | Path, pulling: PullHooks | None) -> Path:
         note_use(source.folder)
         if source.path.is_file():
             raise UnsupportedModelError(
-                f"{source.name}: a GGUF file is not an encoder",
-                "embeddings and scores are computed from checkpoints and ONNX graphs",
+                f"{source.name}: GGUF files are not supported for embeddings and reranking",
+                "vectors and scores are computed from checkpoints and ONNX graphs",
                 "use the original checkpoint of the model",
             )
         return source.path

@@ -129,8 +129,8 @@ def _not_an_encoder(path: Path) -> ModelFolderError | UnsupportedModelError:
     """Return the error for a path that is not a folder."""
     if path.suffix.lower() == ".gguf" and path.is_file():
         return UnsupportedModelError(
-            f"{path}: a GGUF file is not an encoder",
-            "embeddings and scores are computed from checkpoints and ONNX graphs",
+            f"{path}: GGUF files are not supported for embeddings and reranking",
+            "vectors and scores are computed from checkpoints and ONNX graphs",
             "use the original checkpoint of the model",
         )
     error = not_a_folder(path)

@@ -57,7 +57,7 @@ def test_a_file(tmp_path: Path) -> None:
         ([MODEL, "in.csv", "--column", "boy"], "no column 'boy', which --column names"),
         ([MODEL, "in.csv", "--column", "boy"], "did you mean 'body'?"),
         (["nowhere", "-p", "x"], "or the name of an encoder: org/name"),
-        (["in.gguf", "-p", "x"], "a GGUF file is not an encoder"),
+        (["in.gguf", "-p", "x"], "GGUF files are not supported for embeddings"),
         ([MODEL, "-p", "x", "--pooling", "average"], "--pooling 'average'"),
         ([MODEL, "-p", "x", "--dimensions", "99"], "--dimensions 99"),
         ([MODEL, "-p", "x", "--prompt-name", "qery"], "--prompt-name 'qery'"),

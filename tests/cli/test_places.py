@@ -184,3 +184,20 @@ def test_missing_inputs_and_empty_prompts(tmp_path: Path, capsys: pytest.Capture
 def test_other_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(["chat", "-p", "Hi", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("num_predict", "did you mean max-tokens?"),
+        ("temp", "did you mean temperature?"),
+        ("num_ctx", "start the chat again with --ctx-size"),
+        ("ctx-size", "start the chat again with --ctx-size"),
+        ("system", "type /system TEXT"),
+        ("parameter", "type /set temperature 0.7"),
+    ],
+)
+def test_settings_of_other_programs(name: str, fix: str) -> None:
+    with pytest.raises(OptionError, match=f"/set {name}: unknown setting") as caught:
+        read_setting(name, "1")
+    assert fix in caught.value.fix

@@ -302,6 +302,7 @@ _ELSEWHERE = {
     "repeat_penalty": "did you mean 'repetition_penalty'?",
     "response_format": _SCHEMAS,
     "stop_sequences": "did you mean 'stop'?",
+    "stop_words": "did you mean 'stop'?",
     "top_logprobs": "did you mean 'logprobs'?",
 }
 

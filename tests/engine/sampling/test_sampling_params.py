@@ -202,7 +202,12 @@ def test_unknown_names() -> None:
     with pytest.raises(OptionError, match="unknown sampling option 'temprature' = 1") as raised:
         SamplingParams.from_options({"temprature": 1})
     assert "'temperature'" in raised.value.fix
-    for name, fix in (("response_format", "json_schema"), ("format", "json_schema"), ("num_predict", "'max_tokens'")):
+    for name, fix in (
+        ("response_format", "json_schema"),
+        ("format", "json_schema"),
+        ("num_predict", "'max_tokens'"),
+        ("stop_words", "'stop'"),
+    ):
         with pytest.raises(OptionError, match=f"(?s)unknown sampling option '{name}'.*{fix}"):
             SamplingParams.from_options({name: 1})
     with pytest.raises(OptionError, match="unknown sampling option 'zzz'"):
