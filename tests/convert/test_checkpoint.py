@@ -222,7 +222,7 @@ def test_unknown_architecture(checkpoint: Path) -> None:
         change_config(checkpoint, model_type=unknown)
         refuse(checkpoint, UnsupportedModelError, "use a checkpoint of a supported type, or add a type")
     change_config(checkpoint, model_type="../../etc/passwd")
-    refuse(checkpoint, UnsupportedModelError, "the supported types are arcee, cohere,")
+    refuse(checkpoint, UnsupportedModelError, "the supported types are apertus, arcee,")
 
 
 def test_unknown_parts(golden: Any, letter_tokenizer: Path, tmp_path: Path) -> None:

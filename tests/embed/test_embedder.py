@@ -529,7 +529,7 @@ def test_graphs(copied: Copied) -> None:
     with pytest.raises(genai.ModelFolderError, match="no ONNX graph") as caught:
         Embedder(folder)
     assert "export one with Optimum" in caught.value.fix
-    with pytest.raises(genai.ModelFolderError, match="not a folder"):
+    with pytest.raises(genai.ModelFolderError, match="there is no such folder"):
         Embedder(folder / "nothing")
     with pytest.raises(genai.OptionError, match="CPU only"):
         Embedder(MODELS / "bert", device="cuda")

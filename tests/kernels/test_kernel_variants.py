@@ -153,3 +153,13 @@ def _called(function: ast.FunctionDef) -> list[ast.expr]:
     found = [one.func for one in ast.walk(function) if isinstance(one, ast.Call)]
     inner = (one for one in ast.walk(function) if isinstance(one, ast.FunctionDef) and one is not function)
     return [*found, *(decorator for one in inner for decorator in one.decorator_list)]
+
+
+def test_omitted_and_named_arguments_are_the_same_variant() -> None:
+    @once
+    def make(size: int, kind: str = "plain", *, wide: bool = False) -> list[Any]:
+        return [size, kind, wide]
+
+    first = make(1)
+    assert first is make(size=1) is make(1, "plain") is make(1, wide=False)
+    assert make(1, wide=True) is not first

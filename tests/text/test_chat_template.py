@@ -515,7 +515,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("tools", ["not json", "{}", 5, ["weather"], {"a": 1}, [print]])
     def test_bad_tools(self, tokenizer, tools):
-        with pytest.raises(InputError, match="tools"):
+        with pytest.raises(InputError, match="tool"):
             tokenizer.apply_chat_template(TURNS[0], template_str=self.ECHO, tools=tools)
 
     def test_the_tool_that_is_none_is_named(self, tokenizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -18,12 +19,18 @@ renew_locks(sys.modules[__name__], "_lock")
 
 
 def once(make: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Cache results like functools.cache, but never call `make` twice for concurrent requests (decorator)."""
-    known = cache(make)
+    """Cache results by the values of all arguments, and never call `make` twice for equal ones (decorator).
+
+    Unlike with functools.cache, it makes no difference whether an argument is passed by position, by name, or omitted
+    because it has its default.
+    """
+    known, signature = cache(make), inspect.signature(make)
 
     @wraps(make)
     def made(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
         with _lock:
-            return known(*args, **kwargs)  # type: ignore[arg-type]
+            return known(*given.args, **given.kwargs)
 
     return made
