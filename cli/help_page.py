@@ -201,11 +201,11 @@ def _unknown_command(ctx: Any, name: str) -> OptionError:
     """Return the error for a command that does not exist, with the command that is meant, or with all commands."""
     path, known = ctx.command_path, ctx.command.list_commands(ctx)
     other = _OTHER_NAMES.get(name.lower())
-    alike = [other] if other in known else difflib.get_close_matches(name.lower(), known, 1)
-    hint = f"`{path} -h` describes the commands"
     if name.lower() in ("help", "version"):
-        fix = f"did you mean `{path} --{name.lower()}`? {hint}"
-        return OptionError(f"{path} has no command {name!r:.80}", f"the commands are {', '.join(known)}", fix)
+        alike = [f"--{name.lower()}"]
+    else:
+        alike = [other] if other is not None and other in known else difflib.get_close_matches(name.lower(), known, 1)
+    hint = f"`{path} -h` describes the commands"
     fix = f"did you mean `{path} {alike[0]}`? {hint}" if alike else hint
     return OptionError(f"{path} has no command {name!r:.80}", f"the commands are {', '.join(known)}", fix)
 

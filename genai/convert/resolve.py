@@ -32,6 +32,7 @@ from ..hub.references import parse
 from ..hub.store import PulledModel, models
 from ..models.config import Config
 from ..models.exported_config import chosen_graph
+from ..models.folders import gguf_encoder
 from ..weight_files.gguf import is_gguf
 from .architectures import find
 from .build import BuildPlan, default_precision, resolve_model_folder
@@ -165,11 +166,7 @@ def encoder_folder(name: str | Path, pulling: PullHooks | None) -> Path:
     if isinstance(source, PulledModel):
         note_use(source.folder)
         if source.path.is_file():
-            raise UnsupportedModelError(
-                f"{source.name}: GGUF files are not supported for embeddings and reranking",
-                "vectors and scores are computed from checkpoints and ONNX graphs",
-                "use the original checkpoint of the model",
-            )
+            raise gguf_encoder(source.name)
         return source.path
     reference = parse(name)
     if reference is not None and not exists(source) and (reference.explicit or _names_no_folder(name)):

@@ -30,7 +30,7 @@ from ..errors import (
     kind_of,
 )
 from ..models.exported_config import is_exported_decoder, variants_in
-from ..models.folders import ASK_FOR_MODEL, not_a_folder
+from ..models.folders import ASK_FOR_MODEL, gguf_encoder, not_a_folder
 from ..text.backend import load_tokenizer
 from ..weight_files.safetensors import read_safetensors
 from ..weight_files.torch_file import read_torch
@@ -128,11 +128,7 @@ class EncoderFolder:
 def _not_an_encoder(path: Path) -> ModelFolderError | UnsupportedModelError:
     """Return the error for a path that is not a folder."""
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return UnsupportedModelError(
-            f"{path}: GGUF files are not supported for embeddings and reranking",
-            "vectors and scores are computed from checkpoints and ONNX graphs",
-            "use the original checkpoint of the model",
-        )
+        return gguf_encoder(path)
     error = not_a_folder(path)
     if error.fix == ASK_FOR_MODEL:
         error.fix = "pass a folder with config.json, a tokenizer and a graph, or the name of an encoder: org/name"

@@ -107,6 +107,15 @@ def looks_like_question(text: str) -> bool:
     return len(words := text.split()) > 2 or (len(words) > 1 and text.rstrip().endswith(("?", "!", ".")))
 
 
+def gguf_encoder(name: str | Path) -> UnsupportedModelError:
+    """Return the error for a GGUF file in place of an encoder."""
+    return UnsupportedModelError(
+        f"{name}: GGUF files are not supported for embeddings and reranking",
+        "vectors and scores are computed from checkpoints and ONNX graphs",
+        "use the original checkpoint of the model",
+    )
+
+
 def not_a_folder(path: Path) -> ModelFolderError:
     """Return the error for a path that is not a folder."""
     text = str(path)

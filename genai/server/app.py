@@ -17,6 +17,7 @@ from .errors import RETRY_SECONDS, ErrorReply
 from .guards import check_framing, check_host, check_origin, cors_headers
 from .keys import ANYONE, Key, find_key
 from .replies import error_reply
+from .request_tasks import finish_unless_gone
 from .routing import late_stream, wanted_by
 from .serving import Server
 from .sse import ClientGone, EventStream, Receive, Send, frame, response_start, send_file, send_stream
@@ -277,16 +278,7 @@ class _Exchange:
         """Serve a call, and cancel it when the client closes the connection."""
         serving = asyncio.create_task(self._serve(call))
         self._server.note_running(serving)
-        watching = asyncio.create_task(_disconnected(self._receive))
-        try:
-            await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done():
-                raise ClientGone
-            serving.result()
-        finally:
-            for task in (serving, watching):
-                task.cancel()
-            await asyncio.gather(serving, watching, return_exceptions=True)
+        await finish_unless_gone(serving, self._receive)
 
     async def _serve(self, call: Call) -> None:
         if not self._needs:
@@ -328,11 +320,6 @@ class _Exchange:
             del headers["content-type"], headers["content-length"]
         await self._send(response_start(reply.status, headers))
         await self._send({"type": "http.response.body", "body": body})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _live(receive: Receive, send: Send) -> None:

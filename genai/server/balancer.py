@@ -24,6 +24,7 @@ from .errors import ErrorReply, reply_of
 from .guards import check_framing, check_host, check_origin, cors_headers, host_name
 from .keys import Key, find_key
 from .metrics import CONTENT_TYPE, escaped, metric
+from .request_tasks import RequestTasks, finish_unless_gone
 from .resuming import Resumable, ServerStopped, StreamDiverged
 from .sse import ClientGone, Receive, Send, frame, response_start
 
@@ -99,7 +100,7 @@ class Upstream:
         self.down_until = time.monotonic() + DOWN_SECONDS
 
 
-class Balancer:
+class Balancer(RequestTasks):
     """Distributes requests over servers. It is an ASGI application.
 
     The servers of a session are ordered by a hash of the session and the server's address (rendezvous hashing), so that
@@ -122,14 +123,14 @@ class Balancer:
     """
 
     def __init__(self, urls: Sequence[str], options: BalancerOptions | None = None) -> None:
+        super().__init__("balancer")
         self.options = options or BalancerOptions()
         self.upstreams = [Upstream(_address(url)) for url in dict.fromkeys(urls)]
         if not self.upstreams:
             raise OptionError("there is no server", "a balancer needs at least one", "pass the address of a server")
         self.replays = 0
         self._client: httpx.AsyncClient | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.is_draining = self._is_stopped = False
+        self.is_draining = False
 
     # --- the life of the balancer ------------------------------------------------------------------------------------
 
@@ -148,11 +149,6 @@ class Balancer:
         return self._client
 
     @property
-    def num_tasks(self) -> int:
-        """The number of running requests."""
-        return len(self._tasks)
-
-    @property
     def drain_seconds(self) -> float:
         """See BalancerOptions."""
         return self.options.drain_seconds
@@ -163,22 +159,6 @@ class Balancer:
     def drain(self) -> None:
         """Refuse new requests."""
         self.is_draining = True
-
-    def stop_running(self) -> None:
-        """End all running requests with an error."""
-        self._is_stopped = True
-        for task in [*self._tasks]:
-            task.cancel()
-
-    def stop_error(self) -> RequestError | None:
-        """Return the error of requests that `stop_running` ended; None if it was not called."""
-        if not self._is_stopped:
-            return None
-        return RequestError(
-            503, "the balancer was stopped before the reply ended",
-            "its time limit for running requests passed, or a second signal ended them",
-            "send the request again later", code="stopping", headers={"retry-after": "1"},
-        )  # fmt: skip
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -299,7 +279,7 @@ class _Forwarding:
         try:
             body = await self._checked_body()
             if body is not None:
-                await self._watched(body)
+                await finish_unless_gone(asyncio.create_task(self._forward(body)), self._receive)
         except ClientGone:
             return
         except (Exception, asyncio.CancelledError) as raised:
@@ -357,24 +337,6 @@ class _Forwarding:
                 )  # fmt: skip
             if not message.get("more_body", False):
                 return b"".join(parts)
-
-    async def _watched(self, body: bytes) -> None:
-        """Forward the request, until it has ended or the client has closed the connection."""
-        working = asyncio.create_task(self._forward(body))
-        watching = asyncio.create_task(self._gone())
-        try:
-            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise ClientGone
-            working.result()
-        finally:
-            for task in (working, watching):
-                task.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)
-
-    async def _gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
     # --- one server after another ------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from .file_store import open_folder
 from .keys import Key
 from .metrics import Metrics
 from .request_log import RequestLog
+from .request_tasks import RequestTasks
 from .response_store import ResponseStore
 from .routing import Wanted
 from .stream_store import StreamStore
@@ -96,7 +97,7 @@ class ServerOptions:
                 )
 
 
-class Server:
+class Server(RequestTasks):
     """A model that is served to many clients.
 
     Attributes:
@@ -133,6 +134,7 @@ class Server:
         traces: Traces | None = None,
         parent: Server | None = None,
     ) -> None:
+        super().__init__("server")
         self._llm, self.options, self.encoders = llm, options or ServerOptions(), encoders or Encoders()
         self.name = name or (llm.model.folder.name if llm is not None else next(iter(self.encoders.names), "none"))
         self.created = int(time.time())
@@ -154,8 +156,6 @@ class Server:
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "genai-prepare")
         self._long_thread = ThreadPoolExecutor(1, "genai-long")
         self.chooses_seeds = llm is not None and llm.params().seed is None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._is_stopped = False
         self.fingerprint = f"fp_{_fingerprint(llm)}" if llm is not None else ""
 
     @property
@@ -270,11 +270,6 @@ class Server:
         """Call a function that can take seconds on another thread, one at a time. Other requests are still prepared."""
         return await asyncio.get_running_loop().run_in_executor(self._long_thread, partial(work, *arguments))
 
-    def note_running(self, task: asyncio.Task[Any]) -> None:
-        """Note a task that serves a request, so that `stop_running` can end it."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     @property
     def drain_seconds(self) -> float:
         """See ServerOptions."""
@@ -283,27 +278,6 @@ class Server:
     def drain(self) -> None:
         """Refuse new requests."""
         self.admission.is_draining = True
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of tasks that serve requests."""
-        return len(self._tasks)
-
-    def stop_running(self) -> None:
-        """End all running requests with an error."""
-        self._is_stopped = True
-        for task in [*self._tasks]:
-            task.cancel()
-
-    def stop_error(self) -> RequestError | None:
-        """Return the error of requests that `stop_running` ended; None if it was not called."""
-        if not self._is_stopped:
-            return None
-        return RequestError(
-            503, "the server was stopped before the reply ended",
-            "its time limit for running requests passed, or a second signal ended them",
-            "send the request again later", code="stopping", headers={"retry-after": "1"},
-        )  # fmt: skip
 
     def close(self) -> None:
         """Stop the threads. The model stays loaded."""

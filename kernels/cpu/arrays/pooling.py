@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -45,14 +46,22 @@ class PoolArguments(Arguments):
 
 
 @once
-def pool_op(kind: Literal["max", "mean"]) -> NativeOp:
-    """Return the operator. Items are planes."""
-    is_max, fill = kind == "max", -np.inf if kind == "max" else 0.0
+def reduction(kind: Literal["max", "mean"]) -> tuple[Callable[[Any, int], Any], float]:
+    """Return the function that adds sixteen numbers at an address to the result of a window, and its first value."""
+    is_max = kind == "max"
 
     @inline
-    def combined(value: Any, band: int) -> Any:
-        found = load_float32(band)
+    def combined(value: Any, address: int) -> Any:
+        found = load_float32(address)
         return larger(value, found) if is_max else value + found
+
+    return combined, -np.inf if is_max else 0.0
+
+
+@once
+def pool_op(kind: Literal["max", "mean"]) -> NativeOp:
+    """Return the operator. Items are planes."""
+    is_max, (combined, fill) = kind == "max", reduction(kind)
 
     @inline
     def finish(value: Any, arguments: PoolArguments, out: int, row: int, column: int) -> None:

@@ -13,11 +13,12 @@ from ...jit.dsl import inline
 from ...jit.memory import load_float32, read_float32, store_float32
 from ...jit.native import NativeOp, native_op
 from ...jit.variants import once
-from ...jit.vector import larger, splat_float32
+from ...jit.vector import splat_float32
 from ...program.bound_program import run_alone
 from ...program.calls import Items
 from ...program.thread_pool import Threads
 from ..gemm.windows import Windows
+from ..pooling import PoolArguments, reduction
 from .layout import BLOCK, BLOCK_BYTES, aligned
 
 _NANOSECONDS_PER_TAP = 0.06
@@ -25,38 +26,17 @@ _NANOSECONDS_PER_TAP = 0.06
 _SUMMED = 64
 
 
-class BlockedPoolArguments(Arguments):
-    """Planes of pixels [x_rows, x_columns], windows, and result planes [rows, columns].
+class BlockedPoolArguments(PoolArguments):
+    """Planes of pixels with sixteen channels. Windows take every `row_gap`-th row and `column_gap`-th column."""
 
-    `top` and `left` are pads. `counts` [rows, columns] are divisors of sums.
-    """
-
-    x: Address
-    out: Address
-    counts: Address
-    x_rows: int
-    x_columns: int
-    height: int
-    width: int
-    row_stride: int
-    column_stride: int
     row_gap: int
     column_gap: int
-    top: int
-    left: int
-    rows: int
-    columns: int
 
 
 @once
 def pool_blocks(kind: Literal["max", "mean"]) -> NativeOp:
     """Return the operator. Items are rows of result planes."""
-    is_max, fill = kind == "max", -np.inf if kind == "max" else 0.0
-
-    @inline
-    def combined(value: Any, address: int) -> Any:
-        found = load_float32(address)
-        return larger(value, found) if is_max else value + found
+    is_max, (combined, fill) = kind == "max", reduction(kind)
 
     @inline
     def finish(value: Any, out: int, count: int) -> None:
