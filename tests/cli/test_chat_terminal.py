@@ -98,7 +98,7 @@ def test_settings(terminal: Open) -> None:
     one.enter("/set ignore-eos maybe", "on or off is expected")
     one.enter("/set nonsense 1", "no setting has this name")
     one.enter("/set seed x", "a value of type int")
-    one.enter("/set seed", r"\(seed is -: Random seed")
+    one.enter("/set seed", r"\(seed is -: random seed")
     one.enter("/set stats", r"\(stats is on\)")
     one.enter("/set temperatur", "did you mean temperature")
     one.enter("/set stats off", "is off")

@@ -17,6 +17,7 @@ import pytest
 
 import genai
 from genai.errors import RequestError
+from genai.llm.samples import SampleStream
 from genai.server.admission import Admission
 
 from .conftest import Running
@@ -154,6 +155,13 @@ def test_a_slow_client_gets_everything(running: Running, llm: genai.LLM) -> None
 
 
 def test_comments_are_sent_while_a_request_waits(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = SampleStream.take
+
+    async def take_late(stream: SampleStream) -> list[Any]:
+        await asyncio.sleep(0.05)
+        return await take(stream)
+
+    monkeypatch.setattr(SampleStream, "take", take_late)
     monkeypatch.setattr("genai.server.sse.PING_SECONDS", 0.001)
     answer = running.chat(stream=True)
     assert ": ping\n\n" in answer.text and answer.text.endswith("data: [DONE]\n\n")
