@@ -6,9 +6,11 @@ import _thread
 import signal
 import sys
 import threading
-from functools import partial
+import time
 from types import FrameType
 from typing import Any
+
+_PAUSE = 0.01  # seconds between two signals
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,35 +44,57 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _interrupt_outside_imports(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but only after an import that is in progress.
+    """Raise KeyboardInterrupt, but only after an import that is in progress, and outside Python's hooks.
 
-    Extension modules that import NumPy's API convert an interrupt to an ImportError, or crash the process.
+    Extension modules that import NumPy's API convert an interrupt to an ImportError, or crash the process. Python drops
+    an exception of the hook below.
     """
     inner = frame
     while inner is not None:
-        if inner.f_code.co_filename.startswith("<frozen importlib"):
-            _send_later()
+        code = inner.f_code
+        if code.co_filename.startswith("<frozen importlib") or code is _interrupt_again.__code__:
+            _repetition.begin()
             return
         inner = inner.f_back
+    _repetition.end()
     signal.default_int_handler(number, frame)
 
 
 def _interrupt_again(dropped: Any) -> None:
     """Raise an interrupt again if it was lost in a callback that ignores exceptions, such as a weak reference's."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
-        _send_later()
+        _repetition.begin()
     else:
         sys.__unraisablehook__(dropped)
 
 
-def _send_later() -> None:
-    """Send the signal of Ctrl-C again in 10 ms."""
-    again = _thread.interrupt_main
-    if hasattr(signal, "pthread_kill"):  # not on Windows; the signal wakes a waiting thread
-        again = partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
-    later = threading.Timer(0.01, again)
-    later.daemon = True
-    later.start()
+class _Repetition:
+    """Sends the signal of Ctrl-C repeatedly until it can be raised."""
+
+    def __init__(self) -> None:
+        self._is_wanted = False
+
+    def begin(self) -> None:
+        """Start to send the signal."""
+        if not self._is_wanted:
+            self._is_wanted = True
+            threading.Thread(target=self._run, args=(threading.main_thread().ident,), daemon=True).start()
+
+    def end(self) -> None:
+        """Stop."""
+        self._is_wanted = False
+
+    def _run(self, main_thread: int) -> None:
+        time.sleep(_PAUSE)
+        while self._is_wanted:
+            if hasattr(signal, "pthread_kill"):  # not on Windows; the signal wakes a waiting thread
+                signal.pthread_kill(main_thread, signal.SIGINT)
+            else:
+                _thread.interrupt_main()
+            time.sleep(_PAUSE)
+
+
+_repetition = _Repetition()
 
 
 if __name__ == "__main__":

@@ -332,14 +332,23 @@ def test_ctrl_c_at_any_moment_ends_without_a_traceback(command: list[str], seed:
         assert process.returncode in (0, 130, -signal.SIGINT)
 
 
-def test_an_interrupt_that_falls_into_a_callback_arrives_all_the_same() -> None:
+@pytest.mark.parametrize("pause", [0, 0.1])  # on a busy machine, the signal comes again before the hook has ended
+def test_an_interrupt_that_falls_into_a_callback_arrives_all_the_same(pause: float) -> None:
     script = """
-import signal, sys, time, weakref
+import signal, sys, threading, time, weakref
 import genai.cli.app
 from genai.cli.__main__ import main
 
 class Something:
     pass
+
+start = threading.Thread.start
+
+def start_slowly(thread):
+    start(thread)
+    time.sleep(PAUSE)
+
+threading.Thread.start = start_slowly
 
 def run(arguments):
     one = Something()
@@ -351,6 +360,7 @@ def run(arguments):
 genai.cli.app.run = run
 main([])
 """
+    script = script.replace("PAUSE", str(pause))
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=25)
     assert (process.returncode, process.stderr) == (130, b"")
 
