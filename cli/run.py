@@ -157,7 +157,8 @@ class _Feed:
         from genai.session.arrays import random_feed
         from genai.session.dimensions import Sizes, sizes_in
 
-        self._session, self._sizes = session, Sizes(session.inputs, dims, sizes_in(session.inputs, given))
+        found = session.head_sizes | sizes_in(session.inputs, given)
+        self._session, self._sizes = session, Sizes(session.inputs, dims, found)
         if dims and not random:
             raise OptionError(
                 "--dim cannot be used without --random",

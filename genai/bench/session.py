@@ -38,7 +38,7 @@ def bench_session(
     session = Session(model, config)
     peer = Peer(str(model), threads) if compare else None
     makers: list[Callable[[], Any]] = [lambda: Session(model, config)]
-    feed = random_feed(session.inputs, dims, tables=session.table_sizes)
+    feed = random_feed(session.inputs, session.head_sizes | {**dims}, tables=session.table_sizes)
     runs: list[Callable[[], Any]] = [lambda: session.run(feed)]
     if peer is not None:
         makers.append(lambda: Peer(str(model), threads))

@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..hub.built import note_use
 from ..hub.choosing import CHECKPOINT, ONNX
-from ..hub.known import known_models
+from ..hub.known import known_models, names_of_family
 from ..hub.local import exists, named_or, pulled_model
 from ..hub.pull import PullHooks, PullPlan, plan_pull, pull_model
 from ..hub.references import parse
@@ -277,13 +277,12 @@ def source_path(source: Path | PulledModel, name: str | Path) -> Path:
     if isinstance(source, PulledModel):
         return source.path
     if not exists(source):
-        known = [*(model.name for model in models()), *known_models()]
+        known, family = [*(model.name for model in models()), *known_models()], names_of_family(str(name))
+        otherwise = "use the name on the model's page (org/name), or hf:name for a model without org"
         raise ModelFolderError(
             f"{str(name)!r:.120} is not a model name",
             "a model must be in the cache, have a short name or a name of the form org/name, or be an existing path",
-            did_you_mean(
-                str(name), known, "use the name on the model's page (org/name), or hf:name for a model without org"
-            ),
+            did_you_mean(str(name), known, f"did you mean {' or '.join(family)}?" if family else otherwise),
         )
     return source
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,12 @@ class KnownModel:
     def memory_bytes(self) -> int:
         """An estimate of the memory for the weights, a cache of 4,096 tokens, and the process."""
         return self.size_bytes + CACHED_TOKENS * self.cache_bytes_per_token + PROCESS_BYTES
+
+
+def names_of_family(text: str) -> list[str]:
+    """Return the short names that begin with a text, such as "llama3.2" or "smollm2:135m", apart from punctuation."""
+    begin = re.sub("[^a-z0-9]", "", text.lower())
+    return [name for name in known_models() if begin and re.sub("[^a-z0-9]", "", name).startswith(begin)]
 
 
 def configs_folder() -> Path:

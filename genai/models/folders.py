@@ -13,7 +13,14 @@ from typing import Any
 from ..common.foreign_models import foreign_model_error
 from ..common.reading import file_text, json_object
 from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
-from ..hub.known import BUNDLED_MODEL, bundled_model as bundled_model, configs_folder, known_model, known_models
+from ..hub.known import (
+    BUNDLED_MODEL,
+    bundled_model as bundled_model,
+    configs_folder,
+    known_model,
+    known_models,
+    names_of_family,
+)
 from ..hub.references import offline
 from ..hub.store import models
 
@@ -237,11 +244,12 @@ def _is_model(path: Path) -> bool:
 
 
 def _similar_name(text: str) -> str | None:
-    """Return the most similar model name: a cached model, with or without its org, or a short name of the table."""
+    """Return the most similar model names: a cached model, with or without its org, or short names of the table."""
     known = {key: model.name for model in models() for key in (model.name.rsplit("/", 1)[-1], model.name)}
     known |= {name: name for name in (BUNDLED_MODEL, *(() if offline() else known_models()))}
-    close = difflib.get_close_matches(text, list(known), 1, 0.7)
-    return known[close[0]] if close else None
+    if close := difflib.get_close_matches(text, list(known), 1, 0.7):
+        return known[close[0]]
+    return None if offline() else " or ".join(names_of_family(text)) or None
 
 
 def _is_there(file: Path) -> bool:

@@ -50,6 +50,12 @@ def group_query_attention(
     size = query.shape[2] // (num_heads + 2 * kv_num_heads * (key is None))
     op = Attention("", "", "", "", 0, num_heads, kv_num_heads, size, size, window=local_window_size, **options)
     last, length, longest = lengths.reshape(-1).astype(np.int64), query.shape[1], int(np.max(total))
+    for name, past in (("past_key", past_key), ("past_value", past_value)):
+        if past is not None and (past.shape[1], past.shape[3]) != (kv_num_heads, size):
+            raise ValueError(
+                f"GroupQueryAttention: {name} has shape {list(past.shape)}, but the node has {kv_num_heads} key/value "
+                f"heads of size {size}"
+            )
     capacity = max(longest, 0 if past_key is None else past_key.shape[2])
     presents = [np.zeros((len(query), kv_num_heads, capacity, size), query.dtype) for _ in range(2)]
     output = np.empty((len(query), length, num_heads * size), query.dtype)

@@ -34,7 +34,7 @@ from .execution_providers import AssignedPart, hand_over
 from .loop import Plan
 from .node_checks import check_nodes, check_result_sizes
 from .plan import PlanOptions, build_plan
-from .table_sizes import table_sizes
+from .table_sizes import head_sizes, table_sizes
 
 # Rules that fuse DequantizeLinear, an operator and QuantizeLinear to a single integer operator.
 _QDQ_RULES = frozenset(
@@ -55,6 +55,7 @@ class Prepared:
         parts: the assignment of nodes to providers, if it was requested.
         on_device: inputs that may be passed in device memory.
         table_sizes: see `table_sizes`.
+        head_sizes: see `head_sizes`.
         read_ns: time at which the model was read, in nanoseconds of time.perf_counter_ns.
     """
 
@@ -66,6 +67,7 @@ class Prepared:
     parts: list[AssignedPart]
     on_device: frozenset[str]
     table_sizes: dict[str, int]
+    head_sizes: dict[str, int]
     read_ns: int
 
 
@@ -84,7 +86,7 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     if expand_gradients(model):
         infer_shapes(model)
     # Rewrites fuse look-ups with other nodes, so the sizes are found before.
-    sizes = table_sizes(graph)
+    sizes, heads = table_sizes(graph), head_sizes(graph)
     _check_cancelled(config)
     disabled = config.disabled_rules | (_QDQ_RULES if config.keep_qdq else frozenset())
     if config.providers:  # which may have kernels for 16-bit floats
@@ -114,7 +116,7 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
     overridable = [value for value in graph.inputs if value.name in defaults]
     header = _header(model)
-    return Prepared(header, plan, inputs, overridable, outputs, divided.parts, divided.on_device, sizes, read_ns)
+    return Prepared(header, plan, inputs, overridable, outputs, divided.parts, divided.on_device, sizes, heads, read_ns)
 
 
 def _header(model: OnnxModel) -> OnnxModel:

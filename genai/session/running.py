@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.atomic_files import write_whole
+from ..devices import compile_seconds
 from ..errors import ArgumentError, GenaiError, InputError, NodeError, ProviderError, RunStopped
 from .execution_providers import PROVIDED
 from .loop import OpCall, RunContext, circumstances
@@ -25,13 +26,16 @@ class Profiler:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._events: list[tuple[str, str, int, int, int]] = []
+        self._events: list[tuple[str, str, int, int, int, int]] = []
         self._phases: list[tuple[str, int, int, int]] = []
         self.start_ns = time.perf_counter_ns()
 
-    def record(self, op: OpCall, begin_ns: int, end_ns: int) -> None:
-        """Record one call. The calls in the bodies of If, Loop and Scan are recorded in addition to their nodes."""
-        self._events.append((op.label, op.op_type, threading.get_ident(), begin_ns, end_ns))
+    def record(self, op: OpCall, begin_ns: int, end_ns: int, compile_ns: int = 0) -> None:
+        """Record one call, which has waited `compile_ns` for kernels that are compiled once.
+
+        The calls in the bodies of If, Loop and Scan are recorded in addition to their nodes.
+        """
+        self._events.append((op.label, op.op_type, threading.get_ident(), begin_ns, end_ns, compile_ns))
 
     def record_phase(self, name: str, begin_ns: int, end_ns: int) -> None:
         """Record a phase of the session, such as "model_run", which is only part of the trace."""
@@ -40,12 +44,13 @@ class Profiler:
     def totals(self) -> dict[str, tuple[int, int]]:
         """Return the number of calls and the nanoseconds for each operator type, longest first.
 
-        The nanoseconds of If, Loop and Scan include those of the operators in their bodies.
+        The nanoseconds of If, Loop and Scan include those of the operators in their bodies. The time to compile kernels
+        is not included.
         """
         totals: dict[str, tuple[int, int]] = {}
-        for _, op_type, _, begin, end in list(self._events):
+        for _, op_type, _, begin, end, compiling in list(self._events):
             calls, spent = totals.get(op_type, (0, 0))
-            totals[op_type] = calls + 1, spent + end - begin
+            totals[op_type] = calls + 1, spent + max(0, end - begin - compiling)
         return dict(sorted(totals.items(), key=lambda item: -item[1][1]))
 
     def write(self) -> str:
@@ -54,8 +59,8 @@ class Profiler:
         path = Path(f"{self._prefix}_{stamp}_{os.getpid()}_{self.start_ns % 1_000_000}.json")
         events = [self._event("Session", name, thread, begin, end) for name, thread, begin, end in list(self._phases)]
         events += [
-            self._event("Node", label, thread, begin, end, op_name=op_type)
-            for label, op_type, thread, begin, end in list(self._events)
+            self._event("Node", label, thread, begin, end, op_name=op_type, **_compiling(compiling))
+            for label, op_type, thread, begin, end, compiling in list(self._events)
         ]
         try:
             write_whole(path, json.dumps(events).encode())
@@ -64,7 +69,9 @@ class Profiler:
             raise InputError(f"{path}: the profile cannot be written", str(error), fix) from error
         return str(path)
 
-    def _event(self, category: str, name: str, thread: int, begin: int, end: int, **more: str) -> dict[str, Any]:
+    def _event(
+        self, category: str, name: str, thread: int, begin: int, end: int, **more: str | float
+    ) -> dict[str, Any]:
         return {
             "cat": category,
             "name": name,
@@ -75,6 +82,10 @@ class Profiler:
             "dur": (end - begin) / 1000,
             "args": more,
         }
+
+
+def _compiling(nanoseconds: int) -> dict[str, float]:
+    return {"compile_us": nanoseconds / 1000} if nanoseconds else {}
 
 
 def run_call(
@@ -90,7 +101,7 @@ def run_call(
     """
     if context is not None:
         context.check()
-    begin = 0 if profiler is None else time.perf_counter_ns()
+    begin, compiled = (0, 0.0) if profiler is None else (time.perf_counter_ns(), compile_seconds())
     try:
         results = op.kernel(context, inputs)
     except (MemoryError, RunStopped, ProviderError):
@@ -102,5 +113,5 @@ def run_call(
         what = error.what if isinstance(error, GenaiError) else error
         raise kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error
     if profiler is not None:
-        profiler.record(op, begin, time.perf_counter_ns())
+        profiler.record(op, begin, time.perf_counter_ns(), round((compile_seconds() - compiled) * 1e9))
     return results

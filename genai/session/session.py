@@ -59,6 +59,7 @@ class Session(Single):
         providers: the providers in use, in order of preference, without the CPU, which computes the remaining nodes.
         assignment: the nodes that each provider computes, if `SessionConfig.record_assignment` is set.
         table_sizes: the number of rows of the smallest table that an input is an index of, by input name.
+        head_sizes: the sizes of symbolic dimensions that attention nodes require, by dimension name.
         profiler: the profiler; None if nothing is recorded.
         falls_back: If a provider fails in a run: True to warn and continue on the CPU alone, False to raise
             ProviderError.
@@ -88,7 +89,7 @@ class Session(Single):
         self.plan, self.assignment = prepared.plan, prepared.parts
         self.inputs, self.overridable = _known(prepared.inputs), _known(prepared.overridable)
         self.outputs, self.header = prepared.outputs, prepared.header
-        self.table_sizes = prepared.table_sizes
+        self.table_sizes, self.head_sizes = prepared.table_sizes, prepared.head_sizes
         self._feed_check = FeedCheck(
             [*self.inputs, *self.overridable],
             {value.name for value in self.overridable},

@@ -1,4 +1,4 @@
-"""The sizes of the tables that a model's inputs are indices of, such as the number of token types of an encoder."""
+"""Sizes that the nodes of a model require of its inputs: of tables that inputs are indices of, and of heads."""
 
 from __future__ import annotations
 
@@ -27,6 +27,21 @@ def table_sizes(graph: Graph) -> dict[str, int]:
         if isinstance(value.type, TensorType) and value.type.dtype.numpy_dtype.kind in "iu":
             sizes = list(_sizes(graph, value.name, set()))
             found |= {value.name: min(sizes)} if sizes else {}
+    return found
+
+
+def head_sizes(graph: Graph) -> dict[str, int]:
+    """Return the sizes of the symbolic dimensions that are the head size of a GroupQueryAttention node's cache."""
+    found: dict[str, int] = {}
+    inputs = {value.name: value.type for value in graph.inputs}
+    for node in graph.nodes:
+        queries = graph.type_of(node.input(0)) if node.op_type == "GroupQueryAttention" else None
+        if not isinstance(queries, TensorType) or not queries.shape or not isinstance(queries.shape[-1], int):
+            continue
+        heads = node.integer("num_heads", 0) + (0 if node.input(1) else 2 * node.integer("kv_num_heads", 0))
+        for past in (inputs.get(node.input(3)), inputs.get(node.input(4))):
+            if isinstance(past, TensorType) and past.shape and isinstance(name := past.shape[-1], str) and heads:
+                found[name] = queries.shape[-1] // heads
     return found
 
 

@@ -49,6 +49,19 @@ def test_short_names(given: str, name: str) -> None:
     assert known_model("no-such-name") is None
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("llama3.2", "llama-3.2-1b-instruct or llama-3.2-3b-instruct"),
+        ("smollm2:135m", "smollm2-135m-instruct"),
+    ],
+)
+def test_names_of_other_programs_lead_to_short_names(given: str, names: str, hub: LocalHub, capsys: Capture) -> None:
+    for command in (["chat", given, "-p", "hi"], ["pull", given]):
+        assert run(command) == 1
+        assert f"did you mean {names}?" in capsys.readouterr().err.replace("'", "")
+
+
 def test_a_short_name_is_pulled(hub: LocalHub, chatting: dict[str, bytes], capsys: Capture) -> None:
     hub.add("Qwen/Qwen3-0.6B", chatting)
     hub.add("other/Qwen3-0.6B", chatting)

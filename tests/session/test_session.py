@@ -15,6 +15,8 @@ from genai.compat.onnxruntime.errors import renamed
 from genai.onnx.types import DataType
 from genai.optimize.base import Level
 from genai.session.config import SessionConfig
+from genai.session.loop import OpCall
+from genai.session.running import Profiler
 from genai.session.session import Session
 
 
@@ -239,3 +241,10 @@ def test_results_share_no_memory_with_constants_and_inputs(make_model, ones, lev
         assert [array.tolist() for array in found["same"]] == [[1, 1, 1], [1, 1]]
         for array in (found["twice"], found["y"], *found["s"], *found["same"]):
             array[...] = 7
+
+
+def test_totals_exclude_the_time_to_compile() -> None:
+    profiler, op = Profiler("p"), OpCall("node", "Add", np.add, (), (), (), ())
+    profiler.record(op, 1_000, 9_000, compile_ns=7_000)
+    profiler.record(op, 10_000, 12_000)
+    assert profiler.totals() == {"Add": (2, 3_000)}

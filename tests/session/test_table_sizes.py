@@ -11,6 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from genai.cli.app import run
+from genai.errors import NodeError
+from genai.models.folders import bundled_model
 from genai.session.arrays import random_feed
 from genai.session.session import Session
 
@@ -68,6 +70,18 @@ def test_indices_are_within_their_tables(
     feed = random_feed(session.inputs, {}, tables=session.table_sizes)
     assert feed["ids"].max() == expected.get("ids", 10) - 1 and feed["ids"].min() == 0
     session.run(feed)
+
+
+def test_random_caches_have_the_size_of_the_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = bundled_model() / "model.onnx"
+    assert run(["run", str(graph), "--random", "--compare", "onnxruntime"]) == 0
+    assert "past" not in capsys.readouterr().err
+    session = Session(graph)
+    narrow = random_feed(session.inputs, {"kv_cache_dim": 1, "past_sequence_length": 2, "total_sequence_length": 3})
+    with pytest.raises(
+        NodeError, match=r"past_key has shape \[1, 2, 2, 1\], but the node has 2 key/value heads of size 32"
+    ):
+        session.run(narrow)
 
 
 def test_commands_stay_within_tables(make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
