@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from genai.kernels.cpu.program.thread_pool import Threads
 from ..onnx.node import OURS
 from . import borrowed
 from .registry import Kernel, KernelError, NodeSpec, from_function, operator, register
-from .support import checked_indices
+from .support import broadcast, checked_indices
 
+Shape: TypeAlias = tuple[int, ...]
 # The attributes that `attended` supports; onnx.reference runs nodes with any other attribute.
 _KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "scale", "softcap", "qk_matmul_output_mode"}
 
@@ -180,10 +182,11 @@ def dense_attention(
         bias: addends that broadcast with [B, H, T, S]; -inf masks a key.
         nan_is_zero: True to replace NaN weights by 0, as in fully masked rows.
     """
-    inputs, shape = (query, keys, values), _score_shape(query, keys, values, bias)
+    inputs = query, keys, values
+    shape = _score_shape(query.shape, keys.shape, values.shape, None if bias is None else bias.shape)
     ends = (shape[2], query.shape[3]), (keys.shape[2], shape[3]), values.shape[2:]
-    operands = [np.broadcast_to(x, (*shape[:2], *end)) for x, end in zip(inputs, ends, strict=True)]
-    addend = None if bias is None else np.broadcast_to(bias, shape)
+    operands = [broadcast(x, (*shape[:2], *end)) for x, end in zip(inputs, ends, strict=True)]
+    addend = None if bias is None else broadcast(bias, shape)
     is_float = all(x.dtype == np.float32 for x in (*inputs, bias) if x is not None)
     if compiled is not None and shape[3] and query.shape[3] and is_float:
         return compiled(*operands, addend)
@@ -193,13 +196,14 @@ def dense_attention(
     return np.matmul(np.where(np.isnan(weights), 0, weights) if nan_is_zero else weights, values)
 
 
-def _score_shape(query: Any, keys: Any, values: Any, bias: Any) -> tuple[int, ...]:
-    """Return the shape [B, H, T, S] of the scores, broadcast with the bias."""
-    batch = np.broadcast_shapes(query.shape[:2], keys.shape[:2], values.shape[:2])
-    shape = (*batch, query.shape[2], keys.shape[3])
-    shape = shape if bias is None else np.broadcast_shapes(shape, bias.shape)
-    if query.shape[3] != keys.shape[2] or shape[3] != values.shape[2]:
-        shapes = [list(x.shape) for x in (query, keys, values)]
+@lru_cache(maxsize=256)
+def _score_shape(query: Shape, keys: Shape, values: Shape, bias: Shape | None) -> Shape:
+    """Return the shape [B, H, T, S] of the scores, broadcast with the bias, from the shapes of the operands."""
+    batch = np.broadcast_shapes(query[:2], keys[:2], values[:2])
+    shape = (*batch, query[2], keys[3])
+    shape = shape if bias is None else np.broadcast_shapes(shape, bias)
+    if query[3] != keys[2] or shape[3] != values[2]:
+        shapes = [list(x) for x in (query, keys, values)]
         raise KernelError(
             f"DenseAttention: the queries, keys and values have shapes {shapes}, which do not match scores of "
             f"shape {list(shape)}"

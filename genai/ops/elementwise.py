@@ -101,6 +101,8 @@ operator("Max", since_version=8)(lambda *values: reduce(np.maximum, values))
 operator("Min", since_version=8)(lambda *values: reduce(np.minimum, values))
 operator("Sum", since_version=8)(lambda *values: reduce(np.add, values))
 
+_FLOAT32 = np.dtype(np.float32)
+
 
 def compiled(
     function: str, x: Any, *parameters: float, otherwise: Callable[[Any], Any] | None = None, threads: Threads | None
@@ -113,6 +115,8 @@ def compiled(
         parameters: parameters of the function.
         otherwise: function for wider types; None = they are computed in float32.
     """
+    if x.dtype == _FLOAT32 and x.flags.c_contiguous:
+        return activation(function, x, *parameters, threads=threads)
     wide = widened(x)
     if otherwise is not None and wide.dtype != np.float32:
         return np.asarray(otherwise(wide)).astype(x.dtype, copy=False)

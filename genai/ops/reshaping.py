@@ -27,8 +27,10 @@ MAX_RANK = 64
 @operator("Reshape", since_version=5)
 def reshape(x: Any, shape: Any, *, allowzero: bool = False) -> Any:
     """Reshape; 0 copies a dimension, unless allowzero is set, and -1 is inferred."""
-    sizes = [int(size) for size in shape]
-    return x.reshape(sizes if allowzero else [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)])
+    sizes = shape.tolist()
+    if 0 in sizes and not allowzero:
+        sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return x.reshape(sizes)
 
 
 @operator("Squeeze")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -113,20 +114,29 @@ def mean(x: Any, axis: tuple[int, ...], *, keepdims: bool = True) -> Any:
     return np.sum(x, axis=axis, keepdims=keepdims) / x.dtype.type(0)
 
 
+def broadcast(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return np.broadcast_to(x, shape), which is slow even if x already has the shape."""
+    return x if x.shape == shape else np.broadcast_to(x, shape)
+
+
 def _arrays(inputs: Sequence[Any]) -> list[Any]:
     return [value for value in inputs if isinstance(value, np.ndarray)]
 
 
 def _broadcast(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     arrays = _arrays(inputs)
-    first = arrays[0].shape if arrays else ()
-    if all(array.shape == first for array in arrays):
+    shapes = {array.shape for array in arrays}
+    if len(shapes) < 2:
         return 0
+    return _broadcast_size(*shapes) * int(max([array.dtype.itemsize for array in arrays]))
+
+
+@lru_cache(maxsize=512)
+def _broadcast_size(*shapes: tuple[int, ...]) -> int:
     try:
-        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        return math.prod(np.broadcast_shapes(*shapes))
     except ValueError:
         return 0  # the kernel raises a clearer error, or aligns axes by an older rule
-    return int(math.prod(shape) * max(array.dtype.itemsize for array in arrays))
 
 
 def _product(spec: NodeSpec, inputs: Sequence[Any]) -> int:

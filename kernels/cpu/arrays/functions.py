@@ -5,7 +5,7 @@ The calls are cached for each shape and format of the operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..linear.calls import Affine, decode_call
 from ..linear.embedding import gather_blocks
 from ..moe.mixture import mixture_phases, mixture_size
 from ..program.bound_program import BoundPrograms, NodeProgram, first_element, run_alone
-from ..program.calls import Call, Items, Rows, program_of
+from ..program.calls import Items, Rows, program_of
 from ..program.lower import mixture_of
 from ..program.packed_weights import PackedWeights
 from ..program.step_table import StepField
@@ -53,10 +53,16 @@ def activation(function: str, x: Float32, *parameters: float, threads: Threads |
         parameters: parameters of the function.
     """
     check("x", x, x.shape)
-    out = np.empty_like(x)
-    rows = tuple((name, 4 * x.size, x.size) for name in ("x", "out"))
-    _program(unary, function, rows, *parameters).run(threads, 1, x=x, out=out)
+    out = np.empty(x.shape, np.float32)
+    addresses = {"x": first_element(x), "out": first_element(out)}
+    _unary_program(function, x.size, parameters).run_bound(addresses, threads, 0, x.size * _NANOSECONDS_PER_ACTIVATION)
     return out
+
+
+@lru_cache(maxsize=512)
+def _unary_program(function: str, size: int, parameters: tuple[float, ...]) -> NodeProgram:
+    x, out = (Rows(Binding(name), 4 * size, size, StepField.ONE) for name in ("x", "out"))
+    return NodeProgram([[unary(function, x, out, *parameters)]])
 
 
 def gated(function: str, gate: Float32, up: Float32, *, threads: Threads | None = None) -> Float32:
@@ -69,16 +75,14 @@ def gated(function: str, gate: Float32, up: Float32, *, threads: Threads | None 
     check("up", up, gate.shape, by_rows=True)
     out = np.empty(gate.shape, np.float32)
     rows = tuple((name, x.strides[0], x.shape[1]) for name, x in (("gate", gate), ("up", up), ("out", out)))
-    _program(gate_call, function, rows).run(threads, len(gate), gate=first_element(gate), up=first_element(up), out=out)
+    _gate_program(function, rows).run(threads, len(gate), gate=first_element(gate), up=first_element(up), out=out)
     return out
 
 
 @lru_cache(maxsize=512)
-def _program(
-    call: Callable[..., Call], function: str, rows: tuple[tuple[str, int, int], ...], *told: Any
-) -> NodeProgram:
-    operands = (Rows(Binding(name), stride, width) for name, stride, width in rows)
-    return NodeProgram([[call(function, *operands, *told)]], 0.0, rows[0][2] * _NANOSECONDS_PER_ACTIVATION)
+def _gate_program(function: str, rows: tuple[tuple[str, int, int], ...]) -> NodeProgram:
+    gate, up, out = (Rows(Binding(name), stride, width) for name, stride, width in rows)
+    return NodeProgram([[gate_call(function, gate, up, out)]], 0.0, rows[0][2] * _NANOSECONDS_PER_ACTIVATION)
 
 
 def norm(
@@ -117,26 +121,33 @@ def _run_norm(
     threads: Threads | None,
 ) -> None:  # fmt: skip
     """Compute the norm of arrays that are passed by operand name."""
-    x, given = rows["x"], {name: vector for name, vector in vectors.items() if vector is not None}
+    x = rows["x"]
     width = x.shape[-1]
+    check("x", x, (None, width))
+    addresses = {}
     for name, array in rows.items():
-        check(name, array, (None, width) if name == "x" else x.shape)
-    for name, vector in given.items():
-        check(name, vector, (width,))
+        check(name, array, x.shape)
+        addresses[name] = first_element(array)
+    for name, vector in vectors.items():
+        if vector is not None:
+            check(name, vector, (width,))
+            addresses[name] = first_element(vector)
     if x.size:
-        program = _norm_program(width, tuple(rows), tuple(given), epsilon, centred)
-        program.run(threads, len(x), **rows, **given)
+        program = _norm_program(width, tuple(addresses), epsilon, centred)
+        program.run_bound(addresses, threads, len(x), x.size * _NANOSECONDS_PER_NORMALISED * (len(rows) // 2))
 
 
 @lru_cache(maxsize=256)
-def _norm_program(
-    width: int, rows: tuple[str, ...], vectors: tuple[str, ...], epsilon: float, centred: bool
-) -> NodeProgram:
-    operands: dict[str, Any] = {name: Rows(Binding(name), 4 * width, width) for name in rows}
-    operands |= {name: BoundVector(name, size=width) for name in vectors}
+def _norm_program(width: int, names: tuple[str, ...], epsilon: float, centred: bool) -> NodeProgram:
+    operands: dict[str, Any] = {
+        name: Rows(Binding(name), 4 * width, width) if name in _NORM_ROWS else BoundVector(name, size=width)
+        for name in names
+    }
     x, weight, out, skip = (operands.pop(name, None) for name in ("x", "weight", "out", "residual"))
-    call = norm_call(x, weight, epsilon, out, centred=centred, skip=skip, **operands)
-    return NodeProgram([[call]], 0.0, width * _NANOSECONDS_PER_NORMALISED * (len(rows) // 2))
+    return NodeProgram([[norm_call(x, weight, epsilon, out, centred=centred, skip=skip, **operands)]])
+
+
+_NORM_ROWS = ("x", "residual", "out", "total")
 
 
 class SoftmaxArguments(Arguments):

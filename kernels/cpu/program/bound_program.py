@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..jit.arguments import Binding
 from ..jit.native import NativeOp
 from .calls import Call, Items, Phases, Program, program_of
-from .thread_pool import Threads, rows_context
+from .thread_pool import NO_STEP, Threads, own_memory, refused, rows_context
 
 T = TypeVar("T")
 _ALONE = Threads(1)
@@ -46,8 +46,15 @@ class NodeProgram:
             copy = self._program.bound(addresses, self._copies.pop())
         except IndexError:
             copy = self._program.bound(addresses)
-        context = rows_context(tokens) if tokens else None
-        (threads or _ALONE).run(copy, context, nanoseconds=nanoseconds)
+        threads = threads or _ALONE
+        call = copy.only_call if threads.is_short(nanoseconds) else None
+        if call is None:
+            threads.run(copy, rows_context(tokens) if tokens else None, nanoseconds=nanoseconds)
+        else:
+            context = rows_context(tokens) if tokens else NO_STEP
+            scratch = first_element(own_memory("scratch", call.scratch)) if call.scratch else 0
+            if code := call(context.address, tokens, scratch):
+                raise refused(code)
         self._copies.append(copy)
 
 

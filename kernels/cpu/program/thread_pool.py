@@ -194,7 +194,7 @@ class Threads:
             program.complete()
         is_long = nanoseconds > _NANOSECONDS_BETWEEN_SIGNALS * self.count
         if context is None:
-            context = ContextTable() if is_long else _NO_STEP  # an interrupt cancels only this run
+            context = ContextTable() if is_long else NO_STEP  # an interrupt cancels only this run
         if is_long and threading.current_thread() is threading.main_thread():
             error = self._run_interruptibly(program, context)
         else:
@@ -202,7 +202,12 @@ class Threads:
         if context.is_cancelled:
             raise StepCancelled
         if error:
-            raise StepError(f"an operator rejected its input: {_REFUSALS.get(error, 'unknown reason')} (code {error})")
+            raise refused(error)
+
+    @staticmethod
+    def is_short(nanoseconds: float) -> bool:
+        """Return True if a run of this time uses only the calling thread and is not interrupted."""
+        return nanoseconds < _MIN_SHARED_WORK
 
     def _run(self, program: Program, context: ContextTable, nanoseconds: float) -> int:
         # A program without calls has no final barrier at which the threads could meet.
@@ -223,5 +228,10 @@ class Threads:
             return Task(lambda: self._run(program, context, _MIN_SHARED_WORK), "genai-step").result()
 
 
+def refused(code: int) -> StepError:
+    """Return the error for the code that an operator returned."""
+    return StepError(f"an operator rejected its input: {_REFUSALS.get(code, 'unknown reason')} (code {code})")
+
+
 # The context of programs that do not depend on a step.
-_NO_STEP = ContextTable()
+NO_STEP = ContextTable()

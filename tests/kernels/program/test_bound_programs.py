@@ -9,8 +9,11 @@ from genai.kernels.cpu.arrays.byte_functions import ByteTableArguments, look_up_
 from genai.kernels.cpu.jit.arguments import Binding
 from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.bound_program import BoundPrograms, NodeProgram
-from genai.kernels.cpu.program.calls import Call
-from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.calls import Call, Rows
+from genai.kernels.cpu.program.step_table import StepField
+from genai.kernels.cpu.program.thread_pool import Threads, rows_context
+from genai.kernels.cpu.rowwise.gather import embedding
+from genai.kernels.device import StepError
 
 
 def test_the_last_few_are_kept():
@@ -38,6 +41,22 @@ def test_one_program_for_all_addresses(monkeypatch, threads):
         x, out = np.full(5, value, np.uint8), np.zeros(7, np.uint8)
         program.run(threads, x=x, out=out)
         assert out.tolist() == [0, *[255 - value] * 5, 0]
+
+
+@pytest.mark.parametrize("least_shared", [0.0, 40_000.0])
+def test_short_programs_of_one_call(monkeypatch, least_shared):
+    """A short run calls the operator directly. Its results and its errors equal those of other runs."""
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", least_shared)
+    table = np.arange(12, dtype=np.float32).reshape(3, 4)
+    program = NodeProgram([[embedding(table, Rows(Binding("out"), 16, 4))]], 1.0)
+    assert program._program.only_call is not None
+    out = np.zeros((2, 4), np.float32)
+    rows_context(2).array(StepField.TOKEN_IDS, np.array([2, 0]))
+    program.run(Threads(1), 2, out=out)
+    assert out.tolist() == table[[2, 0]].tolist()
+    rows_context(2).array(StepField.TOKEN_IDS, np.array([2, 3]))
+    with pytest.raises(StepError, match="index outside its table"):
+        program.run(Threads(1), 2, out=out)
 
 
 def test_arrays_that_are_not_in_one_piece_are_not_bound():
