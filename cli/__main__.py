@@ -69,7 +69,7 @@ def _interrupt_again(dropped: Any) -> None:
 
 
 class _Repetition:
-    """Sends the signal of Ctrl-C repeatedly until it can be raised."""
+    """Sends the signal of Ctrl-C: once, or repeatedly until `_interrupt_outside_imports` can raise it."""
 
     def __init__(self) -> None:
         self._is_wanted = False
@@ -91,6 +91,8 @@ class _Repetition:
                 signal.pthread_kill(main_thread, signal.SIGINT)
             else:
                 _thread.interrupt_main()
+            if signal.getsignal(signal.SIGINT) is not _interrupt_outside_imports:
+                self._is_wanted = False
             time.sleep(_PAUSE)
 
 
