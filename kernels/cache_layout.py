@@ -140,27 +140,32 @@ class PagedLayer:
         keys: float32, float16, or the bits of bfloat16 (uint16) or float8 (uint8), [num_blocks, kv_heads, head_size,
             PAGE_TOKENS]. Tokens are the innermost axis, so that the scores of neighbouring tokens form one vector and
             no sum crosses its lanes.
-        values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
+        values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size]. None = a key is also the value of its
+            token (latent attention).
         packed: layout of `keys` and `values` if they are small integers, uint8 [num_blocks, kv_heads, bytes of a page];
             None = floats.
         group: index of its cache group in `StepContext.groups`, which holds the block tables of this layer.
     """
 
     keys: NDArray[Any]
-    values: NDArray[Any]
+    values: NDArray[Any] | None
     packed: PackedPages | None = None
     group: int = 0
 
     def __post_init__(self) -> None:
         axes, types = (4, ("float32", "float16", *_FLOAT_KINDS)) if self.packed is None else (3, ("uint8",))
         for name, array in (("keys", self.keys), ("values", self.values)):
+            if array is None:
+                continue
             if array.ndim != axes or array.dtype not in types or not array[:1].flags.c_contiguous:
                 raise FormatError(
                     f"{name} must be a {' or '.join(types)} array of {axes} dimensions, "
                     f"contiguous block by block, "
                     f"got {array.dtype} {list(array.shape)} with strides {list(array.strides)}"
                 )
-        if self.keys.shape[:2] != self.values.shape[:2] or self.keys.dtype != self.values.dtype:
+        if self.values is not None and (
+            self.keys.shape[:2] != self.values.shape[:2] or self.keys.dtype != self.values.dtype
+        ):
             raise FormatError(
                 f"keys {self.keys.dtype} {list(self.keys.shape)} and values {self.values.dtype} "
                 f"{list(self.values.shape)} must agree in type, blocks and heads"
@@ -169,11 +174,15 @@ class PagedLayer:
 
     def _check_pages(self) -> None:
         if self.packed is not None:
-            found, wanted = (self.keys.shape[2], self.values.shape[2]), (self.packed.key_bytes, self.packed.value_bytes)
+            if self.values is None and self.packed.v_head_size != self.packed.head_size:
+                raise FormatError(f"keys cannot be the values of {self.packed}, whose sizes differ")
+            found, wanted = [self.keys.shape[2]], [self.packed.key_bytes]
+            if self.values is not None:
+                found, wanted = [*found, self.values.shape[2]], [*wanted, self.packed.value_bytes]
             if found != wanted:
                 raise FormatError(f"pages of keys and values have {found} bytes, expected {wanted} for {self.packed}")
             return
-        tokens = self.keys.shape[3], self.values.shape[2]
+        tokens = self.keys.shape[3], PAGE_TOKENS if self.values is None else self.values.shape[2]
         if tokens != (PAGE_TOKENS, PAGE_TOKENS):
             raise FormatError(
                 f"pages of keys and values have {tokens[0]} and {tokens[1]} tokens, expected {PAGE_TOKENS}"
@@ -200,7 +209,15 @@ class PagedLayer:
 
     @property
     def v_head_size(self) -> int:
+        if self.values is None:
+            return self.head_size
         return int(self.values.shape[3]) if self.packed is None else self.packed.v_head_size
+
+    @property
+    def token_bytes(self) -> int:
+        """The number of bytes of a token's keys and values."""
+        pages = [self.keys] if self.values is None else [self.keys, self.values]
+        return sum(int(one[:1].nbytes) for one in pages) // PAGE_TOKENS
 
 
 CacheLayer = PagedLayer | StateLayer

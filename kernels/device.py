@@ -333,6 +333,10 @@ class Executor(Protocol):
         """The number of host threads that the device uses."""
 
     @property
+    def reads_values_from_keys(self) -> bool:
+        """True if values need no pages in latent attention, whose keys are also the values."""
+
+    @property
     def host_threads(self) -> HostThreads | None:
         """The `threads` argument of array functions; None = the functions run only on the caller's thread."""
 

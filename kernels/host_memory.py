@@ -40,6 +40,7 @@ class HostMemory:
     # For short prompts, steps of 256 tokens are as fast as longer steps. For long prompts they are faster, because the
     # rows stay in the second-level cache. The memory that a step needs grows with its tokens.
     step_sizes = StepSizes(fast=256, most=sys.maxsize)
+    reads_values_from_keys = True
 
     def free_bytes(self) -> None:
         return None

@@ -37,7 +37,7 @@ class LayerShape:
     Attributes:
         kv_heads: number of heads of keys and values; latent attention (MLA) has one.
         head_size: elements per key head; for latent attention the whole latent row.
-        v_head_size: elements per value head; 0 if values are part of the key row (latent attention).
+        v_head_size: elements per value head; 0 if a key is also the value of its token (latent attention).
         dtype: "float16" or "float32"; "bfloat16" or "float8", whose bits are stored as integers; or "int8" or "int4",
             stored with scales (`PackedPages`).
     """
@@ -55,13 +55,13 @@ class LayerShape:
             FormatError: heads of these sizes cannot be packed.
         """
         bits = PACKED_BITS.get(self.dtype)
-        return None if bits is None else PackedPages(bits, self.head_size, self.v_head_size)
+        return None if bits is None else PackedPages(bits, self.head_size, self.v_head_size or self.head_size)
 
     @property
     def bytes_per_token(self) -> int:
         """The number of cache bytes per token, including scales."""
         if (packed := self.packed) is not None:
-            return self.kv_heads * (packed.key_bytes + packed.value_bytes) // PAGE_TOKENS
+            return self.kv_heads * (packed.key_bytes + packed.value_bytes * bool(self.v_head_size)) // PAGE_TOKENS
         return self.kv_heads * (self.head_size + self.v_head_size) * ITEM_BYTES[self.dtype]
 
 
@@ -289,7 +289,7 @@ class PagedStorage:
             part = numbers[:, first : first + size // numbers.itemsize]
             arrays.append(part.reshape(self.num_blocks, *shape))
             start += rounded
-        return PagedLayer(arrays[0], arrays[1], layer.packed, group)
+        return PagedLayer(arrays[0], arrays[1] if len(arrays) > 1 else None, layer.packed, group)
 
     def close(self) -> None:
         """Return the memory to the system. Arrays of this memory that the caller still holds then read as zeros."""
@@ -299,10 +299,13 @@ class PagedStorage:
 
 
 def _arrays(layer: LayerShape) -> list[tuple[int, ...]]:
-    """Return the shapes of a layer's keys and values in one block."""
+    """Return the shapes of a layer's keys in one block, and of its values unless they are the keys."""
+    shapes: list[tuple[int, ...]]
     if (packed := layer.packed) is not None:
-        return [(layer.kv_heads, packed.key_bytes), (layer.kv_heads, packed.value_bytes)]
-    return [(layer.kv_heads, layer.head_size, PAGE_TOKENS), (layer.kv_heads, PAGE_TOKENS, layer.v_head_size)]
+        shapes = [(layer.kv_heads, packed.key_bytes), (layer.kv_heads, packed.value_bytes)]
+    else:
+        shapes = [(layer.kv_heads, layer.head_size, PAGE_TOKENS), (layer.kv_heads, PAGE_TOKENS, layer.v_head_size)]
+    return shapes if layer.v_head_size else shapes[:1]
 
 
 def _shape_bytes(shape: tuple[int, ...], layer: LayerShape) -> int:

@@ -99,7 +99,9 @@ def bench_attention(model: Model, *, context: int, repeat: int = 5) -> Iterator[
 
 def _fits(decoder: PagedDecoder, kv_dtype: str) -> bool:
     layers = _attention_layers(decoder)
-    return kv_dtype != "int4" or all(can_rotate(size) for one in layers for size in (one.head_size, one.v_head_size))
+    return kv_dtype != "int4" or all(
+        can_rotate(size) for one in layers for size in (one.head_size, one.v_head_size or one.head_size)
+    )
 
 
 def _attention_layers(decoder: PagedDecoder) -> list[LayerShape]:

@@ -18,6 +18,7 @@ from ..onnx.ir import Attribute, DataType, Graph, Node, OnnxModel, Value
 from ..onnx.node import OURS
 from ..ops.weights import PRODUCTS
 from ..optimize.simplify import remove_dead_code
+from .latent import has_keys_as_values
 from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, rows, uniform
 from .rules import apply_rule
 
@@ -26,13 +27,19 @@ _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """The cache entries of one attention layer; window: the number of visible tokens (None = all)."""
+    """The cache entries of one attention layer.
+
+    Attributes:
+        window: the number of visible tokens; None = all.
+        is_latent: True if a key is also the value of its token, except for numbers that are not used.
+    """
 
     layer: int
     kv_heads: int
     head_size: int
     v_head_size: int
     window: int | None
+    is_latent: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
         raise NotFlattenable("RoPE tables change at several lengths")
     owners = _owners(analysis.attention)
     nodes = [*owners, *analysis.recurrent]
-    entries = [_layer_of(node, names, analysis) for node in owners]
+    entries = [_layer_of(graph, node, others, names, analysis) for node, others in owners.items()]
     entries += [_recurrent_layer(graph, node, names, analysis) for node in analysis.recurrent]
     layers = _numbered(entries)
 
@@ -245,7 +252,7 @@ def _stored_alike(node: Node) -> tuple[object, ...]:
     return *inputs, *(node.attribute(name, None) for name in names)
 
 
-def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> _Entry:
+def _layer_of(graph: Graph, node: Node, readers: Sequence[Node], names: GraphNames, analysis: RowAnalysis) -> _Entry:
     match = _pattern(names.past_key).fullmatch(node.input(3))
     if match is None:
         raise NotFlattenable(f"the past key of attention {node.name!r} has an unknown name")
@@ -264,7 +271,8 @@ def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> _Entry:
     v_width = kv_heads * head_size if packed else analysis.states[node.inputs[2]].known_shape[2].factor
     window = int(node.attribute("local_window_size", -1))
     limit = window if window > 0 else None
-    return 0, AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, limit)
+    is_latent = all(has_keys_as_values(graph, one) for one in (node, *readers))
+    return 0, AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, limit, is_latent)
 
 
 def _recurrent_layer(graph: Graph, node: Node, names: GraphNames, analysis: RowAnalysis) -> _Entry:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -140,6 +140,7 @@ def read_decoder(
     accuracy: str = "auto",
     model: OnnxModel | None = None,
     files: LoadedFiles | None = None,
+    stores_values: bool = False,
 ) -> DecoderGraph:
     """Read, check, flatten and rewrite the decoder graph of a folder; see genai.Model for other arguments and errors.
 
@@ -147,6 +148,7 @@ def read_decoder(
         config: the folder's configuration.
         model: the parsed file, if it has already been read; it is modified.
         files: see read_decoder_file.
+        stores_values: True to store the values of latent attention, too, although its keys are the same numbers.
     """
     model = read_decoder_file(config, files) if model is None else model
     names = config.model.decoder.names
@@ -182,6 +184,8 @@ def read_decoder(
         run_rewrites(model, (*DECODER_RULES, fuse_rotation(names.position_ids)), Level.ALL)
         _check_layers(flat, config)
         limit = config.model.context_length
+        if stores_values:
+            flat = replace(flat, layers=tuple(map(_with_values, flat.layers)))
         layouts = {name: found for name in KV_TYPES if (found := cache_layout(flat.layers, name, limit)) is not None}
         if (layout := layouts.get(kv_dtype)) is None:
             raise _unpackable(kv_dtype, attention_layers(flat.layers))
@@ -401,6 +405,10 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
             )
 
 
+def _with_values(layer: CacheEntry) -> CacheEntry:
+    return replace(layer, is_latent=False) if isinstance(layer, AttentionLayer) else layer
+
+
 def cache_layout(layers: Sequence[CacheEntry], kv_dtype: str, context_length: int) -> CacheLayout | None:
     """Return the layers' cache layout and the way they share block tables; None if the type does not fit the heads.
 
@@ -418,7 +426,8 @@ def cache_layout(layers: Sequence[CacheEntry], kv_dtype: str, context_length: in
             kinds.append((GroupKind.STATE, 0))
             continue
         window = layer.window if layer.window and layer.window < context_length else 0
-        shapes.append(LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype))
+        v_head_size = 0 if layer.is_latent else layer.v_head_size
+        shapes.append(LayerShape(layer.kv_heads, layer.head_size, v_head_size, dtype))
         kinds.append((GroupKind.WINDOW if window else GroupKind.FULL, window))
     try:
         return grouped_layout(shapes, kinds, BLOCK_SIZE)

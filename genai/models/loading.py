@@ -107,7 +107,9 @@ def _load_on(
     context_size: int | None, lora: bool, files: LoadedFiles | None,
 ) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:  # fmt: skip
     """Load the decoder on a device."""
-    source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy, files=files)
+    source = read_decoder(
+        config, kv_dtype=kv_dtype, accuracy=accuracy, files=files, stores_values=not executor.reads_values_from_keys
+    )
     with refused_by(executor):
         free = executor.free_bytes()
     cache = budget_cache(

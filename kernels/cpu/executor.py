@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_layout import PAGE_TOKENS, CacheLayer, PagedLayer
+from ..cache_layout import CacheLayer, PagedLayer
 from ..device import DeviceArray, Factors, StepContext, UnsupportedOp
 from ..fusion import fuse_activations, fuse_gated_linears
 from ..host_memory import HostMemory, TimedByHost
@@ -195,7 +195,7 @@ def token_bytes(op: Op, weights: PackedWeights, constants: Constants) -> int:
 
 def _bytes_per_position(layer: CacheLayer | None) -> int:
     """Return the bytes of keys and values that a token reads for each position of its sequence."""
-    return 0 if not isinstance(layer, PagedLayer) else (layer.keys[:1].nbytes + layer.values[:1].nbytes) // PAGE_TOKENS
+    return layer.token_bytes if isinstance(layer, PagedLayer) else 0
 
 
 class _Segment:

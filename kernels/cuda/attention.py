@@ -47,6 +47,8 @@ def check_attention(op: Attention, layer: CacheLayer | None) -> None:
     kind = layer.kind if isinstance(layer, PagedLayer) else "none"
     if kind not in KINDS:
         raise UnsupportedOp(f"CUDA has no kernels for keys and values of {kind}")
+    if isinstance(layer, PagedLayer) and layer.values is None:
+        raise UnsupportedOp("CUDA has no kernels that read the values of latent attention from its keys")
     if op.chunk:
         raise UnsupportedOp(f"CUDA has no kernels for chunked attention (of {op.chunk} tokens)")
     if not op.causal:
@@ -111,6 +113,7 @@ def tile_rows(op: Attention, layer: CacheLayer | None) -> int:
 
 def pages(layer: PagedLayer, driver: Driver) -> dict[str, int]:
     """Return the fields of `Pages` in pages.cuh."""
+    assert layer.values is not None  # see `check_attention`
     return {
         "keys": driver.address(layer.keys), "values": driver.address(layer.values),
         "key_block": layer.keys.strides[0], "value_block": layer.values.strides[0],

@@ -75,6 +75,7 @@ class CudaExecutor:
     """
 
     name = "cuda"
+    reads_values_from_keys = False
 
     def __init__(self, driver: Driver, threads: int | None = None, device: str = "cuda") -> None:
         self.driver, self.device = driver, device

@@ -17,12 +17,14 @@ _HALF = SCALE_COLUMNS // 2
 def write_pages(layer: PagedLayer, slots: NDArray[np.int64], keys: Array, values: Array) -> None:
     """Write new keys [T, kv_heads, head_size] and values [T, kv_heads, v_head_size] to their slots."""
     write_keys(layer, slots, keys)
+    if layer.values is None:
+        return
     blocks, offsets = np.divmod(slots, PAGE_TOKENS)
     if layer.packed is None:
         layer.values[blocks, :, offsets] = stored_floats(values, layer.kind)
         return
     pack = _packed_bytes if layer.packed.bits == 8 else _packed_nibbles
-    _, (stored_values, value_scales) = _parts(layer)
+    stored_values, value_scales = _parts(layer)[1]
     integers, scales = pack(values, layer.packed.value_columns)
     stored_values[blocks, :, offsets // 4, :, offsets % 4] = integers
     value_scales[blocks, :, :, offsets] = scales
@@ -35,7 +37,7 @@ def write_keys(layer: PagedLayer, slots: NDArray[np.int64], keys: Array) -> None
         layer.keys[blocks, :, :, offsets] = stored_floats(keys, layer.kind)
         return
     pack = _packed_bytes if layer.packed.bits == 8 else _packed_nibbles
-    (stored, stored_scales), _ = _parts(layer)
+    stored, stored_scales = _parts(layer)[0]
     integers, scales = pack(keys, layer.packed.key_columns)
     stored[blocks, :, :, offsets] = integers.reshape(*integers.shape[:2], -1, 4)
     stored_scales[blocks, :, :, offsets] = scales
@@ -44,18 +46,25 @@ def write_keys(layer: PagedLayer, slots: NDArray[np.int64], keys: Array) -> None
 def read_pages(layer: PagedLayer, table: NDArray[Any]) -> tuple[Array, Array]:
     """Return keys [tokens, kv_heads, head_size] and values of the pages in a block table, in order."""
     if layer.packed is None:
-        stored = layer.keys[table].transpose(0, 3, 1, 2), layer.values[table].swapaxes(1, 2)
-        keys, values = (read_floats(pages, layer.kind) for pages in stored)
-        return keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
+        keys = read_floats(layer.keys[table].transpose(0, 3, 1, 2), layer.kind)
+        keys = keys.reshape(-1, *keys.shape[2:])
+        if layer.values is None:
+            return keys, keys
+        values = read_floats(layer.values[table].swapaxes(1, 2), layer.kind)
+        return keys, values.reshape(-1, *values.shape[2:])
     unpack = _from_bytes if layer.packed.bits == 8 else _from_nibbles
-    (stored_keys, key_scales), (stored_values, value_scales) = _parts(layer)
+    (stored_keys, key_scales), *others = _parts(layer)
     integers = stored_keys[table].transpose(0, 3, 1, 2, 4)  # [pages, PAGE_TOKENS, heads, columns / 4, 4]
     keys = unpack(integers.reshape(*integers.shape[:3], -1), key_scales[table].transpose(0, 3, 1, 2))
+    keys = keys[..., : layer.head_size].reshape(-1, keys.shape[2], layer.head_size)
+    if not others:
+        return keys, keys
+    stored_values, value_scales = others[0]
     integers = stored_values[table].transpose(0, 2, 4, 1, 3)  # [pages, PAGE_TOKENS / 4, 4, heads, columns]
     integers = integers.reshape(len(integers), PAGE_TOKENS, *integers.shape[3:])
     values = unpack(integers, value_scales[table].transpose(0, 3, 1, 2))
-    keys, values = keys[..., : layer.head_size], values[..., : layer.v_head_size]
-    return keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
+    values = values[..., : layer.v_head_size]
+    return keys, values.reshape(-1, *values.shape[2:])
 
 
 def hadamard(x: Array) -> Float64:
@@ -69,23 +78,21 @@ def hadamard(x: Array) -> Float64:
     return result
 
 
-def _parts(layer: PagedLayer) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Return the integers and scales of keys and of values, as views of the pages."""
+def _parts(layer: PagedLayer) -> list[tuple[Array, Array]]:
+    """Return the integers and scales of keys, and of values unless they are the keys, as views of the pages."""
     packed = layer.packed
     assert packed is not None
     dtype = np.int8 if packed.bits == 8 else np.uint8
-    both = []
-    for pages, columns, groups in (
-        (layer.keys, packed.key_columns, packed.key_groups),
-        (layer.values, packed.value_columns, packed.value_groups),
+    found = []
+    for pages, columns, groups, axes in (
+        (layer.keys, packed.key_columns, packed.key_groups, (-1, PAGE_TOKENS, 4)),
+        (layer.values, packed.value_columns, packed.value_groups, (PAGE_TOKENS // 4, -1, 4)),
     ):
-        integers, scales = pages[..., : PAGE_TOKENS * columns].view(dtype), pages[..., PAGE_TOKENS * columns :]
-        both.append((integers, scales.view(np.float16).reshape(*pages.shape[:2], groups, PAGE_TOKENS)))
-    (keys, key_scales), (values, value_scales) = both
-    return (
-        (keys.reshape(*keys.shape[:2], -1, PAGE_TOKENS, 4), key_scales),
-        (values.reshape(*values.shape[:2], PAGE_TOKENS // 4, -1, 4), value_scales),
-    )
+        if pages is not None:
+            integers, scales = pages[..., : PAGE_TOKENS * columns].view(dtype), pages[..., PAGE_TOKENS * columns :]
+            scales = scales.view(np.float16).reshape(*pages.shape[:2], groups, PAGE_TOKENS)
+            found.append((integers.reshape(*pages.shape[:2], *axes), scales))
+    return found
 
 
 def _scaled(x: Float64, scale: Float64) -> Float64:

@@ -16,6 +16,9 @@ from genai.convert.hf_config import HFConfig
 from genai.convert.spec import LatentSpec
 from genai.convert.weights import Weights
 from genai.errors import GenaiError, InputError
+from genai.lowering.flatten import attention_layers
+from genai.models.config import Config
+from genai.models.decoder_graph import read_decoder, read_decoder_file
 from genai.quant.block_types import dequantize
 from tools.quantised_checkpoints import convert
 
@@ -102,3 +105,34 @@ def test_contradictory_specification(tiny: DecoderSpec, changes: dict[str, Any],
     given = {"latent": LatentSpec(rank=12, rope_size=4, nope_size=8, value_size=6), "num_key_value_heads": 1}
     with pytest.raises(InputError, match=match):
         replace(tiny, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("deepseek_v2", {}), ("deepseek_v3", {"fused_rope": False}), ("minicpm3", {}), ("youtu", {"precision": "int8"})],
+)
+def test_rows_are_stored_once(golden: Any, golden_folder: Any, name: str, options: dict[str, Any]) -> None:
+    """In every form of the graph: rotation inside or before attention, and long and short tables."""
+    config, spec = Config(golden_folder(name, **options)), describe(golden, name)
+    read = read_decoder(config, kv_dtype="fp16")
+    assert spec.latent is not None and read.flat is not None
+    assert read.kv_bytes_per_token["fp16"] == 2 * spec.num_layers * spec.latent.row_size
+    twice = read_decoder(config, kv_dtype="fp16", stores_values=True)
+    assert twice.kv_bytes_per_token["fp16"] == 2 * read.kv_bytes_per_token["fp16"]
+
+
+def test_rows_whose_rotated_part_is_used_have_values(golden: Any, golden_folder: Any) -> None:
+    """The first numbers of a value are not rotated, so keys cannot replace a value of which they are used."""
+    config = Config(golden_folder("deepseek_v2"))
+    model = read_decoder_file(config)
+    split = next(node for node in model.graph.nodes if node.name.endswith("attn/heads/Split"))
+    (used,) = (node for node in model.graph.consumers(split.outputs[1]))
+    sizes = model.graph.constant(split.input(1))
+    first, second = int(sizes[0]), int(sizes[1])
+    assert first < second
+    split.inputs[1] = model.graph.add_constant("sizes", np.array([second, first] * (len(sizes) // 2), np.int64))
+    used.inputs = [split.outputs[0] if name == split.outputs[1] else name for name in used.inputs]
+    model.graph.invalidate()
+    read = read_decoder(config, model=model)
+    assert read.flat is not None
+    assert [layer.is_latent for layer in attention_layers(read.flat.layers)].count(False) == 1

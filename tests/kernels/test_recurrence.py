@@ -160,6 +160,15 @@ def test_cuda_says_that_it_has_no_chunks() -> None:
         executor.compile(program([op], dict.fromkeys(("q", "k", "v", "out"), 8), MadeUpConstants(), ["out"]), [layer])
 
 
+def test_cuda_needs_pages_of_values() -> None:
+    """Latent rows are stored twice on a GPU (`Executor.reads_values_from_keys`)."""
+    op = Attention("q", "k", "v", "out", 0, heads=1, kv_heads=1, head_size=8, v_head_size=8)
+    executor, layer = executor_of("cuda"), PagedLayer(np.zeros((1, 1, 8, 32), np.float32), None)
+    assert not executor.reads_values_from_keys
+    with pytest.raises(UnsupportedOp, match="values of latent attention"):
+        executor.compile(program([op], dict.fromkeys(("q", "k", "v", "out"), 8), MadeUpConstants(), ["out"]), [layer])
+
+
 @pytest.mark.parametrize("options", [{"chunk": -1}, {"chunk": 4, "window": 4}])
 def test_chunks_that_make_no_sense(options: dict[str, int]) -> None:
     op = Attention("q", "k", "v", "out", 0, heads=1, kv_heads=1, head_size=8, v_head_size=8, **options)

@@ -94,9 +94,13 @@ def test_blocks_come_to_the_host_and_go_back():
     storage.close()
 
 
-def test_latent_rows_have_empty_values():
-    storage = PagedStorage(CacheLayout((LayerShape(kv_heads=1, head_size=12, v_head_size=0),), PAGE_TOKENS), 2)
-    assert storage.layers[0].values.shape == (2, 1, 32, 0)
+@pytest.mark.parametrize(("dtype", "row_bytes"), [("float32", 4 * 12), ("float16", 2 * 12), ("int8", 12 + 2)])
+def test_latent_rows_are_stored_once(dtype, row_bytes):
+    layout = CacheLayout((LayerShape(kv_heads=1, head_size=12, v_head_size=0, dtype=dtype), FLOATS), PAGE_TOKENS)
+    storage = PagedStorage(layout, 2)
+    assert layout.layers[0].bytes_per_token == storage.layers[0].token_bytes == row_bytes
+    assert storage.layers[0].values is None and storage.layers[0].v_head_size == 12
+    assert storage.parts[1][0] == -(-row_bytes * PAGE_TOKENS // 64) * 64  # the next layer follows the keys
     HostMemory().copy_blocks(storage.blocks, [(0, 1)])
     storage.close()
 

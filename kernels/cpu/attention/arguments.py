@@ -19,7 +19,7 @@ class AttentionArguments(Arguments):
     Attributes:
         query, key, value: rows from the projections.
         out: rows of results.
-        key_pages, value_pages: pages of the cache.
+        key_pages, value_pages: pages of the cache. They are the same if keys are also the values.
         key_block, value_block: bytes between consecutive blocks.
         num_blocks: number of blocks in the cache.
         cache_group: cache group whose block tables refer to the pages.
@@ -40,6 +40,7 @@ class AttentionArguments(Arguments):
         panels: table of `panels.Panels`.
         pack_queries, pack_weights: operators of `packing`, for pages of small integers.
         weight_groups: number of scales of a packed value.
+        keys_to_values: operator of `latent`, which writes a page of keys as a page of values; 0 = values have pages.
     """
 
     query: Rows
@@ -90,6 +91,7 @@ class AttentionArguments(Arguments):
     pack_queries: Address = None
     pack_weights: Address = None
     weight_groups: int = 0
+    keys_to_values: Address = None
 
 
 NO_MAXIMUM = np.float32(-3.0e38)  # finite, because NO_MAXIMUM - NO_MAXIMUM must be zero and not NaN

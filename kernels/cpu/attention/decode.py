@@ -34,6 +34,7 @@ from .arguments import (
 from .hadamard import hadamard_transform
 from .heads import head_bytes, head_stride
 from .int8_products import most_packed_rows
+from .latent import value_page_bytes
 from .packing import PACKED_WEIGHTS, pack_stride
 from .pages import PACKED_BITS
 from .products import between, most_rows
@@ -65,7 +66,8 @@ def decode_scratch(group: int, layer: PagedLayer) -> int:
     heads = -(-group // rows) * rows
     sums = 4 * -(-layer.v_head_size // LANES) * LANES
     packed = layer.packed.value_groups * PACKED_WEIGHTS if layer.packed else 0
-    return _PAGE_LIST_BYTES + (heads + 1) * head_bytes(layer.head_size) + heads * (WEIGHT_BYTES + sums + packed)
+    heads_and_queries = (heads + 1) * head_bytes(layer.head_size) + heads * (WEIGHT_BYTES + sums + packed)
+    return _PAGE_LIST_BYTES + heads_and_queries + value_page_bytes(layer)
 
 
 @native_op(AttentionArguments)
@@ -154,16 +156,27 @@ def _attend(
 
 
 @inline
+def _value_page(arguments: AttentionArguments, addresses: int, pages: int, i: int, room: int) -> Any:
+    """Return the address of page i of the values. If keys are the values, the page is written to `room`."""
+    page: Any = memory.read_int64(addresses + 8 * (pages + i))
+    if arguments.keys_to_values != 0:
+        page = np.int64(room)
+        call_operator(arguments.keys_to_values, arguments, memory.read_int64(addresses + 8 * i), page, 0, 0)
+    return page
+
+
+@inline
 def _add_values(
     arguments: AttentionArguments, pages: int, low: int, high: int, rows: int, heads: int, value_bytes: int,
     addresses: int, weights: int, sums: int,
 ) -> None:  # fmt: skip
     """Add the weighted values of tokens [low, high). Other tokens are skipped, because 0 * infinity is NaN."""
     token_bytes, add = arguments.value_page // PAGE_TOKENS, arguments.add_values
+    room = sums + heads * value_bytes
     for i in range(pages):
         first: Any = max(low - i * PAGE_TOKENS, np.int64(0))
         last: Any = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS))
-        page = memory.read_int64(addresses + 8 * (pages + i)) + first * token_bytes
+        page = _value_page(arguments, addresses, pages, i, room) + first * token_bytes
         ahead = memory.read_int64(addresses + 8 * (pages + i + _AHEAD)) + first * token_bytes
         for h in range(0, heads, rows):
             share = weights + h * WEIGHT_BYTES + 4 * (i * PAGE_TOKENS + first)
@@ -181,7 +194,7 @@ def _add_packed_values(
     for i in range(arguments.group * stride, heads * stride, 4 * LANES):
         memory.store_float32(packed + i, splat_float32(0.0))
     for i in range(pages):
-        page = memory.read_int64(addresses + 8 * (pages + i))
+        page = _value_page(arguments, addresses, pages, i, packed + heads * stride)
         ahead = memory.read_int64(addresses + 8 * (pages + i + _AHEAD))
         call_operator(arguments.pack_weights, arguments, weights + 4 * PAGE_TOKENS * i, WEIGHT_BYTES, page, packed)
         for h in range(0, heads, rows):

@@ -40,16 +40,17 @@ class Panel(IntEnum):
     SUMS = 7  # weighted values of each row so far
     MAXIMA = 8  # maximum score of each row so far
     TOTALS = 9  # sum of each row's weights so far: a vector with a partial sum per lane
-    CONFIG = 10  # configuration for configure_tiles
-    QUERY_BYTES = 11  # bytes of a row of queries, or of a row of tiles of queries
-    SUM_BYTES = 12  # bytes of a row of SUMS
-    STEPS = 13  # number of tiles of a head
-    ROWS = 14  # number of rows of the current block
-    POSITION = 15  # position of the block's first row
-    BEGIN = 16  # position of the chunk's first token
-    LEFT_OUT = 17  # not 0 if some tokens that the block sees are not USABLE
-    LENGTH = 18  # number of tokens of the block's sequence
-    HEAD = 19  # first query head of the block
+    VALUE_PAGES = 10  # pages of values, if keys are the values
+    CONFIG = 11  # configuration for configure_tiles
+    QUERY_BYTES = 12  # bytes of a row of queries, or of a row of tiles of queries
+    SUM_BYTES = 13  # bytes of a row of SUMS
+    STEPS = 14  # number of tiles of a head
+    ROWS = 15  # number of rows of the current block
+    POSITION = 16  # position of the block's first row
+    BEGIN = 17  # position of the chunk's first token
+    LEFT_OUT = 18  # not 0 if some tokens that the block sees are not USABLE
+    LENGTH = 19  # number of tokens of the block's sequence
+    HEAD = 20  # first query head of the block
 
 
 # Entries before CONFIG are addresses in the scratch. Entries before ROWS are the same for all blocks.
@@ -62,13 +63,16 @@ _PADDING = 2 * LANES
 class Panels:
     """The panels for a layer's shape.
 
+    Args:
+        value_page_bytes: see `latent.value_page_bytes`.
+
     Attributes:
         table: the entries, with addresses relative to the scratch.
         bytes: size of the scratch.
         v_head_size: padded size of a value.
     """
 
-    def __init__(self, group: int, head_size: int, v_head_size: int) -> None:
+    def __init__(self, group: int, head_size: int, v_head_size: int, value_page_bytes: int = 0) -> None:
         # The last group of rows may be incomplete, but memory for a whole group is reserved.
         rows = _padded(BLOCK_TOKENS * group + MOST_ROWS)
         head, values = _padded(head_size), _padded(v_head_size)
@@ -87,6 +91,7 @@ class Panels:
             Panel.SUMS: self._add(4 * rows * values),
             Panel.MAXIMA: self._add(4 * rows),
             Panel.TOTALS: self._add(4 * LANES * rows),
+            Panel.VALUE_PAGES: self._add(CHUNK_PAGES * value_page_bytes),
             Panel.CONFIG: TILE_CONFIG.ctypes.data,
             Panel.QUERY_BYTES: head_bytes(head_size),
             Panel.SUM_BYTES: 4 * values,

@@ -30,6 +30,7 @@ from .decode import (
 )
 from .heads import make_heads_ready
 from .int8_products import add_packed_values_op, multiply_packed_keys_op
+from .latent import keys_to_values_op, value_page_bytes
 from .packing import pack_queries_op, pack_weights_op
 from .pages import PACKED_BITS
 from .panels import BLOCK_TOKENS, SCORE_BYTES, Panels
@@ -180,8 +181,7 @@ def attention_phases(
         "out": out,
         "key_pages": layer.keys,
         "key_block": layer.keys.strides[0],
-        "value_pages": layer.values,
-        "value_block": layer.values.strides[0],
+        **_value_arguments(layer),
         "num_blocks": layer.num_blocks,
         "cache_group": layer.group,
         "kv_heads": layer.kv_heads,
@@ -189,7 +189,6 @@ def attention_phases(
         "head_size": layer.head_size,
         "v_head_size": layer.v_head_size,
         "key_page": layer.keys.strides[1],
-        "value_page": layer.values.strides[1],
         "hadamard": layer.kind == "int4",
         "weight_groups": layer.packed.value_groups if layer.packed else 0,
         "query_factor": scale / op.softcap if op.softcap else scale * _LOG2_E,
@@ -206,6 +205,19 @@ def attention_phases(
         **({} if op.rope is None else _rope_arguments(op.rope, layer.head_size, constant)),
     }
     return _phases(shared, layer, group)[1 if op.stored else 0 :]
+
+
+def _value_arguments(layer: PagedLayer) -> dict[str, Any]:
+    """Return the fields of AttentionArguments that describe the pages of values."""
+    if layer.values is None:  # the pages of keys are only prefetched
+        return {
+            "value_pages": layer.keys,
+            "value_block": layer.keys.strides[0],
+            "value_page": value_page_bytes(layer),
+            "keys_to_values": keys_to_values_op(layer.kind),
+        }
+    strides = layer.values.strides
+    return {"value_pages": layer.values, "value_block": strides[0], "value_page": strides[1]}
 
 
 def _bias_arguments(op: Attention, bias: Float32 | None) -> dict[str, Any]:
@@ -272,7 +284,8 @@ def _check(op: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapp
 
 def _phases(shared: Mapping[str, Any], layer: PagedLayer, group: int) -> Phases:
     """Return the calls of a layer from the arguments that they share."""
-    kind, panels = layer.kind, Panels(group, layer.head_size, layer.v_head_size)
+    kind = layer.kind
+    panels = Panels(group, layer.head_size, layer.v_head_size, value_page_bytes(layer))
 
     def call(op: NativeOp, own: Mapping[str, Any], counted: StepField, scratch: int) -> Call:
         scratch = -(-scratch // _LINE) * _LINE

@@ -119,6 +119,16 @@ def _pages_seen(arguments: AttentionArguments, scratch: int, first: int) -> Any:
 
 
 @inline
+def _write_values(arguments: AttentionArguments, scratch: int, page: int, last: int) -> None:
+    """Write the chunk's pages of values [page, last), whose values are the keys."""
+    for index in range(page, last):
+        entry, target = panel(scratch, Panel.PAGES) + 8 * index, panel(scratch, Panel.VALUE_PAGES)
+        target += arguments.value_page * index
+        call_operator(arguments.keys_to_values, arguments, memory.read_int64(entry), target, 0, 0)
+        memory.write_int64(entry + 8 * CHUNK_PAGES, target)
+
+
+@inline
 def _check(context: int, sequence: int, row: int, count: int) -> Any:
     """Return 0 if the tokens are consecutive and inside their sequence, else ErrorCode.POSITION."""
     position, last = position_of(context, row), position_of(context, row + count - 1)
@@ -307,6 +317,8 @@ def _attend_blocks(tiles: bool) -> NativeOp:
             )
             if status != 0:
                 return status
+            if arguments.keys_to_values != 0:
+                _write_values(arguments, scratch, page, last)
             set_panel(scratch, Panel.BEGIN, begin)
             call_operator(arguments.load_chunk, arguments, scratch, low, high, 0)
             _attend_chunk(arguments, scratch)

@@ -86,6 +86,8 @@ def store_op(kind: str) -> NativeOp:
             _store_transposed(ready + 4 * column, stride, key_page + 4 * PAGE_TOKENS * column)
         value_page = arguments.value_pages + block * arguments.value_block + head * arguments.value_page
         for index in range(LANES):
+            if arguments.keys_to_values != 0:
+                continue
             source = row_at(arguments.value, row + index) + 4 * head * v_size
             store_value(source, v_size, value_page, token + index, ready, ready)
             _fetch(arguments.key, row + LANES + index, head * size, size)
@@ -117,11 +119,12 @@ def store_op(kind: str) -> NativeOp:
             block, token = slot // PAGE_TOKENS, slot % PAGE_TOKENS
             key_page = arguments.key_pages + block * arguments.key_block + head * arguments.key_page
             store_key(ready, size, key_page, token, work)
-            value_page = arguments.value_pages + block * arguments.value_block + head * arguments.value_page
-            source = row_at(arguments.value, row) + 4 * head * v_size
-            store_value(source, v_size, value_page, token, ready, work)
             _fetch(arguments.key, row + _AHEAD, head * size, size)
-            _fetch(arguments.value, row + _AHEAD, head * v_size, v_size)
+            if arguments.keys_to_values == 0:
+                value_page = arguments.value_pages + block * arguments.value_block + head * arguments.value_page
+                source = row_at(arguments.value, row) + 4 * head * v_size
+                store_value(source, v_size, value_page, token, ready, work)
+                _fetch(arguments.value, row + _AHEAD, head * v_size, v_size)
             item += 1
         return 0
 
