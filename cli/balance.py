@@ -27,7 +27,7 @@ def balance(
     max_body: listening.MaxBody = 16,
     drain_timeout: listening.DrainTimeout = 30.0,
     attempts: Annotated[
-        int, typer.Option("--attempts", help="Maximum number of servers that a request is sent to.", min=1)
+        int, typer.Option("--attempts", help="Maximum number of servers that may fail or be busy per request.", min=1)
     ] = 3,
 ) -> None:
     """Distribute requests over several servers of `genai serve`, and continue replies whose server fails.

@@ -12,8 +12,9 @@ from starlette.routing import Match, Route
 
 from ..errors import RequestError
 from . import page
+from .bodies import Body
 from .calls import Call, FileReply, JsonReply, TextReply
-from .errors import RETRY_SECONDS, ErrorReply
+from .errors import ErrorReply
 from .guards import check_framing, check_host, check_origin, cors_headers
 from .keys import ANYONE, Key, find_key
 from .replies import error_reply
@@ -37,12 +38,6 @@ from .wire import (
     streams,
     tokens,
 )  # fmt: skip
-
-BODY_SECONDS = 60.0
-"""The time in which a client must send its body."""
-
-MOST_BODIES = 16
-"""The bodies of all requests together may have this number of times the maximum size of one body."""
 
 Reply: TypeAlias = JsonReply | TextReply | FileReply | EventStream
 Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
@@ -165,7 +160,7 @@ class _Exchange:
         self.status = 0
         self._path, self._began = "", time.monotonic()
         self._needs, self._sent = "", b""
-        self._body_bytes = 0
+        self._body = Body(self._server.bodies)
         self._record: dict[str, Any] = {}
 
     async def _send(self, message: Any) -> None:
@@ -188,7 +183,7 @@ class _Exchange:
             if not self.status:
                 await self._respond(JsonReply(self._error_body(reply), reply.status, dict(reply.headers)))
         finally:
-            self._server.body_bytes -= self._body_bytes
+            self._body.release()
             self._note_end()
 
     def _note_end(self) -> None:
@@ -221,7 +216,7 @@ class _Exchange:
         self._pings, self._stores = endpoint.pings, endpoint.stores
         key = ANYONE if endpoint.is_open else self._key()
         self._record["key"] = key.name
-        body = self._sent = await self._body()
+        body = self._sent = await self._body.read(self._headers, self._receive)
         if self._server.log is not None and self._server.log.with_prompts:
             self._record["body"] = body.decode("utf-8", "replace")
         query = self._scope.get("query_string", b"").decode("latin-1")
@@ -233,46 +228,6 @@ class _Exchange:
         return find_key(
             self._server.options.keys, self._headers.get("authorization", ""), self._headers.get("x-api-key", "")
         )
-
-    async def _body(self) -> bytes:
-        most, parts, size = self._server.options.max_body, [], 0
-        declared = self._headers.get("content-length", "")
-        is_too_large = declared.isascii() and declared.isdecimal() and (len(declared) > 18 or int(declared) > most)
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while not is_too_large:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    is_too_large = size > most
-                    self._note_body(len(parts[-1]))
-                    if not message.get("more_body", False):
-                        break
-        except TimeoutError:
-            raise RequestError(
-                408, "the body did not arrive", f"it must arrive within {BODY_SECONDS:.0f} s", "send it faster",
-                headers={"connection": "close"},
-            ) from None  # fmt: skip
-        if is_too_large:
-            raise RequestError(
-                413, "the body is too large", f"the limit is {most:,} bytes",
-                "send a smaller body, or raise the server's limit (--max-body)", headers={"connection": "close"},
-            )  # fmt: skip
-        return b"".join(parts)
-
-    def _note_body(self, size: int) -> None:
-        """Count bytes of the body until the request ends. Raise RequestError if all requests hold too many."""
-        self._body_bytes += size
-        self._server.body_bytes += size
-        limit = MOST_BODIES * self._server.options.max_body
-        if self._server.body_bytes > limit:
-            raise RequestError(
-                429, "the server holds too many large bodies", f"the limit for all requests is {limit:,} bytes",
-                "send the request again later", code="rate_limit_exceeded",
-                headers={"retry-after": str(RETRY_SECONDS), "connection": "close"},
-            )  # fmt: skip
 
     async def _watched(self, call: Call) -> None:
         """Serve a call, and cancel it when the client closes the connection."""

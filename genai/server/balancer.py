@@ -8,7 +8,7 @@ import hashlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ import msgspec
 from ..common.log import logger
 from ..errors import OptionError, RequestError
 from .agents import session_name
+from .bodies import Bodies, Body
 from .errors import ErrorReply, reply_of
 from .guards import check_framing, check_host, check_origin, cors_headers, host_name
 from .keys import Key, find_key
@@ -39,6 +40,16 @@ CONNECT_SECONDS = 5.0
 DOWN_SECONDS = 5.0
 """The time for which a server that failed is the last choice."""
 
+SILENT_SECONDS = 15.0
+"""The time without data from a server after which its /health is requested. Streams have a comment every ten seconds.
+A machine without power or network closes no connection, so that without this check its requests would never end."""
+
+HEALTH_SECONDS = 10.0
+"""The time in which a silent server must answer. A server that computes also answers."""
+
+SILENT_DOWN_SECONDS = 60.0
+"""The time for which a silent server is the last choice. Each request that it gets costs the times above."""
+
 _WRITE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.25
 _SEED_BITS = 53  # as the server's
@@ -52,6 +63,8 @@ _DROPPED = frozenset(
      "transfer-encoding", "upgrade")
 )  # fmt: skip
 _BROKEN = (httpx.TransportError, httpx.StreamError)
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout)
+_EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,8 @@ class BalancerOptions:
         max_body: maximum number of bytes in a request body.
         allowed_hosts, allowed_origins: see ServerOptions.
         drain_seconds: maximum number of seconds that running requests may take after the balancer was told to stop.
-        attempts: maximum number of servers that a request is sent to.
+        attempts: maximum number of servers that may fail or be busy until a request fails. A server that does not have
+            the model or the stored reply of a request is no attempt.
         session_header: a header that names the session of a request to the servers; "" = none.
     """
 
@@ -94,10 +108,10 @@ class Upstream:
     failed: int = 0
     down_until: float = 0.0
 
-    def note_failure(self) -> None:
-        """Count a request that the server did not end."""
+    def note_failure(self, seconds: float = DOWN_SECONDS) -> None:
+        """Count a request that the server did not end, and make the server the last choice for a time."""
         self.failed += 1
-        self.down_until = time.monotonic() + DOWN_SECONDS
+        self.down_until = time.monotonic() + seconds
 
 
 class Balancer(RequestTasks):
@@ -113,6 +127,7 @@ class Balancer(RequestTasks):
         options: the options.
         replays: number of streams that continued on another server.
         is_draining: True if new requests are refused.
+        bodies: the bodies of all requests.
 
     Args:
         urls: the addresses of the servers.
@@ -125,10 +140,11 @@ class Balancer(RequestTasks):
     def __init__(self, urls: Sequence[str], options: BalancerOptions | None = None) -> None:
         super().__init__("balancer")
         self.options = options or BalancerOptions()
-        self.upstreams = [Upstream(_address(url)) for url in dict.fromkeys(urls)]
+        self.upstreams = [Upstream(url) for url in dict.fromkeys(map(_address, urls))]
         if not self.upstreams:
             raise OptionError("there is no server", "a balancer needs at least one", "pass the address of a server")
         self.replays = 0
+        self.bodies = Bodies(self.options.max_body, "balancer")
         self._client: httpx.AsyncClient | None = None
         self.is_draining = False
 
@@ -200,8 +216,15 @@ class Balancer(RequestTasks):
             ranked.sort(key=lambda one: one.running + 1 > max(2.0, _SPARE * mean))
         ranked.sort(key=lambda one: one.down_until > now)
         # A single server can be a balancer, too: it is asked again.
-        attempts = self.options.attempts
-        return (ranked * attempts)[:attempts] if len(ranked) == 1 else ranked[:attempts]
+        return ranked * self.options.attempts if len(ranked) == 1 else ranked
+
+    async def is_alive(self, upstream: Upstream) -> bool:
+        """Return True if a server answers a second request while a first one waits for it."""
+        try:
+            await self.client.get(f"{upstream.url}/health", timeout=HEALTH_SECONDS)
+        except _BROKEN:
+            return False
+        return True
 
     async def health(self) -> tuple[int, dict[str, Any]]:
         """Return a status and the states of the servers. The status is 200 if a server accepts requests."""
@@ -252,6 +275,10 @@ def _rank(session: str, url: str) -> bytes:
     return hashlib.blake2b(f"{session}\0{url}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
+class _Silent(httpx.TransportError):
+    """A server sends nothing, and does not answer other requests."""
+
+
 class _Head(msgspec.Struct):
     """The fields of a request that determine its session and its seed."""
 
@@ -273,6 +300,9 @@ class _Forwarding:
         self._path: str = scope["path"]
         self._notes: dict[str, str] = {}
         self._has_begun = self._has_ended = False
+        self._type = ""  # the content type of the response
+        self._heard = 0.0  # the time of the last data of the server
+        self._body = Body(balancer.bodies)
 
     async def run(self) -> None:
         """Serve the request. Errors become responses."""
@@ -289,6 +319,8 @@ class _Forwarding:
             if not isinstance(error, RequestError):
                 _log.error("%s failed: %s", self._path, error, exc_info=error)
             await self._fail(error)
+        finally:
+            self._body.release()
 
     async def _checked_body(self) -> bytes | None:
         """Check the request, and return its body; None if it is answered already."""
@@ -320,23 +352,7 @@ class _Forwarding:
                 400, f"{self._path} cannot be used with a balancer", "the adapter would be on one of the servers only",
                 "send the request to each server", code="not_balanced",
             )  # fmt: skip
-        return await self._body()
-
-    async def _body(self) -> bytes:
-        parts, size = [], 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._options.max_body:
-                raise RequestError(
-                    413, "the body is too large", f"the limit is {self._options.max_body:,} bytes",
-                    "send a smaller body, or raise the balancer's limit (--max-body)", headers={"connection": "close"},
-                )  # fmt: skip
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        return await self._body.read(self._headers, self._receive)
 
     # --- one server after another ------------------------------------------------------------------------------------
 
@@ -347,7 +363,7 @@ class _Forwarding:
         if self._options.session_header:
             headers[self._options.session_header] = session
         is_repeatable = self._scope["method"] == "GET" or not self._path.startswith(_WITH_EFFECT)
-        stream, refused = Resumable(), None
+        stream, refused, attempts = Resumable(), None, self._options.attempts
         order = self._balancer.order(session, is_named=is_named)
         for number, upstream in enumerate(order):
             if number and order[number - 1] is upstream:
@@ -357,18 +373,23 @@ class _Forwarding:
             try:
                 if stream.has_begun:
                     self._balancer.replays += 1
-                refused = await self._ask(upstream, headers, body, stream) or refused
+                refused = await self._heard_from(upstream, self._ask(upstream, headers, body, stream)) or refused
                 if self._has_ended:
                     return
+                attempts -= refused is not None and refused.status_code == 503
             except (*_BROKEN, ServerStopped) as error:
-                upstream.note_failure()
-                _log.warning("%s did not end a request: %s", upstream.url, type(error).__name__)
-                if not (is_repeatable or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)):
+                attempts -= 1
+                upstream.note_failure(SILENT_DOWN_SECONDS if isinstance(error, _Silent) else DOWN_SECONDS)
+                _log.warning("%s did not end a request: %s", upstream.url, type(error).__name__.removeprefix("_"))
+                if not (self._is_resumable and (is_repeatable or isinstance(error, _UNSENT))):
                     break
             except StreamDiverged:
+                attempts -= 1
                 _log.warning("%s cannot continue a stream: it has another model, or other options", upstream.url)
             finally:
                 upstream.running -= 1
+            if not attempts:
+                break
         if refused is not None and not self._has_begun:
             await self._reply(refused.status_code, _passed(refused.headers), refused.content)
             return
@@ -376,6 +397,32 @@ class _Forwarding:
             502, "the servers did not end the request", "they cannot be reached, or stopped during the reply",
             "send the request again later", code="no_server", headers={"retry-after": "1"},
         )  # fmt: skip
+
+    async def _heard_from(
+        self, upstream: Upstream, asking: Coroutine[Any, Any, httpx.Response | None]
+    ) -> httpx.Response | None:
+        """Return the result of `_ask`. Raise _Silent if the server sends nothing and does not answer /health."""
+        self._heard = time.monotonic()
+        task = asyncio.create_task(asking)
+        try:
+            while not task.done():
+                heard = self._heard
+                silent = time.monotonic() - heard
+                if silent < SILENT_SECONDS:
+                    await asyncio.wait({task}, timeout=min(SILENT_SECONDS, SILENT_SECONDS - silent))
+                elif not await self._balancer.is_alive(upstream) and heard == self._heard and not task.done():
+                    raise _Silent(f"{upstream.url} sent nothing")
+                elif heard == self._heard:
+                    self._heard = time.monotonic()
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def _is_resumable(self) -> bool:
+        """True if another server can continue the response: nothing was sent, or events."""
+        return not self._has_begun or self._type.startswith(_EVENTS)
 
     def _prepared(self, body: bytes) -> tuple[bytes, str, bool]:
         """Return the body with a seed, the session, and True if the client named the session."""
@@ -407,7 +454,7 @@ class _Forwarding:
             self._scope["method"], url + (f"?{query.decode('latin-1')}" if query else ""), headers=headers, content=body
         )
         async with _response(self._balancer.client, request) as reply:
-            if reply.status_code == 200 and reply.headers.get("content-type", "").startswith("text/event-stream"):
+            if reply.status_code == 200 and reply.headers.get("content-type", "").startswith(_EVENTS):
                 await self._pass_events(reply, stream)
                 return None
             if reply.status_code in (500, 502, 504) and not _is_small(reply):
@@ -444,24 +491,35 @@ class _Forwarding:
 
     async def _write(self, status: int, headers: Mapping[str, str], data: bytes, *, more: bool = True) -> None:
         """Send a part of a body. Raise ClientGone if the client does not read."""
+        self._heard = float("inf")  # the client is waited for
         try:
             async with asyncio.timeout(_WRITE_SECONDS):
                 if not self._has_begun:
-                    self._has_begun = True
+                    self._has_begun, self._type = True, headers.get("content-type", "")
                     await self._send(response_start(status, {**headers, **self._notes}))
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except TimeoutError:
             raise ClientGone from None
+        self._heard = time.monotonic()
 
     async def _reply(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         length = {} if status in (204, 304) else {"content-length": str(len(body))}
         await self._write(status, {**headers, **length}, body, more=False)
 
     async def _fail(self, error: Exception) -> None:
-        """Send an error: as a status, or as an event of a stream that has begun."""
+        """Send an error: as a status, or as an event or a line of a stream that has begun.
+
+        Another response that has begun is left without its end, so that the client does not take it for a whole one.
+        """
         reply = reply_of(error, context_size=0, hidden={one.url: "a server" for one in self._balancer.upstreams})
+        if self._has_begun and not self._type.startswith((_EVENTS, _LINES)):
+            return
         if self._has_begun:
-            await self._write(reply.status, {}, frame(_error_body(self._path, reply), "error"))
+            content = _error_body(self._path, reply)
+            is_line = self._type.startswith(_LINES)
+            await self._write(
+                reply.status, {}, msgspec.json.encode(content) + b"\n" if is_line else frame(content, "error")
+            )
             await self._write(reply.status, {}, b"", more=False)
             return
         headers = {"content-type": "application/json", **reply.headers}

@@ -17,6 +17,7 @@ from ..errors import OptionError, RequestError, did_you_mean
 from ..llm.llm import LLM
 from .admission import Admission
 from .batches import Batches
+from .bodies import Bodies
 from .encoders import Encoders
 from .file_store import open_folder
 from .keys import Key
@@ -105,7 +106,7 @@ class Server(RequestTasks):
         admission: the requests that run and wait.
         fingerprint: equal fingerprints give equal replies to equal requests with the same seed.
         metrics: the counters of the server.
-        body_bytes: number of bytes in the bodies of all requests.
+        bodies: the bodies of all requests.
         responses: the stored replies of the Responses API.
         chooses_seeds: True if requests without a seed get a random one; False if the model's files set a seed.
         created: the time of the start, in seconds since 1970.
@@ -147,7 +148,7 @@ class Server(RequestTasks):
             else parent.admission.lane(most)
         )
         self.metrics, self.log, self.traces = Metrics(), log, traces
-        self.body_bytes = 0
+        self.bodies = Bodies(self.options.max_body)
         self.encoders.share_limits(self.admission)
         self.responses: ResponseStore = ResponseStore() if parent is None else parent.responses
         self.streams: StreamStore = StreamStore(self) if parent is None else parent.streams

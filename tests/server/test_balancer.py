@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socketserver
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import genai
 from genai.cli import app
 from genai.errors import OptionError
 from genai.server.app import build_app
-from genai.server.balancer import Balancer, BalancerOptions
+from genai.server.balancer import FINGERPRINT, Balancer, BalancerOptions
 from genai.server.keys import read_keys
 from genai.server.run import serve_on_thread
 from genai.server.serving import Server, ServerOptions
@@ -95,6 +97,51 @@ def fresh(both: tuple[Servers, Balancer, httpx.Client]) -> Iterator[tuple[Server
     both[0].after = both[0].instead = None
     for one in both[1].upstreams:
         one.down_until = 0.0
+
+
+class Fake:
+    """A server that sends fixed bytes for each request, and closes the connection or stays silent.
+
+    Attributes:
+        sent: the bytes; b"" = none.
+        is_silent: True if the connection stays open, and requests of /health get no response.
+        requests: number of requests without those of /health.
+    """
+
+    def __init__(self, sent: bytes = b"", *, is_silent: bool = False) -> None:
+        self.sent, self.is_silent, self.requests = sent, is_silent, 0
+        self._end = threading.Event()
+        fake = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                is_health = b"/health" in self.request.recv(65536)
+                fake.requests += not is_health
+                if not (is_health and fake.is_silent):
+                    self.request.sendall(fake.sent)
+                if fake.is_silent:
+                    fake._end.wait(60)
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._end.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def balanced(*others: str, first: Fake, **options: Any) -> Iterator[tuple[httpx.Client, Balancer]]:
+    """Yield a client of a balancer, which sends the requests of the client to `first` first."""
+    balancer = Balancer([*others, first.url], BalancerOptions(**options))
+    names = (f"session {number}" for number in range(1000))
+    name = next(one for one in names if balancer.order(f"\0{one}", is_named=True)[0].url == first.url)
+    with closing(first), serve_on_thread(balancer) as url:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False, headers={"x-session-id": name}) as client:
+            yield client, balancer
 
 
 STREAMS: list[tuple[str, dict[str, Any]]] = [
@@ -279,6 +326,75 @@ def test_what_is_on_one_server_is_found(fresh: tuple[Servers, Balancer, httpx.Cl
     assert client.get("/v1/models").json()["data"][0]["id"] == "pebble"
 
 
+def test_what_is_on_the_last_of_many_servers_is_found(fresh: tuple[Servers, Balancer, httpx.Client]) -> None:
+    servers, _, _ = fresh
+    body = b'{"error":{"message":"previous_response_not_found","code":"previous_response_not_found"}}'
+    head = "HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    missing = Fake(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    stored = servers.running[0].post("/v1/responses", {"input": "What is 12 + 7?"}).json()["id"]
+    others = [Fake(missing.sent) for _ in range(3)]
+    with balanced(servers.urls[0], *(one.url for one in others), first=missing, attempts=1) as (client, balancer):
+        for number in range(10):
+            client.headers["x-session-id"] = f"session {number}"
+            assert client.get(f"/v1/responses/{stored}").json()["id"] == stored
+        assert client.get("/v1/responses/none").status_code == 404 and len(balancer.upstreams) == 5
+    for one in others:
+        assert one.requests
+        one.close()
+
+
+@pytest.mark.parametrize("number_of_events", [0, 4])
+def test_a_server_without_power(
+    fresh: tuple[Servers, Balancer, httpx.Client], monkeypatch: pytest.MonkeyPatch, number_of_events: int
+) -> None:
+    """No connection is closed: only the silence shows that the server has failed."""
+    servers, _, _ = fresh
+    monkeypatch.setattr("genai.server.balancer.SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("genai.server.balancer.HEALTH_SECONDS", 0.2)
+    body = {"messages": QUESTION, "stream": True, "max_tokens": 20, "seed": 5, "ignore_eos": True}
+    whole = servers.running[0].post("/v1/chat/completions", body)
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{FINGERPRINT}: {whole.headers[FINGERPRINT]}\r\n\r\n"
+    begin = b"\n\n".join([*whole.content.split(b"\n\n")[:number_of_events], b""])
+    dead = Fake(head.encode() + begin if number_of_events else b"", is_silent=True)
+    with balanced(servers.urls[0], first=dead) as (client, balancer):
+        found = client.post("/v1/chat/completions", json=body)
+        assert parts(found.text)[0] == parts(whole.text)[0] and dead.requests == 1
+        assert balancer.replays == (number_of_events > 0)
+        assert client.post("/v1/chat/completions", json=body).status_code == 200 and dead.requests == 1
+
+
+def test_a_silent_server_that_answers_is_waited_for(
+    fresh: tuple[Servers, Balancer, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, balancer, client = fresh
+    monkeypatch.setattr("genai.server.balancer.SILENT_SECONDS", 0.001)
+    failed = [one.failed for one in balancer.upstreams]
+    body = {"messages": QUESTION, "max_tokens": 60, "ignore_eos": True}
+    assert client.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 60
+    assert [one.failed for one in balancer.upstreams] == failed
+
+
+@pytest.mark.parametrize("kind", ["application/octet-stream", "application/x-ndjson"])
+def test_bytes_that_break_off(fresh: tuple[Servers, Balancer, httpx.Client], kind: str) -> None:
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: 99\r\n\r\n"
+    with balanced(fresh[0].urls[0], first=Fake(head.encode() + b'{"a":1}\n')) as (client, _):
+        if kind == "application/x-ndjson":
+            lines = client.post("/api/chat", json={}).text.splitlines()
+            assert json.loads(lines[0]) == {"a": 1} and len(lines) == 2 and "did not end" in lines[1]
+        else:  # no client takes the part for the whole
+            with pytest.raises(httpx.RemoteProtocolError):
+                client.get("/v1/files/file-1/content")
+
+
+def test_bodies_of_all_requests_are_limited(fresh: tuple[Servers, Balancer, httpx.Client]) -> None:
+    with balanced(fresh[0].urls[0], first=Fake(), max_body=1000) as (client, balancer):
+        balancer.bodies.held = 15_900
+        refused = client.post("/v1/chat/completions", json={"messages": QUESTION, "user": "x" * 200})
+        assert refused.status_code == 429 and "the balancer holds too many" in refused.json()["error"]["message"]
+        assert client.post("/v1/chat/completions", content=b"x" * 1001).status_code == 413
+        assert balancer.bodies.held == 15_900
+
+
 def test_wrong_requests(fresh: tuple[Servers, Balancer, httpx.Client]) -> None:
     _, _, client = fresh
     assert client.post("/v1/load_lora_adapter", json={}).json()["error"]["code"] == "not_balanced"
@@ -333,6 +449,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert app.run(["balance", "http://a:1/v1", "http://b:2", *options]) == 0
     (made,) = found
     assert [one.url for one in made.upstreams] == ["http://a:1", "http://b:2"] and "me" in made.options.allowed_hosts
+    assert len(Balancer(["http://a:1", "http://a:1/", "http://a:1/v1"]).upstreams) == 1
     assert made.options.attempts == 2 and made.options.max_body == 2**20
     assert app.run(["balance", "a"]) == 2 and "is not the address of a server" in capsys.readouterr().err
     assert app.run(["balance", "http://a:1", "--host", "0.0.0.0"]) == 2 and "needs API keys" in capsys.readouterr().err

@@ -154,14 +154,14 @@ def test_bodies_are_limited(serving: Callable[..., Running]) -> None:
 def test_bodies_of_all_requests_are_limited(serving: Callable[..., Running], llm: genai.LLM) -> None:
     running = serving(max_body=1000)
     with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))) as first:
-        running.server.body_bytes += 15_900
+        running.server.bodies.held += 15_900
         answer = running.chat("x" * 200)
         assert answer.status_code == 429 and answer.json()["error"]["code"] == "rate_limit_exceeded"
         assert answer.headers["retry-after"] == "1"
-        until(lambda: running.server.body_bytes == 15_900)  # released after the reply
+        until(lambda: running.server.bodies.held == 15_900)  # released after the reply
         first.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 90\r\n\r\n" + b"x" * 50)
-        until(lambda: running.server.body_bytes == 15_950)
-    until(lambda: running.server.body_bytes == 15_900)
+        until(lambda: running.server.bodies.held == 15_950)
+    until(lambda: running.server.bodies.held == 15_900)
 
 
 def test_heads_that_arrive_slowly(llm: genai.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
