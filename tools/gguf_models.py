@@ -37,6 +37,9 @@ class Shape:
         keys: other metadata, without the architecture's name as a prefix.
         qk: norms of queries and keys: "", "head", "heads" or "all".
         bias: the projections that have a bias: any of "qkv", "o", "mlp" and "head".
+        recurrent: the part in place of the attention of all layers except every third: "", "conv" (LFM2), "mamba"
+            (Mamba-2), or Gated DeltaNet with its projections in "apart" (Qwen 3.5) or "joined" (Qwen3-Next) tensors.
+        dense: number of layers at the start that have no experts.
     """
 
     arch: str
@@ -62,6 +65,12 @@ class Shape:
     shared: int = 0
     positions: bool = False
     divisors: tuple[str, ...] = ()
+    recurrent: str = ""
+    dense: int = 0
+
+    def has_attention(self, layer: int) -> bool:
+        """Return True if a layer has attention."""
+        return not self.recurrent or layer % 3 == 2
 
 
 _LAYER_NORM: dict[str, Any] = {"layer_norm": True, "norm_biases": True, "gated": False}
@@ -70,6 +79,24 @@ _GRANITE = {"attention.scale": 0.1, "embedding_scale": 3.0, "residual_scale": 0.
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 256}
 _LONG = {"rope.scaling.original_context_length": 512, "rope.scaling.attn_factor": 1.19}
 _GEMMA2 = {"attention.sliding_window": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+
+_DELTA: dict[str, Any] = {
+    "full_attention_interval": 3,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+}
+_MAMBA = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 512,
+}
+_SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
+_SIGMOIDS = {"expert_gating_func": 2, "leading_dense_block_count": 1}
 
 SHAPES: dict[str, Shape] = {
     "llama": Shape("llama"),
@@ -122,6 +149,26 @@ SHAPES: dict[str, Shape] = {
     "smollm3": Shape("smollm3", layers=4, tied=True),
     "nemotron": Shape("nemotron", rotated=32, **_LAYER_NORM),
     "ernie4_5": Shape("ernie4_5", tied=True),
+    "lfm2": Shape("lfm2", {"shortconv.l_cache": 3}, layers=4, tied=True, qk="head", recurrent="conv"),
+    "lfm2moe": Shape(
+        "lfm2moe", {"shortconv.l_cache": 3, **_SIGMOIDS},
+        layers=4, tied=True, qk="head", recurrent="conv", experts=4, dense=1,
+    ),
+    "granitehybrid": Shape("granitehybrid", _GRANITE | _MAMBA, layers=4, tied=True, recurrent="mamba"),
+    "granitehybrid_experts": Shape(
+        "granitehybrid",
+        {**_GRANITE, **_MAMBA, "expert_shared_feed_forward_length": 256, "rope.scaling.finetuned": False},
+        layers=3, tied=True, recurrent="mamba", experts=4, shared=256, width=256,
+    ),
+    "qwen3next": Shape(
+        "qwen3next", {**_DELTA, "expert_shared_feed_forward_length": 256},
+        layers=3, rotated=16, qk="head", recurrent="joined", experts=4, shared=256,
+    ),
+    "qwen35": Shape("qwen35", _DELTA | _SECTIONS, layers=4, rotated=16, qk="head", tied=True, recurrent="apart"),
+    "qwen35moe": Shape(
+        "qwen35moe", {**_DELTA, **_SECTIONS, "expert_shared_feed_forward_length": 256},
+        layers=3, rotated=16, qk="head", recurrent="apart", experts=4, shared=256,
+    ),
 }  # fmt: skip
 HEADS, HEAD = 4, 64
 
@@ -146,9 +193,13 @@ def close(writer: Any) -> None:
     writer.close()
 
 
+# Parts of the names of matrices that files never quantise.
+_FLOAT_PARTS = ("norm", "gate_inp", "position", "rope", "conv1d", "shortconv.conv")
+
+
 def add_tensor(writer: Any, name: str, values: NDArray[np.float32], kind: str, random: np.random.RandomState) -> None:
     """Add a tensor; matrices become random blocks with the same RMS; norms, routers and biases stay floats."""
-    if kind == "F32" or values.ndim == 1 or any(part in name for part in ("norm", "gate_inp", "position", "rope")):
+    if kind == "F32" or values.ndim == 1 or any(part in name for part in _FLOAT_PARTS):
         writer.add_tensor(name, values)
         return
     number = gguf.GGMLQuantizationType[kind]
@@ -205,10 +256,11 @@ def _spread(blocks: NDArray[np.uint8], scale: float) -> None:
 def metadata(shape: Shape) -> dict[str, Any]:
     """Return all keys except general.architecture, with a byte-level vocabulary."""
     norm = "attention.layer_norm_epsilon" if shape.layer_norm else "attention.layer_norm_rms_epsilon"
+    heads = [shape.kv_heads * shape.has_attention(layer) for layer in range(shape.layers)]
     own = {
         "context_length": CONTEXT, "embedding_length": HIDDEN, "block_count": shape.layers,
         "feed_forward_length": shape.width, "attention.head_count": HEADS,
-        "attention.head_count_kv": shape.kv_heads, "attention.key_length": HEAD, "attention.value_length": HEAD,
+        "attention.head_count_kv": heads if shape.recurrent in ("conv", "mamba") else shape.kv_heads, "attention.key_length": HEAD, "attention.value_length": HEAD,
         norm: 1e-5, "vocab_size": VOCAB,
     }  # fmt: skip
     if not shape.positions:
@@ -266,31 +318,77 @@ def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str,
     yield "token_embd.weight", matrix(VOCAB, HIDDEN, scale=0.5)
     if shape.positions:
         yield "position_embd.weight", matrix(CONTEXT, HIDDEN, scale=0.3)
-    yield from norm("output_norm")
+    yield from norm("token_embd_norm" if shape.recurrent == "conv" else "output_norm")
     if not shape.tied:
         yield from linear("output", VOCAB, HIDDEN, "head")
     for name in shape.divisors:
         yield f"{name}.weight", np.linspace(1, 6 if name.endswith("long") else 3, HEAD // 2).astype(np.float32)
     for layer in range(shape.layers):
         path = f"blk.{layer}"
-        yield from _attention(shape, path, linear, norm, matrix)
+        if shape.has_attention(layer):
+            yield from _attention(shape, path, linear, norm, matrix)
+        else:
+            yield from norm(f"{path}.attn_norm")
+            yield from _recurrent(shape, path, matrix)
         if shape.pre and not shape.one_norm:
-            yield from norm(f"{path}.ffn_norm")
+            delta = shape.recurrent in ("apart", "joined")
+            yield from norm(f"{path}.{'post_attention_norm' if delta else 'ffn_norm'}")
         if shape.post:
             yield from norm(f"{path}.post_ffw_norm")
-        if not shape.experts:
+        if not shape.experts or layer < shape.dense:
             if shape.gated and not shape.gate_in_up:
                 yield from linear(f"{path}.ffn_gate", shape.width, HIDDEN, "mlp")
             yield from linear(f"{path}.ffn_up", shape.width * (2 if shape.gate_in_up else 1), HIDDEN, "mlp")
             yield from linear(f"{path}.ffn_down", HIDDEN, shape.width, "mlp")
             continue
-        yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, HIDDEN, scale=0.3)
-        for part in ("gate", "up", "down"):
-            yield f"{path}.ffn_{part}_exps.weight", matrix(shape.experts, 256, HIDDEN)
-        if shape.shared:
+        yield from _experts(shape, path, matrix)
+
+
+def _experts(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, HIDDEN, scale=0.3)
+    if "expert_gating_func" in shape.keys:
+        yield f"{path}.exp_probs_b.bias", matrix(shape.experts, scale=0.1)
+    for part in ("gate", "up", "down"):
+        yield f"{path}.ffn_{part}_exps.weight", matrix(shape.experts, 256, HIDDEN)
+    if shape.shared:
+        if shape.recurrent != "mamba":
             yield f"{path}.ffn_gate_inp_shexp.weight", matrix(HIDDEN, scale=0.3)
-            for part in ("gate", "up", "down"):
-                yield f"{path}.ffn_{part}_shexp.weight", matrix(shape.shared, HIDDEN)
+        for part in ("gate", "up", "down"):
+            yield f"{path}.ffn_{part}_shexp.weight", matrix(shape.shared, HIDDEN)
+
+
+def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    if shape.recurrent == "conv":
+        yield f"{path}.shortconv.in_proj.weight", matrix(3 * HIDDEN, HIDDEN)
+        yield f"{path}.shortconv.conv.weight", matrix(HIDDEN, shape.keys["shortconv.l_cache"])
+        yield f"{path}.shortconv.out_proj.weight", matrix(HIDDEN, HIDDEN)
+        return
+    if shape.recurrent == "mamba":
+        width, heads, groups = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "group_count"))
+        channels = width + 2 * groups * shape.keys["ssm.state_size"]
+        yield f"{path}.ssm_in.weight", matrix(width + channels + heads, HIDDEN)
+        yield f"{path}.ssm_conv1d.weight", matrix(channels, shape.keys["ssm.conv_kernel"])
+        yield f"{path}.ssm_conv1d.bias", matrix(channels, scale=0.1)
+        yield f"{path}.ssm_dt.bias", matrix(heads, scale=0.5)
+        yield f"{path}.ssm_a", -np.exp(matrix(heads, 1, scale=0.5))
+        yield f"{path}.ssm_d", matrix(heads, 1, scale=0.5)
+        yield f"{path}.ssm_norm.weight", 1 + matrix(groups, width // groups, scale=0.2)
+        yield f"{path}.ssm_out.weight", matrix(HIDDEN, width)
+        return
+    keys, heads = shape.keys["ssm.group_count"] * shape.keys["ssm.state_size"], shape.keys["ssm.time_step_rank"]
+    values = shape.keys["ssm.inner_size"]
+    yield f"{path}.attn_qkv.weight", matrix(2 * keys + values, HIDDEN)
+    yield f"{path}.attn_gate.weight", matrix(values, HIDDEN)
+    if shape.recurrent == "joined":
+        yield f"{path}.ssm_ba.weight", matrix(2 * heads, HIDDEN)
+    else:
+        yield f"{path}.ssm_beta.weight", matrix(heads, HIDDEN)
+        yield f"{path}.ssm_alpha.weight", matrix(heads, HIDDEN)
+    yield f"{path}.ssm_conv1d.weight", matrix(2 * keys + values, shape.keys["ssm.conv_kernel"])
+    yield f"{path}.ssm_dt.bias", matrix(heads, scale=0.5)
+    yield f"{path}.ssm_a", -np.exp(matrix(heads, scale=0.5))
+    yield f"{path}.ssm_norm.weight", 1 + matrix(values // heads, scale=0.2)
+    yield f"{path}.ssm_out.weight", matrix(HIDDEN, values)
 
 
 def _attention(
@@ -307,7 +405,8 @@ def _attention(
         yield from linear(f"{path}.attn_qkv", sum(sizes.values()), HIDDEN, "qkv")
     else:
         for part, rows in sizes.items():
-            yield from linear(f"{path}.attn_{part}", rows, HIDDEN, "qkv")
+            gated = part == "q" and shape.recurrent in ("apart", "joined")  # queries and gates
+            yield from linear(f"{path}.attn_{part}", rows * 2 if gated else rows, HIDDEN, "qkv")
     yield from linear(f"{path}.attn_output", HIDDEN, HEADS * HEAD, "o")
     for part in "qk" if shape.qk else "":
         dims = {"head": (HEAD,), "all": (sizes[part],), "heads": (sizes[part] // HEAD, HEAD)}[shape.qk]

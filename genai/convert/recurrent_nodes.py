@@ -93,9 +93,21 @@ def _write_delta_net(export: Export, part: DeltaNetSpec, layer: int, root: str) 
         "GatedRMSNorm", [attended, weight, z], f"{path}/GatedRMSNorm", hidden_dims(values), domain=CONTRIB,
         epsilon=float(export.spec.rms_norm_eps),
     )  # fmt: skip
+    if part.tiled and part.key_heads != part.value_heads:
+        normed = _write_tiled(export, part, f"{path}/Gather", normed)
     return write_linear(
         export, Projection(f"{path}/out_proj", (f"{source}.out_proj",), (hidden,), values), normed, precision=precision
     )
+
+
+def _write_tiled(export: Export, part: DeltaNetSpec, name: str, root: str) -> str:
+    """Write the value heads in the order of the columns of out_proj; see DeltaNetSpec.tiled."""
+    order = "model.constants.tiled_heads"
+    if not export.graph.has_initializer(order):
+        columns = np.arange(part.value_width, dtype=np.int64)
+        groups = columns.reshape(part.key_heads, part.value_heads // part.key_heads, part.value_size)
+        export.graph.array(order, groups.swapaxes(0, 1).reshape(-1))
+    return export.graph.node("Gather", [root, order], name, hidden_dims(part.value_width), axis=2)
 
 
 def _write_mamba(export: Export, part: MambaSpec, layer: int, root: str) -> str:

@@ -85,6 +85,8 @@ class DeltaNetSpec:
         kernel: size of the convolution over queries, keys and values.
         key_heads, value_heads: numbers of heads.
         key_size, value_size: elements per head.
+        tiled: True if the value heads are in another order in the columns of out_proj: the first value head of each
+            key head, then the second of each, and so on (ggml).
     """
 
     layers: tuple[int, ...]
@@ -93,6 +95,7 @@ class DeltaNetSpec:
     value_heads: int
     key_size: int
     value_size: int
+    tiled: bool = False
 
     @property
     def key_width(self) -> int:

@@ -67,10 +67,53 @@ def test_metadata(name: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf"]
 
 
-def write_with(path: Path, tensors: dict[str, Any], arch: str = "llama", shape: str = "llama") -> Path:
+HYBRIDS: dict[str, tuple[str, dict[str, Any], type[GenaiError], str]] = {
+    "drafts only": ("qwen35", {"nextn_predict_layers": 4}, ConfigError, "nextn_predict_layers is 4"),
+    "heads that differ": (
+        "lfm2", {"attention.head_count_kv": [0, 1, 2, 0]}, UnsupportedModelError, "head_count_kv differs from layer",
+    ),
+    "a part of a head": ("qwen35", {"ssm.inner_size": 130}, ConfigError, "ssm.inner_size is 130"),
+    "no state size": ("qwen35", {"ssm.state_size": None}, ConfigError, "has no qwen35.ssm.state_size"),
+    "no kernel": ("lfm2", {"shortconv.l_cache": None}, ConfigError, "has no lfm2.shortconv.l_cache"),
+    "another kernel": ("lfm2", {"shortconv.l_cache": 4}, InputError, r"shape \[256, 1, 3\], expected \[256, 1, 4\]"),
+    "pairs outside": (
+        "qwen35", {"rope.dimension_sections": [4, 2, 2, 0]}, ConfigError, r"dimension_sections is \[4, 2, 2, 0\]",
+    ),
+    "fewer sections": ("qwen35", {"rope.dimension_sections": [3, 3]}, ConfigError, "dimension_sections is"),
+    "more attention": ("qwen35", {"attention.recurrent_layers": [False] * 4}, InputError, "lacks .* tensors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_metadata_of_hybrids(name: str, tmp_path: Path) -> None:
+    shape, changes, error, message = HYBRIDS[name]
+    source = write_model(tmp_path / "a.gguf", SHAPES[shape], **{f"{shape}.{key}": v for key, v in changes.items()})
+    with pytest.raises(error, match=message) as caught:
+        build_model(source, tmp_path / "model")
+    assert caught.value.why and caught.value.fix
+
+
+def test_rates_of_decay_are_negative(tmp_path: Path) -> None:
+    source = write_with(tmp_path / "a.gguf", {"blk.0.ssm_a": np.ones(4, np.float32)}, "qwen35", "qwen35")
+    with pytest.raises(InputError, match="numbers that are not negative"):
+        build_model(source, tmp_path / "model")
+
+
+def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    more = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
+    draft = {"blk.4.nextn.eh_proj.weight": np.ones((256, 512), np.float32)}
+    source = write_with(tmp_path / "a.gguf", draft, "qwen35", "qwen35", **more)
+    assert plan_build(source).spec.num_layers == 4
+    other = {"blk.5.nextn.eh_proj.weight": np.ones((256, 512), np.float32)}
+    source = write_with(tmp_path / "b.gguf", other, "qwen35", "qwen35", **more)
+    with pytest.raises(InputError, match="does not use, such as 'blk.5.nextn.eh_proj.weight'"):
+        plan_build(source)
+
+
+def write_with(path: Path, tensors: dict[str, Any], arch: str = "llama", shape: str = "llama", **changes: Any) -> Path:
     """A model with some tensors replaced, added, or (None) left out."""
     writer = gguf.GGUFWriter(str(path), arch)
-    for key, value in gguf_models.metadata(SHAPES[shape]).items():
+    for key, value in (gguf_models.metadata(SHAPES[shape]) | changes).items():
         gguf_models.add_value(writer, key, value)
     found = dict(gguf_models._tensors(SHAPES[shape], np.random.RandomState(0))) | tensors
     for name, values in found.items():

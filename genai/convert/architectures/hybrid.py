@@ -83,7 +83,7 @@ def lfm2_moe(config: HFConfig) -> DecoderSpec:
 # --- Qwen3-Next and Qwen 3.5 -----------------------------------------------------------------------------------------
 
 
-def _half_of_heads(half: int) -> common.TensorView:
+def half_of_heads(half: int) -> common.TensorView:
     """Return a view of queries (0) or gates (1), which are side by side in each head."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
@@ -94,8 +94,8 @@ def _half_of_heads(half: int) -> common.TensorView:
 
 
 _GATED_QUERIES = (
-    Rule(r"self_attn\.q_proj", "self_attn.q_proj", _half_of_heads(0)),
-    Rule(r"self_attn\.gate_proj", "self_attn.q_proj", _half_of_heads(1)),
+    Rule(r"self_attn\.q_proj", "self_attn.q_proj", half_of_heads(0)),
+    Rule(r"self_attn\.gate_proj", "self_attn.q_proj", half_of_heads(1)),
 )
 
 
@@ -142,7 +142,7 @@ def qwen3_5_moe_text(config: HFConfig) -> DecoderSpec:
     return _qwen(config, family="qwen3_5_moe_text", intermediate_size=width, **experts)
 
 
-def _part_of_groups(*parts: str) -> common.TensorView:
+def part_of_groups(*parts: str) -> common.TensorView:
     """Return a view of some parts of the rows of each group: a key head with its value heads."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
@@ -164,10 +164,10 @@ def _part_of_groups(*parts: str) -> common.TensorView:
 @architecture(
     "Qwen3-Next",
     *_GATED_QUERIES,
-    Rule(r"linear_attn\.in_proj_qkv\.", "linear_attn.in_proj_qkvz.", _part_of_groups("q", "k", "v")),
-    Rule(r"linear_attn\.in_proj_z\.", "linear_attn.in_proj_qkvz.", _part_of_groups("z")),
-    Rule(r"linear_attn\.in_proj_b\.", "linear_attn.in_proj_ba.", _part_of_groups("b")),
-    Rule(r"linear_attn\.in_proj_a\.", "linear_attn.in_proj_ba.", _part_of_groups("a")),
+    Rule(r"linear_attn\.in_proj_qkv\.", "linear_attn.in_proj_qkvz.", part_of_groups("q", "k", "v")),
+    Rule(r"linear_attn\.in_proj_z\.", "linear_attn.in_proj_qkvz.", part_of_groups("z")),
+    Rule(r"linear_attn\.in_proj_b\.", "linear_attn.in_proj_ba.", part_of_groups("b")),
+    Rule(r"linear_attn\.in_proj_a\.", "linear_attn.in_proj_ba.", part_of_groups("a")),
     unused=_DRAFTS,
     may_join_experts=True,
 )

@@ -16,7 +16,7 @@ from .common import Rule, architecture, decoder
 from .llama import GRANITE_EXPERTS, GRANITE_SHARED, multipliers
 
 
-def _rows(first: str) -> common.TensorView:
+def rows_of(first: str) -> common.TensorView:
     """Return a view of the rows of the gate, of the convolution's input ("conv") or of the time steps ("dt")."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
@@ -31,7 +31,7 @@ def _rows(first: str) -> common.TensorView:
 
 
 _IN_PROJECTION = tuple(
-    Rule(rf"mamba\.in_proj_{part}\.", "mamba.in_proj.", _rows(part)) for part in ("gate", "conv", "dt")
+    Rule(rf"mamba\.in_proj_{part}\.", "mamba.in_proj.", rows_of(part)) for part in ("gate", "conv", "dt")
 )
 
 
@@ -157,7 +157,9 @@ _FALCON_H1 = (
     ),
     Rule(r"mlp\.up_proj", "feed_forward.up_proj"),
     *(
-        Rule(rf"mamba\.in_proj_{part}\.", "mamba.in_proj.", _scaled(f"mamba.in_proj_{part}", _rows(part)), floats=True)
+        Rule(
+            rf"mamba\.in_proj_{part}\.", "mamba.in_proj.", _scaled(f"mamba.in_proj_{part}", rows_of(part)), floats=True
+        )
         for part in ("gate", "conv", "dt")
     ),
     Rule(r"mamba\.out_proj", "mamba.out_proj", _scaled("mamba.out_proj"), floats=True),

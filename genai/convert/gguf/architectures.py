@@ -21,6 +21,7 @@ from ..hf_config import HFConfig
 from ..rope import scaled_frequencies
 from ..rope_scaling import FrequencyFactors, LongRope, RopeScaling, YarnScaling, yarn_magnitude
 from ..spec import DecoderSpec
+from . import recurrent
 from .metadata import Metadata
 
 Values = dict[str, Any]
@@ -47,12 +48,16 @@ class GgufArchitecture:
         permuted: True if the rows of queries and keys are in ggml's order, which is for a rotation of neighbouring
             elements.
         rules: rules for tensors with unusual names.
+        adapted: returns the decoder with the parts that only GGUF files have.
+        hybrid: True if some layers have no attention, and therefore no key/value heads.
     """
 
     model_type: str
     values: Callable[[Metadata, GgufModel], Values] = lambda data, model: {}
     permuted: bool = False
     rules: tuple[Rule, ...] = ()
+    adapted: Callable[[DecoderSpec], DecoderSpec] = lambda spec: spec
+    hybrid: bool = False
 
 
 def _experts(data: Metadata, model: GgufModel) -> Values:
@@ -84,6 +89,10 @@ def _multipliers(data: Metadata, model: GgufModel) -> Values:
         "logits_scaling": data.number("logit_scale", 1.0),
     }
     return {**values, **(_experts(data, model) if data.architecture == "granitemoe" else {})}
+
+
+def _granite_hybrid(data: Metadata, model: GgufModel) -> Values:
+    return {**_multipliers(data, model), **recurrent.granite_hybrid(data, model)}
 
 
 # Architectures that were trained with YaRN bounds that are not rounded to whole dimensions. Files do not contain this.
@@ -174,6 +183,18 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "nemotron": GgufArchitecture("nemotron"),
     "ernie4_5": GgufArchitecture("ernie4_5"),
     "gpt-oss": GgufArchitecture("gpt_oss", _experts, rules=_GPT_OSS),
+    "granitehybrid": GgufArchitecture(
+        "granitemoehybrid", _granite_hybrid, permuted=True, rules=recurrent.MAMBA, hybrid=True
+    ),
+    "lfm2": GgufArchitecture("lfm2", recurrent.lfm2, rules=recurrent.LFM2, hybrid=True),
+    "lfm2moe": GgufArchitecture("lfm2_moe", recurrent.lfm2_moe, rules=recurrent.LFM2, hybrid=True),
+    "qwen3next": GgufArchitecture("qwen3_next", recurrent.delta_net, rules=recurrent.QWEN3_NEXT, hybrid=True),
+    "qwen35": GgufArchitecture(
+        "qwen3_5_text", recurrent.delta_net, rules=recurrent.QWEN3_5, adapted=recurrent.tiled, hybrid=True
+    ),
+    "qwen35moe": GgufArchitecture(
+        "qwen3_5_moe_text", recurrent.delta_net, rules=recurrent.QWEN3_5, adapted=recurrent.tiled, hybrid=True
+    ),
 }
 
 
@@ -221,10 +242,10 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
     values: Values = {
         "model_type": architecture.model_type,
         "hidden_size": hidden,
-        "num_hidden_layers": data.integer("block_count"),
+        "num_hidden_layers": recurrent.without_drafts(data),
         "intermediate_size": data.optional_integer("feed_forward_length") or 4 * hidden,
         "num_attention_heads": heads,
-        "num_key_value_heads": data.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": data.integer("attention.head_count_kv", heads, some=architecture.hybrid),
         "head_dim": size,
         "max_position_embeddings": data.integer("context_length"),
         "vocab_size": model.info(TABLE).shape[0],
@@ -309,7 +330,9 @@ def _scaling(data: Metadata, model: GgufModel, spec: DecoderSpec) -> RopeScaling
 
 def _rotates_nothing(data: Metadata) -> bool:
     """Return True if rotation is disabled. Granite uses a key for this that has another meaning in other models."""
-    return data.architecture in ("granite", "granitemoe") and not data.flag("rope.scaling.finetuned", True)
+    return data.architecture in ("granite", "granitemoe", "granitehybrid") and not data.flag(
+        "rope.scaling.finetuned", True
+    )
 
 
 def _divisors(model: GgufModel, name: str, pairs: int) -> list[float]:
@@ -341,7 +364,7 @@ def architecture_of(model: GgufModel) -> Architecture:
         spec = known.describe(config)
         data = Metadata(model.metadata, model.architecture, model.path)
         return replace(
-            spec,
+            architecture.adapted(spec),
             # In families that add 1 to their norm weights, convert_hf_to_gguf.py has already added it.
             norm_weight_offset=0.0,
             rope_scaling=_scaling(data, model, spec),
@@ -353,11 +376,15 @@ def architecture_of(model: GgufModel) -> Architecture:
             head_bias="output.bias" in model,
         )
 
-    packed = _PACKED_QKV if has("attn_qkv", "weight") else _QKV[architecture.permuted]
+    is_packed = has("attn_qkv", "weight") and not architecture.hybrid  # linear attention has a tensor of that name
+    packed = _PACKED_QKV if is_packed else _QKV[architecture.permuted]
     gate = _PACKED_GATE_UP if known.model_type in _GATE_BESIDE_UP else ()
     experts = _EXPERTS_APART if has("ffn_gate.0", "weight") else _EXPERTS
     rules = (*_OUTSIDE, *architecture.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD)
-    return Architecture(known.model_type, known.title, describe, rules)
+    data = Metadata(model.metadata, model.architecture, model.path)
+    drafts = range(recurrent.without_drafts(data), data.integer("block_count"))
+    unused = rf"^blk\.({'|'.join(map(str, drafts))})\." if drafts else ""
+    return Architecture(known.model_type, known.title, describe, rules, unused)
 
 
 # Architectures without a separate gate tensor: the gate's rows precede those of "up" in one tensor.

@@ -34,12 +34,17 @@ class Metadata:
         own = f"{self.architecture}."
         return sorted(key for key in self.values if key.startswith(own) and key not in self._keys_read)
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer. In a list with one value per layer, all values must be equal."""
-        value = self._same(name, self.get(name))
+    def integer(self, name: str, default: int | None = None, *, some: bool = False) -> int:
+        """Return a positive integer. In a list with one value per layer, all values must be equal.
+
+        Args:
+            some: True if some layers may have 0, which is ignored.
+        """
+        value = self.get(name)
+        value = self._same(name, value[value != 0] if some and isinstance(value, np.ndarray) else value)
         value = default if value is None else value
         if type(value) is not int or value < 1:
-            raise self._wrong(name, value, "a positive integer")
+            raise self.wrong(name, value, "a positive integer")
         return value
 
     def optional_integer(self, name: str) -> int:
@@ -48,7 +53,7 @@ class Metadata:
         if value is None:
             return 0
         if type(value) is not int or value < 0:
-            raise self._wrong(name, value, "a non-negative integer")
+            raise self.wrong(name, value, "a non-negative integer")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -56,21 +61,21 @@ class Metadata:
         value = self.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
-            raise self._wrong(name, value, "a finite number")
+            raise self.wrong(name, value, "a finite number")
         if not math.isfinite(value):
-            raise self._wrong(name, value, "a finite number")
+            raise self.wrong(name, value, "a finite number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
+            raise self.wrong(name, value, "true or false")
         return default if value is None else value
 
     def text(self, name: str, default: str) -> str:
         value = self.get(name)
         if value is not None and not isinstance(value, str):
-            raise self._wrong(name, value, "a string")
+            raise self.wrong(name, value, "a string")
         return default if value is None else value
 
     def _same(self, name: str, value: Any) -> Any:
@@ -85,7 +90,8 @@ class Metadata:
             )
         return value.flat[0].item()
 
-    def _wrong(self, name: str, value: Any, expected: str) -> ConfigError:
+    def wrong(self, name: str, value: Any, expected: str) -> ConfigError:
+        """Return the error for a value."""
         key = f"{self.architecture}.{name}"
         problem = f"{self._source} has no {key}" if value is None else f"{self._source}: {key} is {value!r:.80}"
         return ConfigError(

@@ -74,7 +74,7 @@ def ids(api: Any, path: str, texts: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Read the job and write the result."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    api = bindings()
+    api = bindings("llama_cpp", "llama_cpp")
     api.llama_backend_init()
     result = {
         "logits": {name: logits(api, *files, job["tokens"]) for name, files in job["logits"].items()},

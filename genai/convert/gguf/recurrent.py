@@ -1,0 +1,222 @@
+"""llama.cpp's metadata and tensors of decoders with recurrent parts: LFM2, Qwen3-Next, Qwen 3.5, Granite 4."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+from ...weight_files.gguf import GgufModel
+from ..architectures.common import Rule, TensorView
+from ..architectures.hybrid import half_of_heads, part_of_groups
+from ..architectures.mamba import rows_of
+from ..spec import DecoderSpec, DeltaNetSpec
+from .metadata import Metadata
+
+Values = dict[str, Any]
+
+
+def without_drafts(data: Metadata) -> int:
+    """Return the number of layers, without those at the end that only predict further tokens."""
+    count, drafts = data.integer("block_count"), data.optional_integer("nextn_predict_layers")
+    if drafts >= count:
+        raise data.wrong("nextn_predict_layers", drafts, f"a number below block_count = {count}")
+    return count - drafts
+
+
+def layers_without_attention(data: Metadata) -> list[bool]:
+    """Return which layers have no key/value heads."""
+    heads = data.get("attention.head_count_kv")
+    count = without_drafts(data)
+    if not isinstance(heads, np.ndarray):
+        return [False] * count
+    return [number == 0 for number in heads.tolist()[:count]]
+
+
+# --- LFM2 ------------------------------------------------------------------------------------------------------------
+
+
+def lfm2(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of LFM2."""
+    kinds = ["conv" if conv else "full_attention" for conv in layers_without_attention(data)]
+    return {
+        "layer_types": kinds, "conv_L_cache": data.integer("shortconv.l_cache"), "block_auto_adjust_ff_dim": False
+    }  # fmt: skip
+
+
+def lfm2_moe(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of LFM2 with experts."""
+    return {
+        **lfm2(data, model),
+        "num_experts": data.integer("expert_count"),
+        "num_experts_per_tok": data.integer("expert_used_count"),
+        "moe_intermediate_size": data.integer("expert_feed_forward_length"),
+        "num_dense_layers": data.optional_integer("leading_dense_block_count"),
+        "routed_scaling_factor": data.number("expert_weights_scale", 0.0) or 1.0,
+    }
+
+
+def _convolution(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+    return tensor.reshape(len(tensor), 1, -1)
+
+
+LFM2 = (
+    Rule(r"conv\.conv\.", "shortconv.conv.", _convolution),
+    Rule(r"conv\.(in|out)_proj", r"shortconv.\1_proj"),
+    Rule(r"mlp\.gate\.selection_bias", "exp_probs_b.bias"),
+    Rule(r"^output_norm\.", "token_embd_norm."),
+)
+
+
+# --- Qwen3-Next and Qwen 3.5 -----------------------------------------------------------------------------------------
+
+
+def delta_net(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Gated DeltaNet, and of experts if there are any."""
+    count, every = without_drafts(data), data.integer("full_attention_interval", 4)
+    flags = data.get("attention.recurrent_layers")
+    linear = [(layer + 1) % every != 0 for layer in range(count)]
+    if isinstance(flags, np.ndarray):
+        linear = [bool(flag) for flag in flags.tolist()[:count]]
+    heads, inner = data.integer("ssm.time_step_rank"), data.integer("ssm.inner_size")
+    if inner % heads:
+        raise data.wrong("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank = {heads}")
+    _check_sections(data)
+    values: Values = {
+        "layer_types": ["linear_attention" if one else "full_attention" for one in linear],
+        "linear_conv_kernel_dim": data.integer("ssm.conv_kernel"),
+        "linear_num_key_heads": data.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": data.integer("ssm.state_size"),
+        "linear_value_head_dim": inner // heads,
+    }
+    if data.optional_integer("expert_count"):
+        values |= {
+            "num_experts": data.integer("expert_count"),
+            "num_experts_per_tok": data.integer("expert_used_count"),
+            "moe_intermediate_size": data.integer("expert_feed_forward_length"),
+            "shared_expert_intermediate_size": model.info("blk.0.ffn_up_shexp.weight").shape[0],
+            "norm_topk_prob": True,
+        }
+    return values
+
+
+def _check_sections(data: Metadata) -> None:
+    """Check that all rotated pairs turn with a token's position in texts; pairs in no section do not turn."""
+    sections = data.get("rope.dimension_sections")
+    pairs = data.optional_integer("rope.dimension_count") // 2
+    if sections is None:
+        return
+    if len(sections) < 3 or any(pair >= 3 * sections[pair % 3] for pair in range(pairs)):
+        raise data.wrong("rope.dimension_sections", [*map(int, sections)], f"three sections that include {pairs} pairs")
+
+
+def tiled(spec: DecoderSpec) -> DecoderSpec:
+    """Return the decoder whose value heads are in the order of ggml in the columns of out_proj."""
+    assert isinstance(spec.recurrent, DeltaNetSpec)
+    return replace(spec, recurrent=replace(spec.recurrent, tiled=True))
+
+
+def _net(spec: DecoderSpec) -> DeltaNetSpec:
+    assert isinstance(spec.recurrent, DeltaNetSpec)
+    return spec.recurrent
+
+
+def _grouped(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return the rows of value heads with the heads of a key head side by side; ggml has them in turns."""
+    net = _net(spec)
+    rest = tensor.shape[1:]
+    turns = tensor.reshape(net.value_heads // net.key_heads, net.key_heads, -1, *rest)
+    return turns.swapaxes(0, 1).reshape(-1, *rest)
+
+
+def _grouped_values(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+    """Do the same to the rows that follow those of queries and keys."""
+    before = 2 * _net(spec).key_width
+    return np.concatenate([tensor[:before], _grouped(spec, tensor[before:])])
+
+
+def _decay(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+    if not (tensor < 0).all():
+        raise InputError(
+            "a tensor ssm_a contains numbers that are not negative", "they are the rates of decay, -exp(A_log)",
+            "download the file again",
+        )  # fmt: skip
+    return np.log(-tensor.astype(np.float64)).astype(np.float32)
+
+
+def _then(first: TensorView, second: TensorView) -> TensorView:
+    return lambda spec, tensor: second(spec, first(spec, tensor))
+
+
+_DELTA_NET = (
+    Rule(r"post_attention_layernorm", "post_attention_norm"),
+    Rule(r"self_attn\.q_proj", "attn_q", half_of_heads(0)),
+    Rule(r"self_attn\.gate_proj", "attn_q", half_of_heads(1)),
+    Rule(r"linear_attn\.norm", "ssm_norm"),
+    Rule(r"linear_attn\.out_proj", "ssm_out"),
+)
+QWEN3_NEXT = (
+    *_DELTA_NET,
+    Rule(r"linear_attn\.in_proj_qkv", "attn_qkv"),
+    Rule(r"linear_attn\.in_proj_z", "attn_gate"),
+    Rule(r"linear_attn\.in_proj_b", "ssm_ba", part_of_groups("b")),
+    Rule(r"linear_attn\.in_proj_a", "ssm_ba", part_of_groups("a")),
+    Rule(r"linear_attn\.conv1d", "ssm_conv1d", _convolution),
+    Rule(r"linear_attn\.dt_bias", "ssm_dt.bias"),
+    Rule(r"linear_attn\.A_log", "ssm_a", _decay),
+)
+QWEN3_5 = (
+    *_DELTA_NET,
+    Rule(r"linear_attn\.in_proj_qkv", "attn_qkv", _grouped_values),
+    Rule(r"linear_attn\.in_proj_z", "attn_gate", _grouped),
+    Rule(r"linear_attn\.in_proj_b", "ssm_beta", _grouped),
+    Rule(r"linear_attn\.in_proj_a", "ssm_alpha", _grouped),
+    Rule(r"linear_attn\.conv1d", "ssm_conv1d", _then(_grouped_values, _convolution)),
+    Rule(r"linear_attn\.dt_bias", "ssm_dt.bias", _grouped),
+    Rule(r"linear_attn\.A_log", "ssm_a", _then(_grouped, _decay)),
+)
+
+
+# --- Mamba-2 ---------------------------------------------------------------------------------------------------------
+
+
+def granite_hybrid(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Granite 4, without its multipliers."""
+    kinds = ["mamba" if mamba else "attention" for mamba in layers_without_attention(data)]
+    heads, inner = data.integer("ssm.time_step_rank"), data.integer("ssm.inner_size")
+    if inner % heads:
+        raise data.wrong("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank = {heads}")
+    experts, width = data.optional_integer("expert_count"), data.integer("feed_forward_length")
+    values: Values = {
+        "layer_types": kinds, "position_embedding_type": "rope", "mamba_n_heads": heads, "mamba_d_head": inner // heads,
+        "mamba_d_conv": data.integer("ssm.conv_kernel"), "mamba_d_state": data.integer("ssm.state_size"),
+        "mamba_n_groups": data.integer("ssm.group_count"), "mamba_expand": inner // data.integer("embedding_length"),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model),
+        "num_local_experts": experts, "shared_intermediate_size": width,
+    }  # fmt: skip
+    if experts:
+        values |= {
+            "num_experts_per_tok": data.integer("expert_used_count"), "intermediate_size": width,
+            "shared_intermediate_size": data.integer("expert_shared_feed_forward_length"),
+        }  # fmt: skip
+    return values
+
+
+def _flat(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+    return tensor.reshape(-1)
+
+
+MAMBA = (
+    *(Rule(rf"mamba\.in_proj_{part}\.", "ssm_in.", rows_of(part)) for part in ("gate", "conv", "dt")),
+    Rule(r"mamba\.conv1d\.weight", "ssm_conv1d.weight", _convolution),
+    Rule(r"mamba\.conv1d\.bias", "ssm_conv1d.bias"),
+    Rule(r"mamba\.dt_bias", "ssm_dt.bias"),
+    Rule(r"mamba\.A_log", "ssm_a", _then(_flat, _decay)),
+    Rule(r"mamba\.D$", "ssm_d", _flat),
+    Rule(r"mamba\.norm", "ssm_norm", _flat),
+    Rule(r"mamba\.out_proj", "ssm_out"),
+)
