@@ -260,7 +260,8 @@ def metadata(shape: Shape) -> dict[str, Any]:
     own = {
         "context_length": CONTEXT, "embedding_length": HIDDEN, "block_count": shape.layers,
         "feed_forward_length": shape.width, "attention.head_count": HEADS,
-        "attention.head_count_kv": heads if shape.recurrent in ("conv", "mamba") else shape.kv_heads, "attention.key_length": HEAD, "attention.value_length": HEAD,
+        "attention.head_count_kv": heads if shape.recurrent in ("conv", "mamba") else shape.kv_heads,
+        "attention.key_length": HEAD, "attention.value_length": HEAD,
         norm: 1e-5, "vocab_size": VOCAB,
     }  # fmt: skip
     if not shape.positions:
