@@ -149,6 +149,15 @@ SHAPES: dict[str, Shape] = {
     "smollm3": Shape("smollm3", layers=4, tied=True),
     "nemotron": Shape("nemotron", rotated=32, **_LAYER_NORM),
     "ernie4_5": Shape("ernie4_5", tied=True),
+    "ernie4_5-moe": Shape(
+        "ernie4_5-moe",
+        {
+            "interleave_moe_layer_step": 1, "leading_dense_block_count": 1, "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 512, "expert_gating_func": 1,
+        },
+        layers=3, tied=True, experts=4, shared=512, dense=1,
+    ),
+    "olmoe": Shape("olmoe", kv_heads=4, width=256, qk="all", experts=4),
     "lfm2": Shape("lfm2", {"shortconv.l_cache": 3}, layers=4, tied=True, qk="head", recurrent="conv"),
     "lfm2moe": Shape(
         "lfm2moe", {"shortconv.l_cache": 3, **_SIGMOIDS},
@@ -352,10 +361,11 @@ def _experts(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArra
     for part in ("gate", "up", "down"):
         yield f"{path}.ffn_{part}_exps.weight", matrix(shape.experts, 256, HIDDEN)
     if shape.shared:
-        if shape.recurrent != "mamba":
+        if shape.arch.startswith("qwen"):
             yield f"{path}.ffn_gate_inp_shexp.weight", matrix(HIDDEN, scale=0.3)
-        for part in ("gate", "up", "down"):
+        for part in ("gate", "up"):
             yield f"{path}.ffn_{part}_shexp.weight", matrix(shape.shared, HIDDEN)
+        yield f"{path}.ffn_down_shexp.weight", matrix(HIDDEN, shape.shared)
 
 
 def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:

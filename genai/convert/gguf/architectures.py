@@ -80,6 +80,17 @@ def _qwen_experts(data: Metadata, model: GgufModel) -> Values:
     }
 
 
+def _ernie_experts(data: Metadata, model: GgufModel) -> Values:
+    return {
+        "moe_num_experts": data.integer("expert_count"),
+        "moe_k": data.integer("expert_used_count"),
+        "moe_intermediate_size": data.integer("expert_feed_forward_length"),
+        "moe_num_shared_experts": data.optional_integer("expert_shared_count"),
+        "moe_layer_start_index": data.optional_integer("leading_dense_block_count"),
+        "moe_layer_interval": data.integer("interleave_moe_layer_step", 1),
+    }
+
+
 def _multipliers(data: Metadata, model: GgufModel) -> Values:
     # llama.cpp treats missing keys as 0.
     values = {
@@ -186,6 +197,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "granitehybrid": GgufArchitecture(
         "granitemoehybrid", _granite_hybrid, permuted=True, rules=recurrent.MAMBA, hybrid=True
     ),
+    "ernie4_5-moe": GgufArchitecture("ernie4_5_moe", _ernie_experts, rules=recurrent.SELECTION),
+    "olmoe": GgufArchitecture("olmoe", lambda data, model: {**_qwen_experts(data, model), "norm_topk_prob": False}),
     "lfm2": GgufArchitecture("lfm2", recurrent.lfm2, rules=recurrent.LFM2, hybrid=True),
     "lfm2moe": GgufArchitecture("lfm2_moe", recurrent.lfm2_moe, rules=recurrent.LFM2, hybrid=True),
     "qwen3next": GgufArchitecture("qwen3_next", recurrent.delta_net, rules=recurrent.QWEN3_NEXT, hybrid=True),

@@ -63,10 +63,11 @@ def _convolution(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
     return tensor.reshape(len(tensor), 1, -1)
 
 
+SELECTION = (Rule(r"mlp\.gate\.selection_bias", "exp_probs_b.bias"),)
 LFM2 = (
     Rule(r"conv\.conv\.", "shortconv.conv.", _convolution),
     Rule(r"conv\.(in|out)_proj", r"shortconv.\1_proj"),
-    Rule(r"mlp\.gate\.selection_bias", "exp_probs_b.bias"),
+    *SELECTION,
     Rule(r"^output_norm\.", "token_embd_norm."),
 )
 
