@@ -110,10 +110,7 @@ class Admission:
             RequestError: the server is full or stops, or the key has too many requests.
         """
         if self.is_draining:
-            raise RequestError(
-                503, "the server is stopping", "it finishes running requests only", "send the request again later",
-                code="stopping", headers={"retry-after": str(RETRY_SECONDS), "connection": "close"},
-            )  # fmt: skip
+            raise stopping()
         if self.most_per_key is not None and self._seats[key] >= self.most_per_key:
             raise self._too_many(f"this key has {self._seats[key]} requests", "that is the limit for each key")
         if self._num_pending >= self.most_waiting + max(0, self.most_running - self.num_running):
@@ -189,3 +186,11 @@ class Admission:
     def _rank(self, ticket: Ticket) -> tuple[int, int, int, int]:
         key = ticket.seat.key
         return -ticket.priority, self._running[key], self._served.get(key, 0), ticket.number
+
+
+def stopping() -> RequestError:
+    """Return the error of requests that a server refuses because it stops."""
+    return RequestError(
+        503, "the server is stopping", "it finishes running requests only", "send the request again later",
+        code="stopping", headers={"retry-after": str(RETRY_SECONDS), "connection": "close"},
+    )  # fmt: skip

@@ -233,7 +233,12 @@ class _Exchange:
         """Serve a call, and cancel it when the client closes the connection."""
         serving = asyncio.create_task(self._serve(call))
         self._server.note_running(serving)
-        await finish_unless_gone(serving, self._receive)
+        try:
+            await finish_unless_gone(serving, self._receive)
+        except asyncio.CancelledError as cancelled:
+            if (error := self._server.stop_error()) is None:
+                raise
+            raise error from cancelled
 
     async def _serve(self, call: Call) -> None:
         if not self._needs:
@@ -254,12 +259,7 @@ class _Exchange:
         return frame(self._error_body(error_reply(self._server, self._id, error)), "error")
 
     async def _reply(self, call: Call) -> None:
-        try:
-            reply = await self._handle(call)
-        except asyncio.CancelledError as cancelled:
-            if (error := self._server.stop_error()) is None:
-                raise
-            raise error from cancelled
+        reply = await self._handle(call)
         if isinstance(reply, EventStream):
             reply.headers |= self._notes
             await send_stream(reply, self._send, self._server.stop_error)

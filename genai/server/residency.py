@@ -104,6 +104,7 @@ class Residency(Generic[Value]):
         self._closing: set[Resident[Value]] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(1, "genai-load")
 
     @property
@@ -118,7 +119,18 @@ class Residency(Generic[Value]):
     def start(self) -> None:
         """Start to load models, inside the running event loop: first those that are pinned."""
         if self._task is None:
+            self._loop = asyncio.get_running_loop()
             self._task = asyncio.create_task(self._run())
+
+    def refuse_waiting(self, error: Exception) -> None:
+        """Raise an error in the requests that wait for a model. Any thread may call it while the event loop runs."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._refuse_waiting, error)
+
+    def _refuse_waiting(self, error: Exception) -> None:
+        for one in self.residents:
+            self._end_waiting(one, error)
+        self._changed.set()
 
     @asynccontextmanager
     async def use(self, one: Resident[Value]) -> AsyncIterator[Value]:
@@ -278,9 +290,13 @@ class Residency(Generic[Value]):
         one.state, one.since, one.error, one.size = "failed", self._clock(), error, 0
         one.failures += 1
         _log.error("the model %s cannot be loaded: %s", one.name, error)
+        self._end_waiting(one, LoadFailed(error))
+
+    @staticmethod
+    def _end_waiting(one: Resident[Value], error: Exception) -> None:
         for granted in one.waiting:
             if not granted.done():
-                granted.set_exception(LoadFailed(error))
+                granted.set_exception(error)
         one.waiting.clear()
 
     async def _drop(self, one: Resident[Value]) -> None:

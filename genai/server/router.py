@@ -12,6 +12,7 @@ from ..embed.embedder import Embedder
 from ..embed.reranker import Reranker
 from ..errors import CacheCapacityError, DeadlineError, GenaiError, OptionError, RequestError, did_you_mean
 from ..llm.llm import LLM
+from .admission import stopping
 from .cards import capabilities, folder_capabilities
 from .encoders import Encoders
 from .metrics import Metrics, escaped, metric
@@ -136,6 +137,11 @@ class Router(Server):
         """Start to load the pinned models, inside the running event loop."""
         super().start()
         self._residency.start()
+
+    def drain(self) -> None:
+        """Refuse new requests, and those that wait for their model."""
+        super().drain()
+        self._residency.refuse_waiting(stopping())
 
     # --- the model of a request --------------------------------------------------------------------------------------
 

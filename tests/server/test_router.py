@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -157,6 +158,31 @@ def test_a_wait_has_a_time_limit(router: tuple[Router, httpx.Client], monkeypatc
     monkeypatch.setattr(RoutedModel, "load", lambda self: (release.wait(30), load(self))[1])
     late = ask(client, "a", timeout=0.01)
     assert late.status_code == 504 and "while its model was loaded" in late.json()["error"]["message"]
+    release.set()
+    assert text(ask(client, "a")) == "19" and not served.admission.num_requests
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("signals", [1, 2])
+def test_requests_that_wait_end_when_the_server_stops(
+    router: tuple[Router, httpx.Client], monkeypatch: pytest.MonkeyPatch, signals: int, is_stream: bool
+) -> None:
+    served, client = router
+    ask(client, "b")
+    release, load = threading.Event(), RoutedModel.load
+    monkeypatch.setattr(RoutedModel, "load", lambda self: (release.wait(30), load(self))[1])
+    loop = served.residency._loop
+    assert loop is not None
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(ask, client, "a", stream=is_stream)
+        while served.state_of("a") != "loading":
+            time.sleep(0.001)
+        (served.drain if signals == 1 else lambda: loop.call_soon_threadsafe(served.stop_running))()
+        reply = waiting.result()
+    assert (
+        reply.status_code == 503 and reply.json()["error"]["code"] == "stopping" and served.state_of("a") == "loading"
+    )
+    served.admission.is_draining = served._is_stopped = False
     release.set()
     assert text(ask(client, "a")) == "19" and not served.admission.num_requests
 
