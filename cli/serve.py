@@ -177,12 +177,13 @@ def _listed(url: str, server: Server) -> Iterator[None]:
     from genai.server.registry import registered
     from genai.server.router import Router
 
+    needs_key = bool(server.options.keys)
     if isinstance(server, Router):
         encoders = [one.name for one in server.models.values() if one.kind != "completion"]
-        with registered(url, server.model_names, encoders, loaded=[]) as note_loaded:
+        with registered(url, server.model_names, encoders, loaded=[], needs_key=needs_key) as note_loaded:
             server.watch_loads(note_loaded)
             yield
     else:
         encoders = server.encoders.names
-        with registered(url, [*server.model_names, *encoders], encoders):
+        with registered(url, [*server.model_names, *encoders], encoders, needs_key=needs_key):
             yield

@@ -214,12 +214,13 @@ def _routed(
             kind = {"--embedder": "embedding", "--reranker": "rerank"}[endpoint_option(encoder)]
             folder = encoder_of(encoder, "fp32", yes=flags.yes)
             options["device"] = flags.device or "cpu"
+        is_pinned = entry.name in pinned or settings.get("pinned", False)
         if "keep" in settings:
             keep = read_duration(str(settings["keep"]), "keep")
         cache = settings.get("cache")
         return RoutedModel(
             entry.name, folder, kind, entry.adapters,  # type: ignore[arg-type]
-            is_pinned=settings.get("pinned", entry.name in pinned),
+            is_pinned=is_pinned,
             keep=keep,
             context_size=settings.get("ctx-size", flags.ctx_size if encoder is None else None),
             cache_bytes=None if cache is None else parse_size(cache),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from genai.common.reading import read_text_file
 from genai.errors import InputError, OptionError, StateError, did_you_mean
 
 from . import options as opt
@@ -86,7 +88,7 @@ def chosen(found: list[RunningServer], server: str | None) -> RunningServer:
             raise InputError("several servers are running", f"they are {names}", "name one of them by its port")
         return found[0]
     for one in found:
-        if server.removesuffix("/v1") in (one.port, str(one.pid), one.url):
+        if server in (one.port, str(one.pid)) or _address(server) == _address(one.url):
             return one
     having = [one for one in found if server in one.models]
     if len(having) > 1:
@@ -97,6 +99,24 @@ def chosen(found: list[RunningServer], server: str | None) -> RunningServer:
     raise InputError(f"{server:.80}: there is no such server", f"the running servers are {names}", "run `genai ps`")
 
 
+_LOCAL = re.compile(r"(https?://)(?:localhost|0\.0\.0\.0)(?=:|$)", re.ASCII)
+
+
+def _address(text: str) -> str:
+    """Return an address with a scheme, without a path, and with 127.0.0.1 for other names of this machine."""
+    url = text.rstrip("/").removesuffix("/v1")
+    return _LOCAL.sub(r"\g<1>127.0.0.1", url if "://" in url else f"http://{url}")
+
+
+def key_of(path: Path) -> str:
+    """Return the first key of a file of API keys. Raise InputError as read_keys."""
+    from genai.server.keys import read_keys
+
+    read_keys(path)
+    lines = [line.split() for line in read_text_file(path).splitlines()]
+    return next(words[-1] for words in lines if words and not words[0].startswith("#"))
+
+
 def launch(
     client: Annotated[str, typer.Argument(help="Client: codex, claude, opencode or openwebui.")],
     server: Which = None,
@@ -104,6 +124,9 @@ def launch(
         str | None, typer.Option("--name", help="Name of a model of the server [default: its first chat model].")
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Add the settings to the client's file.")] = False,
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", help="File with an API key of the server: KEY or NAME KEY.")
+    ] = None,
 ) -> None:
     """Print the settings with which a client uses a running server, or add them to the client's file.
 
@@ -127,7 +150,13 @@ def launch(
             f"{one.url}: no model of this server generates text", f"it has {', '.join(one.models)}"[:500],
             "name another server by its port",
         )  # fmt: skip
-    setup = setup_of(client, one.url, name or one.chat_models[0], Path.home(), one.chat_models)
+    if one.needs_key and api_key_file is None:
+        raise InputError(
+            f"{one.url}: the server needs an API key", "the client would have none",
+            "pass a file with a key of this server (--api-key-file)",
+        )  # fmt: skip
+    key = None if api_key_file is None else key_of(api_key_file)
+    setup = setup_of(client, _address(one.url), name or one.chat_models[0], Path.home(), one.chat_models, key)
     if not write:
         say(f"genai: add this to {setup.path}, or run the command again with --write:")
         emit(setup.text)

@@ -6,17 +6,18 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.reading import read_text_file
+from genai.common.memory_limits import format_bytes
 from genai.errors import GenaiError, StateError
 
 from . import options as opt
-from .servers import chosen
+from .servers import chosen, key_of
 from .terminal import emit
 from .wrapping import harmless, width_of
 
@@ -49,7 +50,7 @@ def top(
 
     The speeds are those between two readings. If stdout is not a terminal, the figures are printed once.
     """
-    view = _View(server, None if api_key_file is None else _key_of(api_key_file))
+    view = _View(server, None if api_key_file is None else key_of(api_key_file))
     view.read()
     if as_json or once or not sys.stdout.isatty():
         time.sleep(interval)
@@ -69,15 +70,6 @@ def top(
                 live.update(view.drawn(), refresh=True)
     except KeyboardInterrupt:  # the usual end of this command
         return
-
-
-def _key_of(path: Path) -> str:
-    """Return the first key of a file of API keys. Raise InputError as read_keys."""
-    from genai.server.keys import read_keys
-
-    read_keys(path)
-    lines = [line.split() for line in read_text_file(path).splitlines()]
-    return next(words[-1] for words in lines if words and not words[0].startswith("#"))
 
 
 def _console() -> Any:
@@ -108,14 +100,19 @@ class _View:
         """
         from genai.server.readings import read_metrics
 
-        self._before, self._now = self._now, {}
-        for url in self._urls():
+        def reading(url: str) -> ServerReading | GenaiError:
             try:
-                self._now[url] = read_metrics(url, self.key)
+                return read_metrics(url, self.key)
             except GenaiError as error:
-                if self.server is not None and not self._before:
-                    raise
-                self._now[url] = error
+                return error
+
+        self._before, self._now = self._now, {}
+        urls = self._urls()
+        with ThreadPoolExecutor(max(1, len(urls))) as threads:  # a server that hangs does not delay the others
+            self._now = dict(zip(urls, threads.map(reading, urls), strict=True))
+        for found in self._now.values():
+            if isinstance(found, GenaiError) and self.server is not None and not self._before:
+                raise found
 
     def _urls(self) -> Sequence[str]:
         from genai.server.registry import servers
@@ -171,7 +168,8 @@ def _drawn(url: str, now: ServerReading | GenaiError, before: ServerReading | Ge
 
     if isinstance(now, GenaiError) or isinstance(before, GenaiError):
         why = now if isinstance(now, GenaiError) else StateError("the server was restarted")
-        yield Text(harmless(f"{url}  {why.what}", sys.stdout))
+        said = f"{why.what.removeprefix(f'{url}: ')}{f': {why.why}' if why.why else ''}"
+        yield Text(harmless(f"{url}  {said}", sys.stdout))
         return
     yield Text(f"{url}  {'  '.join(_facts(now))}")
     found = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -194,7 +192,7 @@ def _facts(now: ServerReading) -> Iterator[str]:
     if running or waiting:
         yield f"encoders: {running} running, {waiting} waiting"
     if (limit := now.values.get("models_bytes_limit", 0.0)) > 0:
-        yield f"models: {now.values.get('models_bytes', 0.0) / 1e9:.1f} of {limit / 1e9:.1f} GB"
+        yield f"models: {format_bytes(int(now.values.get('models_bytes', 0)))} of {format_bytes(int(limit))}"
 
 
 def _time(seconds: float | None) -> str:

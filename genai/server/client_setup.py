@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,13 @@ def _env_text(variables: Mapping[str, Any]) -> str:
     return "".join(f"{name}={value}\n" for name, value in variables.items())
 
 
-def setup_of(client: str, url: str, model: str, home: Path, models: Sequence[str] = ()) -> ClientSetup:
+KEY_VARIABLE = "LOCAL_GENAI_KEY"
+"""The environment variable from which Codex reads the API key."""
+
+
+def setup_of(
+    client: str, url: str, model: str, home: Path, models: Sequence[str] = (), key: str | None = None
+) -> ClientSetup:
     """Return the settings of a client in CLIENTS.
 
     Args:
@@ -61,31 +68,36 @@ def setup_of(client: str, url: str, model: str, home: Path, models: Sequence[str
         model: the name of the model.
         home: the user's home folder.
         models: the names of all models that the user can choose from in a client with several models.
+        key: an API key of the server; None = the server has no keys.
     """
-    return CLIENTS[client](url, model, home, models)
+    return CLIENTS[client](url, model, home, models, key)
 
 
-def _codex(url: str, model: str, home: Path, models: Sequence[str]) -> ClientSetup:
+def _codex(url: str, model: str, home: Path, models: Sequence[str], key: str | None) -> ClientSetup:
     provider = {"name": "genai", "base_url": f"{url}/v1", "wire_api": "responses"}
+    command = "codex --profile genai"
+    if key is not None:  # Codex reads keys from the environment only
+        provider["env_key"] = KEY_VARIABLE
+        command = f"env {KEY_VARIABLE}={shlex.quote(key)} {command}"
     settings = {
         "model_providers": {"genai": provider},
         "profiles": {"genai": {"model": model, "model_provider": "genai"}},
     }
-    return ClientSetup(home / ".codex/config.toml", settings, _toml(settings), "codex --profile genai", _merge_toml)
+    return ClientSetup(home / ".codex/config.toml", settings, _toml(settings), command, _merge_toml)
 
 
-def _claude(url: str, model: str, home: Path, models: Sequence[str]) -> ClientSetup:
+def _claude(url: str, model: str, home: Path, models: Sequence[str], key: str | None) -> ClientSetup:
     settings = {
-        "env": {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": model},
+        "env": {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": key or "none", "ANTHROPIC_MODEL": model},
     }
     return ClientSetup(home / ".claude/settings.json", settings, _json(settings), "claude", _merge_json)
 
 
-def _opencode(url: str, model: str, home: Path, models: Sequence[str]) -> ClientSetup:
+def _opencode(url: str, model: str, home: Path, models: Sequence[str], key: str | None) -> ClientSetup:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "genai",
-        "options": {"baseURL": f"{url}/v1"},
+        "options": {"baseURL": f"{url}/v1", **({} if key is None else {"apiKey": key})},
         "models": {name: {"name": name} for name in dict.fromkeys([model, *models])},
     }
     settings = {"provider": {"genai": provider}}
@@ -93,14 +105,14 @@ def _opencode(url: str, model: str, home: Path, models: Sequence[str]) -> Client
     return ClientSetup(path, settings, _json(settings), f"opencode --model genai/{model}", _merge_json)
 
 
-def _openwebui(url: str, model: str, home: Path, models: Sequence[str]) -> ClientSetup:
-    settings = {"OPENAI_API_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+def _openwebui(url: str, model: str, home: Path, models: Sequence[str], key: str | None) -> ClientSetup:
+    settings = {"OPENAI_API_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key or "none"}
     path = home / ".config/genai/openwebui.env"
     command = f"env $(cat {path}) open-webui serve --port 3000"
     return ClientSetup(path, settings, _env_text(settings), command, _merge_env)
 
 
-CLIENTS: Mapping[str, Callable[[str, str, Path, Sequence[str]], ClientSetup]] = {
+CLIENTS: Mapping[str, Callable[[str, str, Path, Sequence[str], str | None], ClientSetup]] = {
     "codex": _codex, "claude": _claude, "opencode": _opencode, "openwebui": _openwebui,
 }  # fmt: skip
 """The known clients by name."""

@@ -101,7 +101,8 @@ def read_metrics(url: str, key: str | None = None, timeout: float = 5.0) -> Serv
         error.close()
         if error.code in (401, 403):
             raise InputError(
-                f"{url}: the metrics cannot be read", "the server needs an API key",
+                f"{url}: the metrics cannot be read",
+                "the server needs an API key" if key is None else "the server does not know this API key",
                 "pass a file with a key of this server (--api-key-file)",
             ) from None  # fmt: skip
         raise _stranger(url, f"status {error.code}") from None

@@ -34,6 +34,7 @@ class RunningServer:
             unknown.
         encoders: the names in `models` that do not generate text.
         loaded: the names of the models that are in memory; None = all.
+        needs_key: True if requests need an API key.
     """
 
     pid: int
@@ -43,6 +44,7 @@ class RunningServer:
     ticks: int | None = None
     encoders: Sequence[str] = ()
     loaded: Sequence[str] | None = None
+    needs_key: bool = False
 
     @property
     def chat_models(self) -> list[str]:
@@ -109,7 +111,12 @@ def servers() -> list[RunningServer]:
 
 @contextlib.contextmanager
 def registered(
-    url: str, models: Sequence[str], encoders: Sequence[str] = (), loaded: Sequence[str] | None = None
+    url: str,
+    models: Sequence[str],
+    encoders: Sequence[str] = (),
+    loaded: Sequence[str] | None = None,
+    *,
+    needs_key: bool = False,
 ) -> Iterator[Callable[[Sequence[str]], None]]:
     """Describe this process as a server while the block runs. Without a usable folder, the server runs all the same.
 
@@ -118,7 +125,7 @@ def registered(
     """
     pid = os.getpid()
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    described = RunningServer(pid, url, [*models], started, _ticks(pid), [*encoders], loaded)
+    described = RunningServer(pid, url, [*models], started, _ticks(pid), [*encoders], loaded, needs_key)
     path: Path | None = None
     try:
         path = runtime_folder() / f"{pid}.json"
@@ -155,7 +162,7 @@ def _read(path: Path) -> RunningServer | None:
         encoders, loaded = content.get("encoders", []), content.get("loaded")  # earlier versions write neither
         return RunningServer(
             pid, str(content["url"]), [*map(str, models)], str(content["started"]), ticks, [*map(str, encoders)],
-            None if loaded is None else [*map(str, loaded)],
+            None if loaded is None else [*map(str, loaded)], content.get("needs_key") is True,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

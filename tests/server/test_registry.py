@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from genai.cli import app
+from genai.cli.servers import chosen
 from genai.errors import InputError, StateError
 from genai.server.client_setup import CLIENTS, setup_of
 from genai.server.registry import RunningServer, _ticks, registered, runtime_folder, servers
@@ -132,6 +133,28 @@ def test_launch_adds_settings_and_changes_no_others(client: str, tmp_path: Path)
     with pytest.raises(InputError, match="has another value"):
         setup_of(client, "http://127.0.0.1:9", "pebble", tmp_path).write()
     assert setup.path.read_text() == written
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_launch_for_a_server_with_keys(
+    client: str, other: Callable[..., RunningServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other(needs_key=True)
+    assert app.run(["launch", client]) == 1 and "the server needs an API key" in capsys.readouterr().err
+    key = "k" * 16
+    (tmp_path / "keys").write_text(f"# mine\nme {key}\n")
+    assert app.run(["launch", client, "--api-key-file", str(tmp_path / "keys")]) == 0
+    printed = capsys.readouterr()
+    assert key in (printed.err if client == "codex" else printed.out)
+    if client == "codex":
+        variable = tomllib.loads(printed.out)["model_providers"]["genai"]["env_key"]
+        assert f"`env {variable}={key} codex" in printed.err
+
+
+@pytest.mark.parametrize("name", ["localhost:8000", "127.0.0.1:8000/v1", "http://0.0.0.0:8000/", f"{URL}/v1", "8000"])
+def test_names_of_a_server(name: str, other: Callable[..., RunningServer]) -> None:
+    made = other(), other("http://127.0.0.1:80001")
+    assert chosen(servers(), name) == made[0]
 
 
 @pytest.mark.parametrize(("client", "text"), [("codex", "x = ["), ("claude", "{"), ("opencode", "[]")])

@@ -253,12 +253,18 @@ def test_the_command_reads_a_file(routers: list[Router], tmp_path: Path) -> None
     assert [*calc.adapters] == ["words"] and bert.kind == "embedding" and routers[0].residency.memory == 10**9
 
 
+def test_the_command_pins_models_of_a_file(routers: list[Router], tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text("[models.pebble]\npinned = false\n")
+    assert app.run(["serve", "--port", "0", "--models", str(tmp_path / "models.toml"), "--pin", "pebble"]) == 0
+    assert routers[0].models["pebble"].is_pinned
+
+
 def test_the_command_lists_models(routers: list[Router]) -> None:
     bert = str(ENCODERS / "bert")
     assert app.run(["serve", "--port", "0", "pebble+words", bert, "--keep", "90s", "--pin", "bert", "-c", "64"]) == 0
     text_model, encoder = routers[0].models.values()
     assert [*text_model.adapters] == ["words"] and text_model.limit == 64 and text_model.keep == 90
-    assert encoder.is_pinned and routers[0].title == "2 models (pebble, bert)"
+    assert encoder.is_pinned and not text_model.is_pinned and routers[0].title == "2 models (pebble, bert)"
 
 
 @pytest.mark.parametrize(("content", "said"), BAD_FILES)

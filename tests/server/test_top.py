@@ -114,12 +114,24 @@ def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert app.run(["top", "http://127.0.0.1:x"]) == 1 and "is not an address" in capsys.readouterr().err
 
 
-def test_keys(serving: Callable[..., Running], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys(
+    serving: Callable[..., Running],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# mine\nme {'k' * 16}\n")
     url = serving(keys=read_keys(file)).url
     assert app.run(["top", url]) == 1 and "--api-key-file" in capsys.readouterr().err
     assert app.run(["top", url, "--json", "--interval", "0.1", "--api-key-file", str(file)]) == 0
+    file.write_text("x" * 16)
+    assert app.run(["top", url, "--api-key-file", str(file)]) == 1
+    assert "the server does not know this API key" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with registered(url, ["pebble"]):
+        assert app.run(["top", "--interval", "0.1"]) == 0
+    assert capsys.readouterr().out == f"{url}  the metrics cannot be read: the server needs an API key\n"
 
 
 class _Other(BaseHTTPRequestHandler):
