@@ -38,7 +38,8 @@ class Shape:
         qk: norms of queries and keys: "", "head", "heads" or "all".
         bias: the projections that have a bias: any of "qkv", "o", "mlp" and "head".
         recurrent: the part in place of the attention of all layers except every third: "", "conv" (LFM2), "mamba"
-            (Mamba-2), or Gated DeltaNet with its projections in "apart" (Qwen 3.5) or "joined" (Qwen3-Next) tensors.
+            (Mamba-2), or Gated DeltaNet with its projections in "apart" (Qwen 3.5) or "joined" (Qwen3-Next) tensors;
+            "beside" is Mamba-2 beside the attention of every layer.
         dense: number of layers at the start that have no experts.
     """
 
@@ -70,7 +71,7 @@ class Shape:
 
     def has_attention(self, layer: int) -> bool:
         """Return True if a layer has attention."""
-        return not self.recurrent or layer % 3 == 2
+        return self.recurrent in ("", "beside") or layer % 3 == 2
 
 
 _LAYER_NORM: dict[str, Any] = {"layer_norm": True, "norm_biases": True, "gated": False}
@@ -158,6 +159,7 @@ SHAPES: dict[str, Shape] = {
         layers=3, tied=True, experts=4, shared=512, dense=1,
     ),
     "olmoe": Shape("olmoe", kv_heads=4, width=256, qk="all", experts=4),
+    "falcon-h1": Shape("falcon-h1", _MAMBA, recurrent="beside"),
     "lfm2": Shape("lfm2", {"shortconv.l_cache": 3}, layers=4, tied=True, qk="head", recurrent="conv"),
     "lfm2moe": Shape(
         "lfm2moe", {"shortconv.l_cache": 3, **_SIGMOIDS},
@@ -339,10 +341,12 @@ def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str,
             yield from _attention(shape, path, linear, norm, matrix)
         else:
             yield from norm(f"{path}.attn_norm")
+        if not shape.has_attention(layer) or shape.recurrent == "beside":
             yield from _recurrent(shape, path, matrix)
         if shape.pre and not shape.one_norm:
-            delta = shape.recurrent in ("apart", "joined")
-            yield from norm(f"{path}.{'post_attention_norm' if delta else 'ffn_norm'}")
+            own = {"apart": "post_attention_norm", "joined": "post_attention_norm"}
+            for name, values in norm(f"{path}.{own.get(shape.recurrent, 'ffn_norm')}"):
+                yield name.removesuffix(".weight") if shape.recurrent == "beside" else name, values
         if shape.post:
             yield from norm(f"{path}.post_ffw_norm")
         if not shape.experts or layer < shape.dense:
@@ -374,7 +378,7 @@ def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDAr
         yield f"{path}.shortconv.conv.weight", matrix(HIDDEN, shape.keys["shortconv.l_cache"])
         yield f"{path}.shortconv.out_proj.weight", matrix(HIDDEN, HIDDEN)
         return
-    if shape.recurrent == "mamba":
+    if shape.recurrent in ("mamba", "beside"):
         width, heads, groups = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "group_count"))
         channels = width + 2 * groups * shape.keys["ssm.state_size"]
         yield f"{path}.ssm_in.weight", matrix(width + channels + heads, HIDDEN)

@@ -199,6 +199,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     ),
     "ernie4_5-moe": GgufArchitecture("ernie4_5_moe", _ernie_experts, rules=recurrent.SELECTION),
     "olmoe": GgufArchitecture("olmoe", lambda data, model: {**_qwen_experts(data, model), "norm_topk_prob": False}),
+    "falcon-h1": GgufArchitecture("falcon_h1", recurrent.falcon_h1, rules=recurrent.FALCON_H1, hybrid=True),
     "lfm2": GgufArchitecture("lfm2", recurrent.lfm2, rules=recurrent.LFM2, hybrid=True),
     "lfm2moe": GgufArchitecture("lfm2_moe", recurrent.lfm2_moe, rules=recurrent.LFM2, hybrid=True),
     "qwen3next": GgufArchitecture("qwen3_next", recurrent.delta_net, rules=recurrent.QWEN3_NEXT, hybrid=True),

@@ -1,4 +1,6 @@
-"""llama.cpp's metadata and tensors of decoders with recurrent parts: LFM2, Qwen3-Next, Qwen 3.5, Granite 4."""
+"""llama.cpp's metadata and tensors of decoders with recurrent parts: LFM2, Qwen3-Next, Qwen 3.5, Granite 4,
+Falcon H1.
+"""
 
 from __future__ import annotations
 
@@ -185,19 +187,33 @@ QWEN3_5 = (
 # --- Mamba-2 ---------------------------------------------------------------------------------------------------------
 
 
-def granite_hybrid(data: Metadata, model: GgufModel) -> Values:
-    """Return the configuration of Granite 4, without its multipliers."""
-    kinds = ["mamba" if mamba else "attention" for mamba in layers_without_attention(data)]
+def falcon_h1(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Falcon H1. The tensors in the file already include the factors of the matrices."""
+    return {
+        **_mamba(data, model), "mamba_d_ssm": data.integer("ssm.inner_size"), "mamba_norm_before_gate": False,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in model,
+    }  # fmt: skip
+
+
+def _mamba(data: Metadata, model: GgufModel) -> Values:
     heads, inner = data.integer("ssm.time_step_rank"), data.integer("ssm.inner_size")
     if inner % heads:
         raise data.wrong("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank = {heads}")
+    return {
+        "mamba_n_heads": heads, "mamba_d_head": inner // heads, "mamba_d_conv": data.integer("ssm.conv_kernel"),
+        "mamba_d_state": data.integer("ssm.state_size"), "mamba_n_groups": data.integer("ssm.group_count"),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model),
+    }  # fmt: skip
+
+
+def granite_hybrid(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Granite 4, without its multipliers."""
+    kinds = ["mamba" if mamba else "attention" for mamba in layers_without_attention(data)]
     experts, width = data.optional_integer("expert_count"), data.integer("feed_forward_length")
     values: Values = {
-        "layer_types": kinds, "position_embedding_type": "rope", "mamba_n_heads": heads, "mamba_d_head": inner // heads,
-        "mamba_d_conv": data.integer("ssm.conv_kernel"), "mamba_d_state": data.integer("ssm.state_size"),
-        "mamba_n_groups": data.integer("ssm.group_count"), "mamba_expand": inner // data.integer("embedding_length"),
-        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model),
-        "num_local_experts": experts, "shared_intermediate_size": width,
+        **_mamba(data, model), "layer_types": kinds, "position_embedding_type": "rope", "num_local_experts": experts,
+        "mamba_expand": data.integer("ssm.inner_size") // data.integer("embedding_length"),
+        "shared_intermediate_size": width,
     }  # fmt: skip
     if experts:
         values |= {
@@ -221,3 +237,4 @@ MAMBA = (
     Rule(r"mamba\.norm", "ssm_norm", _flat),
     Rule(r"mamba\.out_proj", "ssm_out"),
 )
+FALCON_H1 = (*MAMBA, Rule(r"post_attention_layernorm\.weight", "ffn_norm"))  # this name has no ".weight"
