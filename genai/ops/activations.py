@@ -44,7 +44,6 @@ def leaky_relu(x: Any, *, alpha: float = 0.01) -> Any:
     return np.where(x < 0, x * x.dtype.type(alpha), x)
 
 
-@_activation("Elu", 6)
 def _elu(x: Any, *, alpha: float = 1.0) -> Any:
     return np.where(x < 0, x.dtype.type(alpha) * np.expm1(np.minimum(x, 0)), x)
 
@@ -90,6 +89,11 @@ def _hard_swish(x: Any) -> Any:
 @operator("LeakyRelu", since_version=6)
 def _leaky_relu(x: Any, *, alpha: float = 0.01, threads: Threads | None) -> Any:
     return compiled("leaky_relu", x, alpha, otherwise=partial(leaky_relu, alpha=alpha), threads=threads)
+
+
+@operator("Elu", since_version=6)
+def _compiled_elu(x: Any, *, alpha: float = 1.0, threads: Threads | None) -> Any:
+    return compiled("elu", x, alpha, otherwise=partial(_elu, alpha=alpha), threads=threads)
 
 
 @operator("HardSigmoid", since_version=6)

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.functions import activation
+from genai.kernels.cpu.arrays.functions import activation, combined
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.types import DataType, TensorType, Type, broadcast_dims
 from .registry import operator
 from .shape_rules import NodeTypes, shape_rule
-from .support import narrowed, widened
+from .support import narrowed, session_threads, widened
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "Abs": np.abs, "Acos": np.arccos, "Acosh": np.arccosh, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan,
@@ -63,10 +63,33 @@ def power(base: Any, exponent: Any) -> Any:
     return np.power(base, exponent).astype(base.dtype, copy=False)
 
 
+_FLOAT32 = np.dtype(np.float32)
+# The operators that compiled functions of two operands compute, if float32 operands are broadcast.
+_COMPILED = {"Add": "add", "Div": "divide", "Mul": "multiply", "Sub": "subtract"}
+# NumPy is faster for results with fewer elements.
+_MIN_RESULT = 4096
+
+
+def _broadcasting(name: str, function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return the function; if float32 operands of a session are broadcast, they are combined in a compiled kernel."""
+    known = _COMPILED[name]
+
+    def of_two(a: Any, b: Any, *, threads: Threads | None) -> Any:
+        larger, smaller = max(a.size, b.size), min(a.size, b.size)
+        if threads is not None and smaller < larger >= _MIN_RESULT and a.dtype == b.dtype == _FLOAT32:
+            found = combined(known, a, b, threads=threads)
+            if found is not None:
+                return found
+        return function(a, b)
+
+    return of_two
+
+
 for _name, _function in _UNARY.items():
     operator(_name)(_function)
 for _name, _pair in {**_BINARY, "Div": divided, "Pow": power}.items():
-    operator(_name, since_version=_BROADCAST_VERSION)(_pair)
+    _newer = _broadcasting(_name, _pair) if _name in _COMPILED else _pair
+    operator(_name, since_version=_BROADCAST_VERSION, threads=session_threads)(_newer)
     operator(_name)(_aligned(_pair))
 
 
@@ -100,8 +123,6 @@ operator("Mod", since_version=10)(lambda a, b, *, fmod=False: (np.fmod if fmod e
 operator("Max", since_version=8)(lambda *values: reduce(np.maximum, values))
 operator("Min", since_version=8)(lambda *values: reduce(np.minimum, values))
 operator("Sum", since_version=8)(lambda *values: reduce(np.add, values))
-
-_FLOAT32 = np.dtype(np.float32)
 
 
 def compiled(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from operator import setitem
 from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.selection import largest as selected
+from genai.kernels.cpu.arrays.selection import largest as selected, picked
 from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.device import StepError
 
 from ..onnx.node import MS
 from ..onnx.types import DataType, TensorType, Type
 from .registry import KernelError, NodeSpec, operator, scalar
 from .shape_rules import NodeTypes, shape_rule
-from .support import as_array, checked_axis, checked_indices, checked_shape, widened
+from .support import as_array, checked_axis, checked_indices, checked_shape, session_threads, widened
 
 
 def in_range(indices: Any, extent: int, subject: str) -> Any:
@@ -35,10 +37,19 @@ def _along(indices: Any, axis: int) -> tuple[Any, ...]:
     return tuple(grid)
 
 
-@operator("GatherElements", since_version=11)
-def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Any:
+# Bytes of the numbers that compiled kernels gather.
+_PICKED = (4, 8)
+
+
+@operator("GatherElements", since_version=11, threads=session_threads)
+def gather_elements(x: Any, indices: Any, *, axis: int = 0, threads: Threads | None) -> Any:
     """Gather one element per index along an axis."""
     along = checked_axis(axis, x.ndim)
+    is_last = along == x.ndim - 1 and x.shape[:-1] == indices.shape[:-1] and indices.dtype == np.int64
+    if threads is not None and is_last and x.dtype.kind in "fiu" and x.dtype.itemsize in _PICKED and indices.size:
+        rows = [np.ascontiguousarray(value).reshape(-1, value.shape[-1]) for value in (x, indices)]
+        with suppress(StepError):  # an index out of range, which the message below names
+            return picked(*rows, threads=threads).reshape(indices.shape)
     return x[_along(in_range(indices, x.shape[along], "GatherElements"), along)]
 
 

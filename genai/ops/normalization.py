@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from genai.kernels.cpu.arrays.functions import norm, norm_of_sum
+from genai.kernels.cpu.arrays.planes import scaled
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import MS
@@ -16,7 +17,7 @@ from ..onnx.types import DataType, TensorType, Type
 from .casting import dtype_of
 from .registry import Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
 from .shape_rules import NodeTypes, data_type, shape_rule
-from .support import checked_axis, mean as mean_of, per_channel, widened
+from .support import checked_axis, mean as mean_of, per_channel, session_threads, widened
 
 
 def _rows(x: Any) -> Any:
@@ -31,6 +32,32 @@ def _standardized(x: Any, axes: tuple[int, ...], epsilon: float, *, centre: bool
     centred = x - mean if centre else x
     inverse = 1 / np.sqrt(mean_of(np.square(centred), axes) + x.dtype.type(epsilon))
     return centred * inverse, mean, inverse
+
+
+# The minimum number of elements per channel for which the compiled kernel is faster than NumPy.
+_MIN_PLANE = 16
+
+
+def _compiled(
+    x: Any, scale: Any, bias: Any, threads: Threads | None, epsilon: float | None = None, groups: int = 0
+) -> Any:
+    """Return x * scale + bias per channel, or None if the compiled kernel does not support the input.
+
+    Args:
+        epsilon: addend of the variance, if each channel (or each group of channels) is normalised; None = it is not.
+        groups: number of groups of channels; 0 = each channel is normalised separately.
+    """
+    if threads is None or x.dtype != np.float32 or x.ndim < 2 or x.size < _MIN_PLANE * x.shape[0] * x.shape[1]:
+        return None
+    factors, shifts = (np.ascontiguousarray(value, np.float32) for value in (scale, bias))
+    if not x.flags.c_contiguous or not x.size or factors.shape != x.shape[1:2] or shifts.shape != factors.shape:
+        return None
+    if groups:
+        ones, zeros = np.ones(groups, np.float32), np.zeros(groups, np.float32)
+        x = scaled(x.reshape(len(x) * groups, -1), ones, zeros, epsilon=epsilon, threads=threads).reshape(x.shape)
+        epsilon = None
+    planes = x.reshape(x.shape[0] * x.shape[1], -1)
+    return scaled(planes, factors, shifts, epsilon=epsilon, threads=threads).reshape(x.shape)
 
 
 def _by_channel(normed: Any, scale: Any, bias: Any, dtype: Any) -> Any:
@@ -106,12 +133,28 @@ def batch_normalization(spec: NodeSpec) -> Kernel:
         raise KernelError("BatchNormalization: the training form of opsets before 14 is not supported")
     if not spec.attributes.get("spatial", 1):
         raise KernelError("BatchNormalization: spatial=0 is not supported")
-    return from_function(_batch_normalized)(spec)
+    if spec.attributes.get("training_mode", 0) or any(value is None for value in spec.constants[1:5]):
+        return from_function(_batch_normalized, threads=session_threads)(spec)
+    # The statistics are constants, so each channel's factor and shift are computed once.
+    epsilon = float(spec.attributes.get("epsilon", 1e-5))
+    factor, shift = _factor_and_shift(*map(spec.constant, range(1, 5)), epsilon=epsilon)
+    threads = session_threads(spec)
+    return lambda context, inputs: (_scaled(inputs[0], factor, shift, threads),)
+
+
+def _factor_and_shift(scale: Any, bias: Any, mean: Any, variance: Any, *, epsilon: float) -> tuple[Any, Any]:
+    factor = widened(scale) / np.sqrt(widened(variance) + np.float32(epsilon))
+    return factor, widened(bias) - widened(mean) * factor
+
+
+def _scaled(x: Any, factor: Any, shift: Any, threads: Threads | None) -> Any:
+    found = _compiled(x, factor, shift, threads)
+    return _by_channel(widened(x), factor, shift, x.dtype) if found is None else found
 
 
 def _batch_normalized(
     x: Any, scale: Any, bias: Any, mean: Any, variance: Any, *, epsilon: float = 1e-5, momentum: float = 0.9,
-    training_mode: bool = False,
+    training_mode: bool = False, threads: Threads | None,
 ) -> Any:  # fmt: skip
     wide, running = widened(x), ()
     if training_mode:
@@ -123,28 +166,36 @@ def _batch_normalized(
             for old, new in zip((mean, variance), statistics, strict=True)
         )
         mean, variance = statistics
-    factor = widened(scale) / np.sqrt(widened(variance) + np.float32(epsilon))
-    return _by_channel(wide, factor, widened(bias) - widened(mean) * factor, x.dtype), *running
+    factor, shift = _factor_and_shift(scale, bias, mean, variance, epsilon=epsilon)
+    return _scaled(x, factor, shift, threads), *running
 
 
-@operator("InstanceNormalization", since_version=6)
-def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Any:
+@operator("InstanceNormalization", since_version=6, threads=session_threads)
+def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, threads: Threads | None) -> Any:
     """Normalise each instance and channel (Ulyanov et al. 2016)."""
+    found = _compiled(x, scale, bias, threads, epsilon)
+    if found is not None:
+        return found
     return _by_channel(_standardized(x, tuple(range(2, x.ndim)), epsilon)[0], scale, bias, x.dtype)
 
 
-@operator("GroupNormalization", since_version=18)
-def group_normalization(x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5) -> Any:
+@operator("GroupNormalization", since_version=18, threads=session_threads)
+def group_normalization(
+    x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5, threads: Threads | None
+) -> Any:
     """Normalise each instance and channel group (Wu & He 2018); before version 21, scale and bias are per group."""
     if num_groups < 1 or x.ndim < 2 or x.shape[1] % num_groups:
         raise KernelError(
             f"GroupNormalization: the channels of data of shape {list(x.shape)} cannot be divided into "
             f"{num_groups} groups"
         )
-    grouped = x.reshape(x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
-    normed = _standardized(grouped, (2,), epsilon)[0].reshape(x.shape)
     if scale.shape == (num_groups,):
         scale, bias = (np.repeat(value, x.shape[1] // num_groups) for value in (scale, bias))
+    found = _compiled(x, scale, bias, threads, epsilon, num_groups)
+    if found is not None:
+        return found
+    grouped = x.reshape(x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
+    normed = _standardized(grouped, (2,), epsilon)[0].reshape(x.shape)
     return _by_channel(normed, scale, bias, x.dtype)
 
 

@@ -17,10 +17,10 @@ from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
-from .reduction import extreme
+from .reduction import extreme, is_compiled, over_last_axes
 from .registry import KernelError, NodeSpec, Positive, operator
 from .shape_rules import NodeTypes, shape_rule
-from .support import checked_shape, mean, widened
+from .support import checked_shape, mean, session_threads, widened
 
 # Pooling loops over taps in Python, so the number of taps is limited; practical kernels have fewer.
 MAX_TAPS = 1 << 18
@@ -351,16 +351,18 @@ def lp_pool(x: Any, *, p: Positive = 2, make_windows: WindowMaker) -> Any:
     return (powers ** (1.0 / p)).astype(x.dtype, copy=False)
 
 
-def _global(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    def pooled(x: Any) -> Any:
+def _global(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def pooled(x: Any, *, threads: Threads | None) -> Any:
+        if threads is not None and x.ndim > 2 and is_compiled(x):
+            return over_last_axes(name, x, 2, keepdims=True, threads=threads)
         result = function(widened(x), axis=tuple(range(2, x.ndim)), keepdims=True)
         return result.astype(x.dtype, copy=False)
 
     return pooled
 
 
-operator("GlobalAveragePool")(_global(mean))
-operator("GlobalMaxPool")(_global(np.max))
+operator("GlobalAveragePool", threads=session_threads)(_global(mean, "ReduceMean"))
+operator("GlobalMaxPool", threads=session_threads)(_global(np.max, "ReduceMax"))
 
 
 @operator("GlobalLpPool", since_version=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.recurrent import is_supported, walked
+from genai.kernels.cpu.arrays.recurrent import Layer, is_supported, packed, walked
 
 from .activations import sigmoid, softplus
 from .registry import KernelError, NodeSpec, register
@@ -61,8 +61,10 @@ class _Recurrent:
         self.activations, self.attributes = self._activations(spec), attributes
         self._threads = spec.options.get("threads")
         self._is_usual = self._has_usual_steps(spec)
-        # The recurrence of each direction as kernels read it, if the input is constant.
-        self._packs, self._packed = len(spec.constants) > 2 and spec.constants[2] is not None, dict[int, Any]()
+        # The weights of each direction as kernels read them, if the inputs are constants.
+        known = [value is not None for value in spec.constants[1:4]]
+        self._packs = len(known) > 1 and all(known[:2]) and (not spec.has(3) or all(known))
+        self._packed: dict[int, tuple[Any, Any, Any]] = {}
 
     def _has_usual_steps(self, spec: NodeSpec) -> bool:
         """Return True if a kernel computes the steps: the default activations, and no options that change the gates."""
@@ -115,7 +117,10 @@ class _Recurrent:
             state, cell = (self._initial(optional(inputs, 5 + i), index, x, hidden) for i in (0, 1))
             directions_done.append(self._walk(x, weights, state, cell, lengths, index))
         outputs, states, cells = zip(*directions_done, strict=True)
-        result = np.stack(outputs, axis=1), np.stack(states), np.stack(cells)
+        if len(directions_done) == 1:
+            result = outputs[0][:, None], states[0][None], cells[0][None]
+        else:
+            result = np.stack(outputs, axis=1), np.stack(states), np.stack(cells)
         if self.batch_first:
             result = result[0].transpose(2, 0, 1, 3), np.swapaxes(result[1], 0, 1), np.swapaxes(result[2], 0, 1)
         return tuple(np.ascontiguousarray(value).astype(dtype, copy=False) for value in result[: 2 + self.has_cell])
@@ -167,7 +172,7 @@ class _Recurrent:
     def _walk(self, x: Any, weights: Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
         """Run all steps of one direction; return outputs [steps, batch, hidden], the last state and the last cell."""
         steps, batch = x.shape[:2]
-        is_whole = lengths is None or bool(np.all(np.asarray(lengths) == steps))
+        is_whole = lengths is None or bool((np.asarray(lengths) == steps).all())
         if is_whole and self._is_usual and x.size and self._fits(x, weights, state):
             return self._compiled(x, weights, state, cell, index)
         projected = x @ weights.inputs + weights.input_bias
@@ -191,20 +196,25 @@ class _Recurrent:
 
     def _compiled(self, x: Any, weights: Direction, state: Any, cell: Any, index: int) -> Any:
         """Run all steps of one direction in a kernel."""
-        states = self._packed.get(index)
-        if states is None:
-            states = np.ascontiguousarray(weights.states)
-            if self._packs:
-                self._packed[index] = states
-        inner = state.shape[-1] * (self.gates - 1 if self.op_type == "GRU" else self.gates)
+        states, bias, last = self._packed.get(index) or self._pack(weights, index)
+        # One matmul for all steps; NumPy multiplies the steps of [steps, batch, width] one after another.
+        projected = np.matmul(x.reshape(-1, x.shape[-1]), weights.inputs).reshape(*x.shape[:2], -1)
+        projected += bias
+        state, cell = (np.ascontiguousarray(value, np.float32) for value in (state, cell))
+        kind: Layer = "GRU" if self.op_type == "GRU" else "LSTM"
+        backwards, threads = self.backwards[index], self._threads
+        return walked(kind, projected, states, last, state, cell, backwards=backwards, threads=threads)
+
+    def _pack(self, weights: Direction, index: int) -> tuple[Any, Any, Any]:
+        """Return the packed recurrence, the biases of the steps' inputs, and the bias of a GRU's last product."""
+        hidden = len(weights.states)
+        inner = hidden * (self.gates - 1 if self.op_type == "GRU" else self.gates)
         bias = weights.input_bias.copy()
         bias[:inner] += weights.state_bias[:inner]
-        last = np.ascontiguousarray(weights.state_bias[-state.shape[-1] :], np.float32)
-        projected = np.ascontiguousarray(x @ weights.inputs + bias)
-        state, cell = (np.ascontiguousarray(value, np.float32) for value in (state, cell))
-        backwards = self.backwards[index]
-        kind, threads = self.op_type, self._threads
-        return walked(kind, projected, states, last, state, cell, backwards=backwards, threads=threads)
+        made = packed(weights.states), bias, np.ascontiguousarray(weights.state_bias[-hidden:], np.float32)
+        if self._packs:
+            self._packed[index] = made
+        return made
 
 
 def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limit: float) -> Activation:

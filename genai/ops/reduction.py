@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
+from genai.kernels.cpu.arrays import planes
 from genai.kernels.cpu.arrays.functions import softmax_rows
 from genai.kernels.cpu.program.thread_pool import Threads
 
@@ -49,20 +51,63 @@ _REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-def _reduction(function: Reduction) -> Reduction:
+LastStep = Callable[[Any, int], Any]
+# The reductions over the last axes that are compiled for float32, and a function of each result and the row's size.
+COMPILED: dict[str, tuple[planes.Reduction, LastStep | None]] = {
+    "ReduceL2": ("squares", lambda total, size: np.sqrt(total)),
+    "ReduceMax": ("max", None),
+    "ReduceMean": ("sum", lambda total, size: total / np.float32(size)),
+    "ReduceMin": ("min", None),
+    "ReduceSum": ("sum", None),
+    "ReduceSumSquare": ("squares", None),
+}
+
+
+def _reduction(name: str, function: Reduction) -> Reduction:
+
     def reduced(
         x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = None, keepdims: bool = True,
-        noop_with_empty_axes: bool = False,
+        noop_with_empty_axes: bool = False, threads: Threads | None,
     ) -> Any:  # fmt: skip
         # Without axes to reduce, the element-wise part of the function (such as a square) still applies.
         axis = axes_of(axes_input, axes) or (() if noop_with_empty_axes else None)
+        if name in COMPILED and threads is not None and is_compiled(x):
+            first = _first_of_last(axis, x.ndim)
+            if first is not None:
+                return over_last_axes(name, x, first, keepdims=keepdims, threads=threads)
         return np.asarray(function(widened(x), axis=axis, keepdims=keepdims)).astype(x.dtype, copy=False)
 
     return reduced
 
 
+def _first_of_last(axis: tuple[int, ...] | None, rank: int) -> int | None:
+    """Return the first of these axes if they are the last axes of a value of this rank, otherwise None."""
+    if axis is None:
+        return 0
+    if not axis or min(axis) < -rank or max(axis) >= rank:
+        return None
+    found = {index % rank for index in axis}
+    first = min(found)
+    return first if len(found) == len(axis) == rank - first else None
+
+
+def is_compiled(x: Any) -> bool:
+    """Return True if compiled reductions support the value: float32 in C order, with elements."""
+    return bool(x.dtype == np.float32 and x.size and x.flags.c_contiguous)
+
+
+def over_last_axes(name: str, x: Any, first: int, *, keepdims: bool, threads: Threads | None) -> Any:
+    """Reduce the axes from `first` on by an operator of COMPILED; x must be as `is_compiled` requires."""
+    kind, last_step = COMPILED[name]
+    rows = x.reshape(math.prod(x.shape[:first]), -1)
+    found = planes.reduced(kind, rows, threads=threads)
+    if last_step is not None:
+        found = last_step(found, rows.shape[1])
+    return found.reshape(x.shape[:first] + (1,) * (x.ndim - first) * keepdims)
+
+
 for _name, _function in _REDUCTIONS.items():
-    operator(_name)(_reduction(_function))
+    operator(_name, threads=session_threads)(_reduction(_name, _function))
 
 
 def _arg(function: Reduction) -> Reduction:

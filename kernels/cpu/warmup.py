@@ -16,7 +16,7 @@ import numpy as np
 
 from ..cache_layout import can_rotate
 from ..weight_layout import FactorType, layout_with
-from .arrays import blas, byte_functions, bytes, depthwise, pooling
+from .arrays import blas, byte_functions, bytes, depthwise, planes, pooling, recurrent, selection
 from .arrays.blocked import convolution as blocked, pooling as blocked_pooling
 from .arrays.gemm import dense_attention, product as gemm, windows
 from .arrays.gemm.micro import floats, integers
@@ -106,6 +106,10 @@ def _arrays() -> Iterator[object]:
     yield from map(byte_functions.combine_op, ("Add", "Mul"))
     yield from map(depthwise.depthwise_op, (None, *((size, size, step) for size in (3, 5) for step in (1, 2))))
     yield from (pooling.pool_op("max"), pooling.pool_op("mean"))
+    yield from (recurrent.steps_op("LSTM"), recurrent.steps_op("GRU"))
+    yield from map(selection.pick_op, (4, 8))
+    yield from map(planes.reduce_op, planes.REDUCTIONS)
+    yield from map(planes.scale_op, (False, True))
     yield from _blocked()
     yield from (blas.product_op(letter, is_wide) for letter in "sd" for is_wide in (False, True))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays.selection import largest, without_overlap
+from genai.kernels.cpu.arrays.selection import largest, picked, without_overlap
 from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.device import StepError
 
 
 def sorted_indices(x, smallest):
@@ -72,3 +73,16 @@ def test_boxes(threads, limit, threshold, least, rng):
 def test_no_boxes():
     found, counts = without_overlap(np.zeros((1, 0, 4), np.float32), np.zeros((1, 2, 0), np.float32), 5, 0.5, 0.0)
     assert found.shape == (1, 2, 0) and counts.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float64])
+@pytest.mark.parametrize("threads", [None, Threads(2)])
+def test_picked(threads, dtype, rng):
+    x, indices = (rng.standard_normal((5, 7)) * 9).astype(dtype), rng.integers(-7, 7, (5, 11))
+    np.testing.assert_array_equal(picked(x, indices, threads=threads), np.take_along_axis(x, indices, 1))
+    for bad in (-8, 7):
+        indices[3, 2] = bad
+        with pytest.raises(StepError, match="index outside its table"):
+            picked(x, indices, threads=threads)
+    with pytest.raises(ValueError, match="x is float16, expected numbers of 4 or 8 bytes"):
+        picked(x.astype(np.float16), indices)

@@ -13,11 +13,11 @@ from genai.session.session import Session
 GATES = {"LSTM": 4, "GRU": 3}
 
 
-def run(kind, hidden, threads, rng, *, constant=True, lengths=None, **attributes):
+def run(kind, hidden, threads, rng, *, constant=True, lengths=None, batch=3, **attributes):
     count = 2 if attributes.get("direction") == "bidirectional" else 1
     shapes = {
-        "x": (6, 3, 5), "w": (count, GATES[kind] * hidden, 5), "r": (count, GATES[kind] * hidden, hidden),
-        "b": (count, 2 * GATES[kind] * hidden), "h": (count, 3, hidden), "c": (count, 3, hidden),
+        "x": (6, batch, 5), "w": (count, GATES[kind] * hidden, 5), "r": (count, GATES[kind] * hidden, hidden),
+        "b": (count, 2 * GATES[kind] * hidden), "h": (count, batch, hidden), "c": (count, batch, hidden),
     }  # fmt: skip
     if kind == "GRU":
         del shapes["c"]
@@ -45,7 +45,7 @@ def run(kind, hidden, threads, rng, *, constant=True, lengths=None, **attributes
     "options",
     [
         {}, {"direction": "bidirectional"}, {"direction": "reverse"}, {"constant": False}, {"lengths": [6, 6, 6]},
-        {"lengths": [6, 2, 0]}, {"clip": 0.3},
+        {"lengths": [6, 2, 0]}, {"clip": 0.3}, {"batch": 6},
     ],
     ids=str,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from ..jit.dsl import inline
 from ..jit.memory import keep_first, load, store
 from ..jit.native import native_op
 from ..jit.vector import LANES, maximum, reduce_add, reduce_max, splat_float32
-from ..jit.vector_math import exp, log
+from ..jit.vector_math import exp_of_negative, log
 from ..linear.activations import input_bytes, input_call, inputs_at
 from ..linear.calls import Affine, decode_call
 from ..linear.embedding import gather_blocks
@@ -31,7 +31,7 @@ from ..program.lower import mixture_of
 from ..program.packed_weights import PackedWeights
 from ..program.step_table import StepField
 from ..program.thread_pool import Threads, own_memory, rows_context
-from ..rowwise.elementwise import gate as gate_call, unary
+from ..rowwise.elementwise import binary, gate as gate_call, unary
 from ..rowwise.norm import norm as norm_call
 
 _NANOSECONDS_PER_NORMALISED = 0.5
@@ -43,6 +43,7 @@ _NANOSECONDS_PER_PRODUCT = 0.01
 _NANOSECONDS_PER_EXPERT_BYTE = 0.1
 _KEPT = 8
 _NANOSECONDS_PER_ACTIVATION = 0.7
+_NANOSECONDS_PER_SUM = 0.25
 
 
 def activation(function: str, x: Float32, *parameters: float, threads: Threads | None = None) -> Float32:
@@ -63,6 +64,53 @@ def activation(function: str, x: Float32, *parameters: float, threads: Threads |
 def _unary_program(function: str, size: int, parameters: tuple[float, ...]) -> NodeProgram:
     x, out = (Rows(Binding(name), 4 * size, size, StepField.ONE) for name in ("x", "out"))
     return NodeProgram([[unary(function, x, out, *parameters)]])
+
+
+def combined(function: str, a: Float32, b: Float32, *, threads: Threads | None = None) -> Float32 | None:
+    """Apply a function of BINARY to two float32 arrays, one of which is broadcast.
+
+    Returns None unless both are contiguous, and each is a whole array, a vector for all rows, or a number for each row.
+    """
+    found = _combined_program(function, a.shape, b.shape)
+    if found is None or not (a.flags.c_contiguous and b.flags.c_contiguous):
+        return None
+    check("a", a, a.shape)
+    check("b", b, b.shape)
+    program, shape, rows = found
+    out = np.empty(shape, np.float32)
+    addresses = {"a": first_element(a), "b": first_element(b), "out": first_element(out)}
+    program.run_bound(addresses, threads, rows, out.size * _NANOSECONDS_PER_SUM)
+    return out
+
+
+@lru_cache(maxsize=512)
+def _combined_program(
+    function: str, a: tuple[int, ...], b: tuple[int, ...]
+) -> tuple[NodeProgram, tuple[int, ...], int] | None:
+    """Return the program for operands of these shapes, the shape of the result, and the number of rows."""
+    try:
+        shape = np.broadcast_shapes(a, b)
+    except ValueError:
+        return None
+    sides = [(1,) * (len(shape) - len(side)) + side for side in (a, b)]
+    # Adjacent axes on which the same operands are broadcast are one axis.
+    parts: list[tuple[int, tuple[bool, ...]]] = []
+    for axis, extent in enumerate(shape):
+        whole = tuple(side[axis] == extent for side in sides)
+        if extent > 1 and parts and parts[-1][1] == whole:
+            parts[-1] = parts[-1][0] * extent, whole
+        elif extent > 1:
+            parts.append((extent, whole))
+    if 0 in shape or not 1 <= len(parts) <= 2:
+        return None
+    (rows, along), (width, across) = parts if len(parts) == 2 else [(1, (True, True)), parts[0]]
+    numbers = [width if has_columns else 1 for has_columns in across]
+    first, second = (
+        Rows(Binding(name), 4 * count if has_rows else 0, count)
+        for name, count, has_rows in zip("ab", numbers, along, strict=True)
+    )
+    out = Rows(Binding("out"), 4 * width, width)
+    return NodeProgram([[binary(function, first, second, out)]]), shape, rows
 
 
 def gated(function: str, gate: Float32, up: Float32, *, threads: Threads | None = None) -> Float32:
@@ -177,12 +225,12 @@ def softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scr
         top, total = _largest_of(x, width), splat_float32(0.0)
         for first in range(0, width, LANES):
             left = width - first
-            weight = keep_first(exp(load(x + 4 * first, left) - top), left, 0.0)
+            weight = keep_first(exp_of_negative(load(x + 4 * first, left) - top), left, 0.0)
             store(out + 4 * first, weight, left)
             total = total + weight
-        scale = reduce_add(total)
+        scale = np.float32(1.0) / reduce_add(total)
         for first in range(0, width, LANES):
-            store(out + 4 * first, load(out + 4 * first, width - first) / scale, width - first)
+            store(out + 4 * first, load(out + 4 * first, width - first) * scale, width - first)
     return 0
 
 
@@ -195,7 +243,7 @@ def log_softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int,
         top, total = _largest_of(x, width), splat_float32(0.0)
         for first in range(0, width, LANES):
             left = width - first
-            total = total + keep_first(exp(load(x + 4 * first, left) - top), left, 0.0)
+            total = total + keep_first(exp_of_negative(load(x + 4 * first, left) - top), left, 0.0)
         shift = log(splat_float32(reduce_add(total)))
         for first in range(0, width, LANES):
             store(out + 4 * first, load(x + 4 * first, width - first) - top - shift, width - first)

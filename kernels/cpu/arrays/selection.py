@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from ...checks import Float32, check
 from ..jit.arguments import Address, Arguments
 from ..jit.dsl import inline
-from ..jit.memory import read_float32, read_int32, read_int64, write_int64
-from ..jit.native import native_op
+from ..jit.memory import read_float32, read_int32, read_int64, write_int32, write_int64
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
 from ..program.bound_program import run_alone
 from ..program.calls import Items
+from ..program.step_table import ErrorCode
 from ..program.thread_pool import Threads
 
-_NANOSECONDS_PER_NUMBER = 1.5
+_NANOSECONDS_PER_NUMBER, _NANOSECONDS_PER_PICKED = 1.5, 1.0
 _LARGEST, _INFINITY = 0x7FFFFFFF, 0x7F800000
 _INDICES = 0xFFFFFFFF
 
@@ -211,3 +213,59 @@ def without_overlap(
             limit=limit, threshold=threshold, least=least,
         )  # fmt: skip
     return out, counts
+
+
+class PickArguments(Arguments):
+    """Rows of `width` numbers, `count` indices (int64) for each row, and the numbers at the indices."""
+
+    x: Address
+    indices: Address
+    out: Address
+    width: int
+    count: int
+
+
+_OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
+
+
+@once
+def pick_op(itemsize: int) -> NativeOp:
+    """Return the operator for numbers of 4 or 8 bytes. Items are rows. Negative indices count from the end."""
+    read, write = (read_int32, write_int32) if itemsize == 4 else (read_int64, write_int64)
+
+    def pick(arguments: PickArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        width, count = arguments.width, arguments.count
+        for row in range(begin, end):
+            x, first = arguments.x + itemsize * row * width, row * count
+            for number in range(first, first + count):
+                index = read_int64(arguments.indices + 8 * number)
+                if index < 0:
+                    index += width
+                if index < 0 or index >= width:
+                    return _OUTSIDE
+                write(arguments.out + itemsize * number, read(x + itemsize * index))
+        return 0
+
+    return native_op(PickArguments, name=f"pick_{itemsize}")(pick)
+
+
+def picked(x: NDArray[Any], indices: NDArray[np.int64], *, threads: Threads | None = None) -> NDArray[Any]:
+    """Return x[row, indices[row]] for every row.
+
+    Args:
+        x: numbers of 4 or 8 bytes, [rows, width].
+        indices: [rows, count]; negative indices count from the end.
+
+    Raises:
+        StepError: an index is outside its row.
+    """
+    check("x", x, (None, None), x.dtype)
+    check("indices", indices, (len(x), None), np.dtype(np.int64))
+    if x.dtype.itemsize not in (4, 8) or x.dtype.hasobject:
+        raise ValueError(f"x is {x.dtype}, expected numbers of 4 or 8 bytes")
+    out = np.empty(indices.shape, x.dtype)
+    if out.size:
+        items, work = Items(factor=len(x)), out.size * _NANOSECONDS_PER_PICKED
+        op, (count, width) = pick_op(x.dtype.itemsize), (indices.shape[1], x.shape[1])
+        run_alone(op, items, work, threads, x=x, indices=indices, out=out, width=width, count=count)
+    return out

@@ -154,11 +154,15 @@ nan_maximum, nan_minimum = _function_of_two("maximum"), _function_of_two("minimu
 power = _function_of_two("pow")
 
 
+def _larger(e: Emitter, a: Any, b: Any) -> Any:
+    found = e.builder.select(e.builder.fcmp_ordered(">", a, b), a, b)
+    return e.builder.select(e.builder.fcmp_unordered("uno", a, a), a, found)
+
+
 @intrinsic(FLOATS, FLOATS, FLOATS)
 def larger(e: Emitter, a: Any, b: Any) -> Any:
     """Return the maximum with NaNs preserved. Unlike in `nan_maximum`, either zero may be the maximum of both zeros."""
-    found = e.builder.select(e.builder.fcmp_ordered(">", a, b), a, b)
-    return e.builder.select(e.builder.fcmp_unordered("uno", a, a), a, found)
+    return _larger(e, a, b)
 
 
 @intrinsic(FLOATS, FLOATS, FLOATS, "int64")
@@ -188,8 +192,9 @@ def _reduction(result: str, vector: VectorOf, combine: Callable[[Emitter, Any, A
     return reduce
 
 
-# Reductions over the lanes of a vector, which repeatedly fold the upper half onto the lower half. The maximum may
-# ignore a NaN.
+# Reductions over the lanes of a vector, which repeatedly fold the upper half onto the lower half. `reduce_max`
+# may ignore a NaN; `reduce_larger` preserves it.
 reduce_add = _reduction("float32", FLOATS, lambda e, a, b: e.builder.fadd(a, b))
 reduce_add_integers = _reduction("int32", INTEGERS, lambda e, a, b: e.builder.add(a, b))
 reduce_max = _reduction("float32", FLOATS, lambda e, a, b: e.builder.select(e.builder.fcmp_ordered("<", a, b), b, a))
+reduce_larger = _reduction("float32", FLOATS, _larger)

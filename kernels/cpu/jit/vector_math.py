@@ -57,21 +57,50 @@ def rounded(x: Any) -> Any:
 
 
 @inline
-def exp(x: Any) -> Any:
-    """Return e ** x."""
-    x = minimum(maximum(x, _LOWEST), _HIGHEST)
-    rounded = multiply_add(x, _LOG2_E, _ROUND)
-    k = rounded - _ROUND
+def _exp_of_remainder(x: Any, k: Any) -> Any:
+    """Return e ** (x - k ln 2) - 1, where k is the integer nearest to x / ln 2."""
     r = multiply_add(k, -_LN2_LOW, multiply_add(k, -_LN2_HIGH, x))
     p = multiply_add(r, 1.9875691500e-4, 1.3981999507e-3)
     p = multiply_add(p, r, 8.3334519073e-3)
     p = multiply_add(p, r, 4.1665795894e-2)
     p = multiply_add(p, r, 1.6666665459e-1)
     p = multiply_add(p, r, 5.0000001201e-1)
-    p = multiply_add(p, r * r, r) + 1.0
+    return multiply_add(p, r * r, r)
+
+
+@inline
+def exp(x: Any) -> Any:
+    """Return e ** x."""
+    x = minimum(maximum(x, _LOWEST), _HIGHEST)
+    rounded = multiply_add(x, _LOG2_E, _ROUND)
+    p = _exp_of_remainder(x, rounded - _ROUND) + 1.0
     exponent = bits_as_int32(rounded) - _ROUND_BITS
     half = exponent >> 1
     return p * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+@inline
+def normal_exp(x: Any) -> Any:
+    """Return e ** x, limited to e ** -87 and e ** 87. The exponent of a normal number is added in one step."""
+    x = minimum(maximum(x, -_HIGHEST_INVERTED), _HIGHEST_INVERTED)
+    rounded = multiply_add(x, _LOG2_E, _ROUND_BIASED)
+    p = _exp_of_remainder(x, rounded - _ROUND_BIASED) + 1.0
+    return p * bits_as_float32(bits_as_int32(rounded) << _MANTISSA_BITS)
+
+
+@inline
+def expm1_of_negative(x: Any) -> Any:
+    """Return e ** x - 1 for x <= 0, accurate also for small x."""
+    x = maximum(x, -_HIGHEST_INVERTED)
+    rounded = multiply_add(x, _LOG2_E, _ROUND_BIASED)
+    scale = bits_as_float32(bits_as_int32(rounded) << _MANTISSA_BITS)
+    return multiply_add(_exp_of_remainder(x, rounded - _ROUND_BIASED), scale, scale - 1.0)
+
+
+@inline
+def exp_of_negative(x: Any) -> Any:
+    """Return e ** x for x <= 0, for softmax: exactly 1 at 0, exactly 0 at -89 and below, NaN for NaN."""
+    return exp2_of_negative(x * _LOG2_E)
 
 
 @inline
@@ -112,14 +141,14 @@ def _power_of_two(exponent: Any) -> Any:
 @inline
 def sigmoid(x: Any) -> Any:
     """Return 1 / (1 + e ** -x), or 0 if the result is less than 2e-38."""
-    value = reciprocal(exp(minimum(0.0 - x, _HIGHEST_INVERTED)) + 1.0)
+    value = reciprocal(normal_exp(0.0 - x) + 1.0)
     return vector.where_less(x, -_HIGHEST_INVERTED, 0.0, value)
 
 
 @inline
 def tanh(x: Any) -> Any:
     """Return the hyperbolic tangent. The absolute error is that of float32 numbers near 1."""
-    return 1.0 - reciprocal(exp(minimum(x + x, _HIGHEST_INVERTED)) + 1.0) * 2.0
+    return 1.0 - reciprocal(normal_exp(x + x) + 1.0) * 2.0
 
 
 @inline
@@ -149,7 +178,7 @@ def log(x: Any) -> Any:
 @inline
 def erfc(x: Any) -> Any:
     """Return 1 - erf(x) for x >= 0, relative error 1.2e-7, by Numerical Recipes' Chebyshev fit (Press et al., 6.2)."""
-    t = 1.0 / (x * 0.5 + 1.0)
+    t = reciprocal(x * 0.5 + 1.0)
     p = multiply_add(t, 0.17087277, -0.82215223)
     p = multiply_add(p, t, 1.48851587)
     p = multiply_add(p, t, -1.13520398)
@@ -159,7 +188,7 @@ def erfc(x: Any) -> Any:
     p = multiply_add(p, t, 0.37409196)
     p = multiply_add(p, t, 1.00002368)
     p = multiply_add(p, t, -1.26551223)
-    return t * exp(p - x * x)
+    return t * normal_exp(p - x * x)
 
 
 @inline
@@ -230,7 +259,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "clip": lambda x, low, high: minimum(maximum(x, low), high),
     "copy": lambda x: x,
     "cube": lambda x: x * x * x,
-    "elu": lambda x, alpha: vector.where_less(x, 0.0, (exp(x) - 1.0) * alpha, x),
+    "elu": lambda x, alpha: vector.where_less(x, 0.0, expm1_of_negative(minimum(x, 0.0)) * alpha, x),
     "erf": error_function,
     "exp": exp,
     "gelu": gelu,

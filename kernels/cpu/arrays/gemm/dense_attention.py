@@ -18,7 +18,7 @@ from ...jit.dsl import inline
 from ...jit.native import NativeOp, native_op
 from ...jit.variants import once
 from ...jit.vector import LANES, maximum, splat_float32, where_less
-from ...jit.vector_math import exp
+from ...jit.vector_math import exp_of_negative
 from ...program.bound_program import BoundPrograms, NodeProgram, first_element
 from ...program.calls import Call, Items
 from ...program.driver import call_operator
@@ -172,7 +172,7 @@ def _softmax(
         largest = maximum(largest, value)
     total = splat_float32(0.0)
     for key in range(length):
-        weight = exp(memory.load_float32(scores + key * row_bytes) - largest)
+        weight = exp_of_negative(memory.load_float32(scores + key * row_bytes) - largest)
         memory.store_float32(scores + key * row_bytes, weight)
         total = total + weight
     return total
