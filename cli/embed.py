@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -20,6 +21,7 @@ from .terminal import Voice
 if TYPE_CHECKING:
     from genai.embed.embedder import Embedder
     from genai.embed.files import EmbedProgress
+    from genai.embed.pooling import Floats
 
 ModelFolder = Annotated[
     Path,
@@ -101,7 +103,7 @@ def embed(
     --output is interrupted, continue it with --resume.
     """
     from genai.embed.embedder import Embedder
-    from genai.embed.files import TEXT_COLUMN, check_output, embed_file, output_format, text_of
+    from genai.embed.files import TEXT_COLUMN, check_output, embed_file, output_format, text_of, vectors_of_lines
     from genai.llm.batch.lines import open_lines
 
     _check_sources(model, input, text, output)
@@ -144,22 +146,26 @@ def embed(
         if kind != "dense":
             _print_parts(embedder, kind, text if lines is None else (text_of(lines, line, column)[0] for line in lines))
             return
+        embed_texts: Callable[[Sequence[str]], Floats] = partial(embedder.embed, **options)
+        embed_texts([])  # raises the errors of options
         voice.say(f"{dimensions or embedder.dimensions} dimensions, {'+'.join(embedder.pooling)} pooling")
         if lines is None or output is None:
-            texts = text if lines is None else (text_of(lines, line, column)[0] for line in lines)
-            for vector in embedder.map(texts or [], **options):
+            vectors: Iterable[Floats] = (
+                embed_texts(text or []) if lines is None else vectors_of_lines(lines, embed_texts, column=column)
+            )
+            for vector in vectors:
                 typer.echo(json.dumps([float(str(number)) for number in vector]))
             return
         settings = {"model": embedder.identity(), "file": file, **options}
         with quietly(quiet), _Line() as line:
             try:
                 report = embed_file(
-                    lines, output, lambda texts: embedder.embed(texts, **options), dimensions or embedder.dimensions,
+                    lines, output, embed_texts, dimensions or embedder.dimensions,
                     column=column, begin=begin, settings=settings, progress=line.show,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                vectors = "1 vector is" if line.texts == 1 else f"{line.texts:,} vectors are"
-                voice.say(f"{vectors} kept; to continue, run the command again with --resume ({output})")
+                counted = "1 vector is" if line.texts == 1 else f"{line.texts:,} vectors are"
+                voice.say(f"{counted} kept; to continue, run the command again with --resume ({output})")
                 raise
         new = report.texts - report.kept
         kept = f" · {report.kept:,} already done" if report.kept else ""

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.log import logger
 from ..common.single import Single
 from ..convert.encoders.build import built_encoder, is_encoder_checkpoint
 from ..convert.encoders.families import adapter_tasks
@@ -38,6 +39,7 @@ Text = str | Sequence[int] | NDArray[np.integer[Any]]
 TOKEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
 # Number of texts that `map` encodes and computes at a time.
 _MAPPED = 1024
+_log = logger(__name__)
 
 
 class Embedder(Single, AbstractContextManager["Embedder"]):
@@ -85,6 +87,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         pull: bool = False,
     ) -> None:
         check_model_options(threads=threads, accuracy=accuracy, device=device, max_length=max_length)
+        check_switches(normalize=normalize)
         folder = named_folder(model, pull=pull)
         with folder_errors(folder):
             self._description = read_encoder_folder(folder)
@@ -100,7 +103,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
                 raise UnsupportedModelError(
                     f"{folder}: the graph's output {self._encoder.info.output!r} has one row per text",
                     "a pooling needs one row per token",
-                    "to score texts with a classification head, use genai.Reranker",
+                    "to score texts with a classification head, use genai.Reranker or `genai rerank`",
                 )
             self._normalize = self._description.normalizes if normalize is None else normalize
             self._all_dimensions = self._check_modules()
@@ -173,7 +176,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
 
         Raises:
             InputError: a text cannot be embedded; the message has its index.
-            OptionError: `dimensions` is out of range.
+            OptionError: `dimensions` is out of range, or a switch is not True or False.
         """
         single = isinstance(texts, str) or _is_ids(texts)
         items = [cast(Text, texts)] if single else list(each_of(cast("Sequence[Text]", texts), "texts"))
@@ -192,7 +195,7 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         Returns:
             float32 [texts, dimensions], and a number per text.
         """
-        return self._embedded(texts, **options)
+        return self._embedded(list(each_of(texts, "texts")), **options)
 
     def embed_sparse(
         self, texts: str | Sequence[str], *, prompt: str = "", truncate: bool = True
@@ -280,9 +283,10 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         Yields:
             float32 [dimensions].
         """
-        iterator = each_of(texts, "texts")
+        iterator, first = each_of(texts, "texts"), 0
         while part := list(islice(iterator, _MAPPED)):
-            yield from self._embedded(part, **options)[0]
+            yield from self._embedded(part, first=first, **options)[0]
+            first += len(part)
 
     def identity(self) -> str:
         """Return a hash of all that determines a vector: the graph, the tokenizer, the modules and the arguments."""
@@ -304,15 +308,16 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
 
     def _embedded(
         self, items: Sequence[Text], *, prompt_name: str | None = None, prompt: str | None = None,
-        dimensions: int | None = None, normalize: bool | None = None, truncate: bool = True,
+        dimensions: int | None = None, normalize: bool | None = None, truncate: bool = True, first: int = 0,
     ) -> tuple[Floats, list[int]]:  # fmt: skip
+        """Return the vectors and the numbers of tokens of texts. Errors number the texts from `first`."""
         if self._is_closed:
             raise StateError("the embedder is closed", "close() freed its memory", "create a new Embedder")
         before = chosen_prompt(self._description, prompt_name, prompt)
         width = self._checked_dimensions(dimensions)
-        _check_switches(normalize=normalize, truncate=truncate)
+        check_switches(normalize=normalize, truncate=truncate)
         normalize = self._normalize if normalize is None else normalize
-        sequences = self._sequences(items, before, truncate)
+        sequences = self._sequences(items, before, truncate, first)
         excluded = 0 if self._description.include_prompt or not before else self._prompt_tokens(before)
 
         def finish(rows: Floats, index: int) -> Floats:
@@ -323,19 +328,20 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
             if normalize:
                 vector = normalized(vector)
             if not np.isfinite(vector).all():
-                raise _not_finite(index)
+                raise _not_finite(first + index)
             return cast(Floats, vector[0])
 
         vectors = self._steps.run(sequences, finish)
         counts = [len(sequence) for sequence in sequences]
         return (np.stack(vectors) if vectors else np.zeros((0, width), np.float32)), counts
 
-    def _sequences(self, items: Sequence[Text], prompt: str, truncate: bool) -> list[TokenSequence]:
+    def _sequences(self, items: Sequence[Text], prompt: str, truncate: bool, first: int = 0) -> list[TokenSequence]:
         places = [index for index, item in enumerate(items) if isinstance(item, str)]
         texts = [prompt + cast(str, items[index]) for index in places]
-        encoded = dict(zip(places, self._text.encode(texts, truncate=truncate), strict=True))
+        numbers = [first + index for index in places]
+        encoded = dict(zip(places, self._text.encode(texts, truncate=truncate, indices=numbers), strict=True))
         return [
-            encoded[index] if index in encoded else self._text.sequence_of(item, index, truncate=truncate)
+            encoded[index] if index in encoded else self._text.sequence_of(item, first + index, truncate=truncate)
             for index, item in enumerate(items)
         ]
 
@@ -370,6 +376,11 @@ class Embedder(Single, AbstractContextManager["Embedder"]):
         """Return the number of dimensions of a vector, from a trial; raise an error if the modules do not fit."""
         (rows,) = self._encoder.run([TokenSequence(np.zeros(1, np.int64))])
         self._width = int(rows.shape[1])
+        if self._description.pooling_width not in (None, self._width):
+            _log.warning(
+                "%s: the file of the pooling names %d dimensions, but the graph computes %d per token: check that the "
+                "file belongs to this model", self.folder, self._description.pooling_width, self._width,
+            )  # fmt: skip
         width = self._width * len(self._poolings)
         try:
             for module in self._description.modules:
@@ -411,6 +422,8 @@ def load_parts(
 ) -> tuple[TextEncoder, Encoder]:  # fmt: skip
     """Load the tokenizer and the graph of an encoder's folder; see `build_encoder` for `score` and `task`."""
     folder = description.folder
+    if file is not None and not isinstance(file, str | os.PathLike):
+        raise OptionError(f"file = {file!r:.80}", "the path of a graph in the model's folder is expected", "pass a str")
     limit = description.max_length if max_length is None else max_length
     if limit > description.longest:
         raise OptionError(
@@ -437,7 +450,8 @@ def load_parts(
         raise OptionError(
             f"precision = {precision!r:.80}",
             f"{folder} has a graph, whose weights are not converted",
-            "leave precision out, or pass a checkpoint without a graph",
+            "leave precision out, or pass a checkpoint without a graph"
+            + (f": `genai build {folder} -o FOLDER --precision ...` writes one" if is_checkpoint else ""),
         )
     else:
         graph = find_graph(folder, file)
@@ -457,7 +471,7 @@ def _not_finite(index: int) -> UnsupportedModelError:
     )
 
 
-def _check_switches(**values: object) -> None:
+def check_switches(**values: object) -> None:
     """Raise OptionError for a value other than True, False and None."""
     for name, value in values.items():
         if value is not None and not isinstance(value, bool | np.bool_):

@@ -145,6 +145,20 @@ def embed_file(
     return EmbedReport(file.count, kept, time.monotonic() - began)
 
 
+def vectors_of_lines(
+    lines: Lines, embed: Callable[[Sequence[str]], Floats], *, column: str = TEXT_COLUMN
+) -> Iterator[Floats]:
+    """Yield the vector of each line of an input, in order; see `embed_file` for the arguments.
+
+    Raises:
+        InputError: a line has no such field or cannot be embedded; the message has its number.
+    """
+    iterator, most = iter(lines), _FIRST_LINES
+    while part := list(islice(iterator, most)):
+        yield from _embedded(embed, [text_of(lines, line, column)[0] for line in part], part)
+        most = min(2 * most, _LINES_AT_A_TIME)
+
+
 def _embedded(embed: Callable[[Sequence[str]], Floats], texts: Sequence[str], part: Sequence[Line]) -> Floats:
     try:
         return embed(texts)
@@ -155,7 +169,7 @@ def _embedded(embed: Callable[[Sequence[str]], Floats], texts: Sequence[str], pa
             except InputError as one:
                 what = one.what.removeprefix("text 0")
                 raise InputError(
-                    f"line {line.number}:{what}" if what != one.what else what, one.why, one.fix
+                    f"line {line.number}: the text{what}" if what != one.what else what, one.why, one.fix
                 ) from error
         raise
 

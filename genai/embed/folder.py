@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,7 @@ class EncoderFolder:
         dimensions: number of dimensions that are kept by default; None = all.
         poolings: names of POOLINGS, in the order in which their results are concatenated; empty if the folder has none.
         include_prompt: False if the tokens of a prompt are left out of the pooling.
+        pooling_width: number of dimensions that the pooling's file names for rows of tokens; None = it names none.
         modules: the modules after the pooling, in order.
         prompts: texts by name that precede a text.
         default_prompt: name of the prompt that is used if the caller names none; "" = none.
@@ -103,6 +104,7 @@ class EncoderFolder:
     dimensions: int | None = None
     poolings: tuple[str, ...] = ()
     include_prompt: bool = True
+    pooling_width: int | None = None
     modules: tuple[VectorModule, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
@@ -164,7 +166,7 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
     if longest == _NO_LIMIT and not named:
         named = [_DEFAULT_WITHOUT_POSITIONS]
     max_length = min([longest, *named])
-    poolings, include_prompt, modules, score = _modules(folder)
+    (poolings, include_prompt, pooling_width), modules, score = _modules(folder)
     prompts = _value(folder / "config_sentence_transformers.json", settings, "prompts", dict, {})
     if bad := [name for name, text in prompts.items() if not isinstance(text, str)]:
         raise _malformed(folder / "config_sentence_transformers.json", f"prompts.{bad[0]}", prompts[bad[0]], "a text")
@@ -184,7 +186,7 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
         folder, config, max_length, longest, bool(sizes.get("do_lower_case", False)), _keeps_end(folder, tokenizer),
         _has_types(folder, tokenizer),
         _whole(folder / "config_sentence_transformers.json", settings, "truncate_dim"), poolings, include_prompt,
-        modules, prompts, default, similarity, score, _template_variables(folder, sizes),
+        pooling_width, modules, prompts, default, similarity, score, _template_variables(folder, sizes),
         str(settings.get("activation_fn") or "").rpartition(".")[2],
     )  # fmt: skip
 
@@ -299,17 +301,16 @@ def _longest(folder: Path, config: Mapping[str, Any]) -> int:
     return longest
 
 
-def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, ...], TokenScore | None]:
-    """Return the poolings, whether they include prompts, the modules after them, and the score of a decoder."""
+def _modules(folder: Path) -> tuple[_Pooling, tuple[VectorModule, ...], TokenScore | None]:
+    """Return the pooling, the modules after it, and the score of a decoder."""
     path = folder / "modules.json"
     text = file_text(path, ModelFolderError, ConfigError)
     if text is None:
-        return (), True, (), None
+        return _Pooling(), (), None
     entries = json_object('{"modules": ' + text + "}", path, ConfigError)["modules"]
     if not isinstance(entries, list):
         raise _malformed(path, "the file", entries, "a list of modules")
-    poolings: tuple[str, ...] = ()
-    include_prompt = True
+    pooling = _Pooling()
     modules: list[VectorModule] = []
     score = None
     for entry in entries:
@@ -317,6 +318,12 @@ def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, .
         place = entry.get("path", "") if isinstance(entry, dict) else ""
         if not isinstance(place, str) or Path(place).is_absolute() or ".." in Path(place).parts:
             raise _malformed(path, "path", place, "a folder inside the model's folder")
+        if (kind == "Pooling" and modules) or (kind == "Transformer" and (modules or pooling.names)):
+            raise ConfigError(
+                f"{path}: the {kind} comes after a module that reads its result",
+                "the order is Transformer, Pooling, other modules",
+                "correct the order, or copy the file again",
+            )
         match kind:
             case "Transformer":
                 if place:
@@ -326,7 +333,7 @@ def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, .
                         "save the model again with a current version of sentence-transformers",
                     )
             case "Pooling":
-                poolings, include_prompt = _pooling(folder / place / "config.json")
+                pooling = _pooling(folder / place / "config.json")
             case "Dense":
                 modules.append(_dense(folder / place))
             case "LayerNorm":
@@ -344,24 +351,35 @@ def _modules(folder: Path) -> tuple[tuple[str, ...], bool, tuple[VectorModule, .
                     "this toolkit runs Transformer, Pooling, Dense, LayerNorm, Normalize, LogitScore and Dropout",
                     "use a model of these modules",
                 )
-    return poolings, include_prompt, tuple(modules), score
+    return pooling, tuple(modules), score
 
 
-def _pooling(path: Path) -> tuple[tuple[str, ...], bool]:
+class _Pooling(NamedTuple):
+    """The attributes `poolings`, `include_prompt` and `pooling_width` of EncoderFolder."""
+
+    names: tuple[str, ...] = ()
+    include_prompt: bool = True
+    width: int | None = None
+
+
+def _pooling(path: Path) -> _Pooling:
     config = read_json(path)
     if not config:
         raise ModelFolderError(
-            f"{path}: the file is missing",
+            f"{path}: the file {'has no settings' if path.is_file() else 'is missing'}",
             "modules.json names a pooling, whose settings are in this file",
             'copy the file, or choose a pooling, for example pooling="mean" in Python or `--pooling mean`',
         )
     modes = config.get("pooling_mode")
     if modes is None:
-        modes = [mode for key, mode in _LEGACY_POOLINGS.items() if config.get(key)] or ["mean"]
+        chosen = [mode for key, mode in _LEGACY_POOLINGS.items() if _value(path, config, key, bool, False)]
+        modes = chosen or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or any(mode not in POOLINGS for mode in modes):
         raise _malformed(path, "pooling_mode", modes, f"one or more of {', '.join(POOLINGS)}")
-    return tuple(modes), bool(config.get("include_prompt", True))
+    widths = [_whole(path, config, name) for name in ("embedding_dimension", "word_embedding_dimension")]
+    width = next((width for width in widths if width is not None), None)
+    return _Pooling(tuple(modes), _value(path, config, "include_prompt", bool, True), width)
 
 
 def _dense(folder: Path) -> DenseModule:
@@ -452,7 +470,8 @@ def _value(path: Path, values: Mapping[str, Any], name: str, kind: type[Value], 
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise _malformed(path, name, value, f"a JSON {'object' if kind is dict else 'list'}")
+        expected = {bool: "true or false", dict: "a JSON object", list: "a JSON list"}[kind]
+        raise _malformed(path, name, value, expected)
     return value
 
 
@@ -462,6 +481,8 @@ def _malformed(path: Path, name: str, value: object, expected: str) -> ConfigErr
 
 def known_prompt(folder: EncoderFolder, name: str) -> str:
     """Return the text of a prompt. Raises InputError if the folder has no such prompt."""
+    if not isinstance(name, str):
+        raise InputError(f"prompt_name is {kind_of(name)}", "a name is expected", "pass a str")
     if name not in folder.prompts:
         raise InputError(
             f"prompt_name = {name!r:.80}",
@@ -491,7 +512,7 @@ def checked_poolings(value: str | Sequence[str]) -> tuple[str, ...]:
     """Return pooling names as a tuple. Raises OptionError for unknown names."""
     names = tuple(value) if isinstance(value, list | tuple) else (value,)
     aliases = {"last": "lasttoken", "cls_token": "cls"}
-    names = tuple(aliases.get(name, name) for name in names)
+    names = tuple(aliases.get(name, name) if isinstance(name, str) else "" for name in names)
     if not names or any(name not in POOLINGS for name in names):
         raise OptionError(f"pooling = {value!r:.80}", f"choose from {', '.join(POOLINGS)}", "correct the name")
     return names

@@ -19,7 +19,7 @@ from ..models.encoder import EncoderInfo, TokenSequence
 from ..models.folders import folder_errors
 from ..models.model_options import check_model_options
 from .batches import SharedSteps
-from .embedder import load_parts, named_folder
+from .embedder import check_switches, load_parts, named_folder
 from .folder import EncoderFolder, chosen_prompt, default_token_score, read_encoder_folder
 from .pairs import PairTemplate
 from .pooling import ACTIVATIONS, Floats
@@ -99,7 +99,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
                 device=device, precision=precision, score=score,
             )  # fmt: skip
             self._template = None if score is None else _pair_template(self._description, self._text)
-            (logits,) = self._encoder.run([TokenSequence(np.zeros(4, np.int64))])
+            (logits,) = self._encoder.run([TokenSequence(np.zeros(min(4, self.max_length), np.int64))])
             if len(logits) != 1 or self._encoder.info.output not in _OUTPUTS:
                 raise UnsupportedModelError(
                     f"{folder}: the graph's output {self._encoder.info.output!r} is no score of a text",
@@ -158,7 +158,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
 
         Raises:
             InputError: a text cannot be scored; the message has the document's index. Or there is no such prompt.
-            OptionError: `prompt` and `prompt_name` are both given.
+            OptionError: `prompt` and `prompt_name` are both given, or `truncate` is not True or False.
         """
         return self.score_counted(query, documents, prompt_name=prompt_name, prompt=prompt, truncate=truncate)[0]
 
@@ -180,6 +180,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             raise InputError("documents is a text", "a list of texts is expected", "pass [document]")
         listed = list(each_of(documents, "documents"))
         instruction = chosen_prompt(self._description, prompt_name, prompt)
+        check_switches(truncate=truncate)
         if self._template is not None:
             pairs = self._template.encode(query, listed, instruction, truncate=truncate)
         else:
@@ -251,7 +252,7 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             path = ours.get("activation_fn") if isinstance(ours, dict) else None
             path = path or self._description.activation or config.get("sbert_ce_default_activation_function")
             name = str(path).rpartition(".")[2] if path else "Sigmoid" if self.num_labels == 1 else "Identity"
-        if name not in _ACTIVATIONS:
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
             raise OptionError(
                 f"activation = {name!r:.80}", f"choose from {', '.join(_ACTIVATIONS)}", "pass one of these names"
             )

@@ -53,15 +53,21 @@ class TextEncoder:
             self.special_ids = {id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special}
             self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, texts: Sequence[str], *, truncate: bool = True) -> list[TokenSequence]:
+    def encode(
+        self, texts: Sequence[str], *, truncate: bool = True, indices: Sequence[int] | None = None
+    ) -> list[TokenSequence]:
         """Return the tokens of each text.
+
+        Args:
+            indices: the numbers by which errors name the texts [default: from 0].
 
         Raises:
             InputError: a text is not valid Unicode or has no tokens, or is too long and `truncate` is False.
             TokenizerError: the tokenizer takes too long.
         """
-        kept = [self.bounded(text, index) for index, text in enumerate(texts)]
-        return self._encoded(kept, [str(index) for index in range(len(texts))], truncate)
+        names = range(len(texts)) if indices is None else indices
+        kept = [self.bounded(text, name) for name, text in zip(names, texts, strict=True)]
+        return self._encoded(kept, [str(name) for name in names], truncate)
 
     def encode_pairs(self, query: str, documents: Sequence[str], *, truncate: bool = True) -> list[TokenSequence]:
         """Return the tokens of a query followed by each document. If a pair is too long, its longer text is cut.
@@ -79,7 +85,10 @@ class TextEncoder:
         Raises:
             InputError: an id is outside the vocabulary, or there are no ids or too many.
         """
-        array = np.asarray(ids)
+        try:
+            array = np.asarray(ids)
+        except ValueError:  # lists of different lengths
+            array = np.array(None)
         if array.ndim == 1 and not array.size:
             raise InputError(f"text {index} has no tokens", "at least one is needed", "leave the text out")
         if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -190,8 +199,8 @@ class TextEncoder:
 
 
 def each_of(values: Iterable[Value], name: str) -> Iterator[Value]:
-    """Return an iterator over texts. Raises InputError if `values` is no iterable, or has no order or no texts."""
-    if not isinstance(values, Iterable) or isinstance(values, bytes | bytearray | Mapping | Set):
+    """Return an iterator over texts. Raises InputError if `values` is no iterable, is one text, or has no order."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | bytearray | Mapping | Set):
         raise InputError(f"{name} is {kind_of(values)}", "a list of texts is expected", "pass a list")
     return iter(values)
 

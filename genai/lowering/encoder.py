@@ -130,6 +130,8 @@ def flatten_encoder(
     position_ids = inputs.position_ids or add_position_ids(graph, graph.fresh_name("position_ids"), inputs.input_ids)
     biases, max_tokens = _biases(sorted(masks & sources.context), evaluate, max_tokens)
     trials = [(0, length) for length in _TRIALS if length <= max_tokens]
+    if tables and len(trials) < 2:
+        raise NotFlattenable(f"values cannot be compared for several lengths of at most {max_tokens} tokens")
     replace_tables(
         graph, sorted(tables), lambda names, trial: evaluate(names, trial[1]), trials, max_tokens, position_ids
     )

@@ -105,8 +105,9 @@ def test_a_checkpoint_is_built_once(checkpoint: Checkpoint, monkeypatch: pytest.
     assert built_encoder(folder) == built.parent.parent
     with pytest.raises(genai.OptionError, match="precision is 'int5'"):
         Embedder(folder, precision="int5")
-    with pytest.raises(genai.OptionError, match="whose weights are not converted"):
+    with pytest.raises(genai.OptionError, match="whose weights are not converted") as caught:
         Embedder(MODELS / "bert", precision="int8")
+    assert "genai build" in caught.value.fix
 
 
 def test_names_of_old_checkpoints(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -189,6 +189,8 @@ def test_an_interrupted_step_is_computed_again(embedder: Embedder, monkeypatch: 
         ([[1.5]], "a list"),
         ([None], "expected"),
         ([[]], "no tokens"),
+        ([[1, [2]]], "text 0 is a list"),
+        ([[2, 3], "a \ud800"], "text 1 is not valid Unicode"),
     ],
 )
 def test_texts_that_cannot_be_embedded(embedder: Embedder, text: Any, message: str) -> None:
@@ -200,8 +202,22 @@ def test_texts_that_cannot_be_embedded(embedder: Embedder, text: Any, message: s
 def test_what_is_no_list_of_texts(embedder: Embedder, texts: Any) -> None:
     with pytest.raises(genai.InputError, match="texts is "):
         embedder.embed(texts)
-    with pytest.raises(genai.InputError, match="texts is "):
-        next(embedder.map(texts))
+    for call in (lambda: next(embedder.map(texts)), lambda: embedder.embed_counted(texts)):
+        with pytest.raises(genai.InputError, match="texts is "):
+            call()
+
+
+def test_one_text_is_no_list_of_texts(embedder: Embedder) -> None:
+    for call in (lambda: next(embedder.map("red")), lambda: embedder.embed_counted("red")):
+        with pytest.raises(genai.InputError, match="texts is a string"):
+            call()
+
+
+def test_errors_of_many_texts_have_the_number_of_the_text(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai.embed.embedder._MAPPED", 2)
+    for bad, message in (("\ud800", "text 3 is not valid Unicode"), ([2, 96], "text 3 has the token id 96")):
+        with pytest.raises(genai.InputError, match=message):
+            list(embedder.map(["a", [2, 3], "b", bad]))
 
 
 @pytest.mark.parametrize("name", ["normalize", "truncate"])
@@ -209,6 +225,26 @@ def test_switches_that_are_no_booleans(embedder: Embedder, name: str) -> None:
     options: Any = {name: "no"}
     with pytest.raises(genai.OptionError, match=f"{name} = 'no'"):
         embedder.embed("red", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Embedder, {"normalize": "yes"}, "normalize = 'yes'"),
+        (Embedder, {"pooling": [["mean"]]}, "pooling = "),
+        (Embedder, {"file": 3}, "file = 3"),
+        (Reranker, {"activation": ["Sigmoid"]}, "activation = "),
+    ],
+)
+def test_options_of_other_types(kind: Any, options: Any, message: str) -> None:
+    with pytest.raises(genai.OptionError, match=message):
+        kind(MODELS / ("bert" if kind is Embedder else "bert_reranker"), threads=1, **options)
+
+
+def test_a_prompt_name_that_is_no_text(embedder: Embedder) -> None:
+    names: Any = ["query"]
+    with pytest.raises(genai.InputError, match="prompt_name is a list"):
+        embedder.embed("red", prompt_name=names)
 
 
 def test_documents_of_any_iterable() -> None:
@@ -248,6 +284,16 @@ def test_endless_words(embedder: Embedder, monkeypatch: pytest.MonkeyPatch, keep
     found, short = (embedder.embed(f"the cat {character * size} sits") for size in (3_000_000, 1000))
     np.testing.assert_array_equal(found, short)
     assert sum(sizes) < 400_000
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_limits_shorter_than_the_lengths_that_are_compared(embedder: Embedder, limit: int) -> None:
+    ids = [2, 5, 6, 3][:limit]
+    with Embedder(MODELS / "bert", threads=1, max_length=limit) as made:
+        np.testing.assert_allclose(made.embed(ids), embedder.embed(ids), rtol=0, atol=1e-6)
+        assert not made.info.flattened and "several lengths" in made.info.reason
+    with Reranker(MODELS / "bert_reranker", threads=1, max_length=limit) as ranker:
+        assert ranker.score("the cat", ["a dog"]).shape == (1,)
 
 
 def test_a_length_limit() -> None:
@@ -336,6 +382,13 @@ def _edited(folder: Path, file: str, **changes: Any) -> None:
     [
         ("1_Pooling/config.json", {"pooling_mode": "average"}, genai.ConfigError, "pooling_mode is"),
         ("1_Pooling/config.json", {"pooling_mode": 7}, genai.ConfigError, "pooling_mode is"),
+        ("1_Pooling/config.json", {"include_prompt": "no"}, genai.ConfigError, "include_prompt is 'no'"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": None, "pooling_mode_max_tokens": "no"},
+            genai.ConfigError,
+            "pooling_mode_max_tokens is 'no'",
+        ),
         ("config_sentence_transformers.json", {"similarity_fn_name": "near"}, genai.ConfigError, "cosine, dot"),
         ("config_sentence_transformers.json", {"default_prompt_name": "q"}, genai.ConfigError, "prompts are"),
         ("config_sentence_transformers.json", {"prompts": {"a": 3}}, genai.ConfigError, "prompts.a is 3"),
@@ -369,6 +422,10 @@ def test_malformed_files(copied: Copied, file: str, changes: Any, error: Any, me
         ([{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.Pooling"},
           {"path": "2_Dense", "type": "a.Dense"}], genai.ModelFolderError, "model.safetensors: the file is missing"),
         ({"a": 1}, genai.ConfigError, "a list of modules"),
+        ([{"path": "", "type": "a.Transformer"}, {"path": "", "type": "a.Normalize"},
+          {"path": "1_Pooling", "type": "a.Pooling"}], genai.ConfigError, "the Pooling comes after"),
+        ([{"path": "1_Pooling", "type": "a.Pooling"}, {"path": "", "type": "a.Transformer"}], genai.ConfigError,
+         "the Transformer comes after"),
     ],
 )  # fmt: skip
 def test_malformed_modules(copied: Copied, modules: Any, error: Any, message: str) -> None:
@@ -376,6 +433,18 @@ def test_malformed_modules(copied: Copied, modules: Any, error: Any, message: st
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(error, match=message):
         Embedder(folder)
+
+
+def test_a_pooling_of_another_width(copied: Copied, caplog: pytest.LogCaptureFixture) -> None:
+    """As in sentence-transformers, the number is not used, and vectors are as wide as the graph's rows."""
+    folder = copied("bert")
+    _edited(folder, "1_Pooling/config.json", embedding_dimension=32)
+    with Embedder(folder, threads=1) as made:
+        assert made.embed("red").shape == (24,)
+    assert "names 32 dimensions, but the graph computes 24" in caplog.text
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    with pytest.raises(genai.ModelFolderError, match="the file has no settings"):
+        Embedder(folder, threads=1)
 
 
 def test_modules_that_do_not_fit(copied: Copied) -> None:
@@ -549,6 +618,8 @@ def test_reranker_options(caplog: pytest.LogCaptureFixture) -> None:
         nothing: Any = None
         with pytest.raises(genai.InputError, match="query is null"):
             made.score(nothing, ["dog"])
+        with pytest.raises(genai.OptionError, match="truncate = 'no'"):
+            made.score("cat", ["dog"], truncate="no")  # type: ignore[arg-type]
         made.activation, parts = "Softmax", []
         for made._label in range(3):
             parts.append(made.score("cat", ["dog"])[0])

@@ -13,7 +13,7 @@ import pytest
 
 import genai
 from genai.embed import files
-from genai.embed.files import EmbedReport, embed_file
+from genai.embed.files import EmbedReport, embed_file, vectors_of_lines
 from genai.llm.batch.lines import open_lines
 
 WIDTH = 5
@@ -222,9 +222,12 @@ def test_a_text_that_cannot_be_embedded_is_named(lines: Path, tmp_path: Path) ->
             raise genai.InputError(f"text {texts.index('text 9')} is odd", "a trial", "none")
         return embed(texts)
 
-    with pytest.raises(genai.InputError, match="line 10: is odd"):
+    with pytest.raises(genai.InputError, match="line 10: the text is odd"):
         write(lines, tmp_path / "out.npy", choosy)
     assert write(lines, tmp_path / "out.npy", begin="resume").kept == 7
+    with pytest.raises(genai.InputError, match="line 10: the text is odd"):
+        list(vectors_of_lines(open_lines(lines), choosy))
+    np.testing.assert_array_equal(list(vectors_of_lines(open_lines(lines), embed)), EXPECTED)
 
 
 def test_endings(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
