@@ -538,4 +538,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "exaone4": ("exaone4", {**HEADS, "sliding_window": 9, "sliding_window_pattern": 4}),
+    "exaone_moe": (
+        "exaone_moe",
+        {
+            **HEADS,
+            **EXPERTS,
+            "num_experts": 9,
+            "num_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "sliding_window": 9,
+            "sliding_window_pattern": 4,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        {**HEADS, "attention_bias": True, **_rope("dynamic", alpha=50.0, factor=1.0, mscale=1.0, mscale_all_dim=1.0)},
+    ),
 }

@@ -37,6 +37,8 @@ def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> 
         query = write_rotation(export, spec, layer, "q", query, tables[0])
         if spec.cache_layer(layer) == layer:
             key = write_rotation(export, spec, layer, "k", key, tables[1])
+    if spec.qk_norm and spec.rotated_norms:
+        query, key = _write_norms(export, spec, layer, query, key)
     source = spec.cache_layer(layer)
     if source == layer:
         export.stored[layer] = key, value
@@ -90,10 +92,15 @@ def _write_heads(export: Export, spec: DecoderSpec, layer: int, root: str) -> tu
         query, key, value = (*parts, *([parts[1]] if own == 2 else ["", ""]))[:3]
     if spec.value_norm and value:
         value = write_query_key_norm(export, spec, layer, value, "v_norm", spec.num_key_value_heads)
-    if spec.qk_norm:
-        query = write_query_key_norm(export, spec, layer, query, "q_norm", spec.num_attention_heads)
-        key = key and write_query_key_norm(export, spec, layer, key, "k_norm", spec.num_key_value_heads)
+    if spec.qk_norm and not spec.rotated_norms:
+        query, key = _write_norms(export, spec, layer, query, key)
     return query, key, value
+
+
+def _write_norms(export: Export, spec: DecoderSpec, layer: int, query: str, key: str) -> tuple[str, str]:
+    """Write the norms of queries, and of keys unless they are ""."""
+    query = write_query_key_norm(export, spec, layer, query, "q_norm", spec.num_attention_heads)
+    return query, key and write_query_key_norm(export, spec, layer, key, "k_norm", spec.num_key_value_heads)
 
 
 def _write_clip(export: Export, path: str, root: str, width: int) -> str:

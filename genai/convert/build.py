@@ -129,8 +129,9 @@ def _planned(
     # LongRoPE's tables depend on the length, which is known only inside the operator.
     sizes = (spec.rotary_size, spec.local_rotary_size)
     fits = not any(size % _ROTATED_TOGETHER for size in sizes) or isinstance(spec.rope_scaling, LongRope)
-    # onnxruntime cannot rotate inside the attention operator, or this operator has one table for queries and keys.
-    if options.fused_rope and (not fits or spec.query_scaling is not None):
+    # onnxruntime cannot rotate inside the attention operator, or this operator has one table for queries and keys, or
+    # norms are between the rotation and the operator.
+    if options.fused_rope and (not fits or spec.query_scaling is not None or spec.rotated_norms):
         options = replace(options, fused_rope=False)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
     written = folder_bytes(spec, options, weights.kind) + copied

@@ -252,7 +252,8 @@ class DecoderSpec:
         qkv_bias, o_bias, mlp_bias, head_bias: True if these projections have biases.
         sinks: True if each head has an attention sink: a learned score in its softmax that belongs to a value of zero.
         qkv_clip: bound to which queries, keys and values are clamped; 0 means none.
-        qk_norm: True if queries and keys are normalised before the rotation.
+        qk_norm: True if queries and keys are normalised.
+        rotated_norms: True if queries and keys are normalised after the rotation instead of before it.
         qk_norm_scope: scope of the norm of queries and keys: each head with one shared weight vector ("head"), each
             head with separate weights ("heads"), or all heads together ("all").
         attention_gate: True if the attention's result is multiplied by the sigmoid of a projection.
@@ -320,6 +321,7 @@ class DecoderSpec:
     sinks: bool = False
     qkv_clip: float = 0.0
     qk_norm: bool = False
+    rotated_norms: bool = False
     qk_norm_scope: Literal["head", "heads", "all"] = "head"
     qk_norm_biases: bool = False
     attention_gate: bool = False

@@ -11,9 +11,9 @@ import pytest
 from genai.convert.architectures import MODEL_TYPES, find
 from genai.convert.hf_config import HFConfig
 from genai.convert.nested import text_part
-from genai.convert.rope_scaling import LinearScaling, LongRope, YarnScaling
+from genai.convert.rope_scaling import DynamicScaling, LinearScaling, LongRope, YarnScaling
 from genai.convert.spec import DecoderSpec
-from genai.errors import InputError
+from genai.errors import ConfigError, InputError, UnsupportedModelError
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {
@@ -65,6 +65,10 @@ def test_windows_by_pattern() -> None:
     exaone = describe("exaone4", sliding_window=16)
     assert exaone.rope_layers == exaone.sliding_layers == (0, 1, 2, 4, 5, 6)
     assert describe("exaone4", sliding_window=None).rope_layers is None
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    exaone = describe("exaone_moe", **experts, sliding_window=16, layer_types=["full_attention"] * 8)
+    assert (exaone.rope_layers, exaone.sliding_window) == ((), None)
+    assert describe("exaone_moe", **experts, sliding_window=None).rope_layers is None
     assert describe("mistral", sliding_window=16).sliding_layers is None
 
 
@@ -93,6 +97,47 @@ def test_rope_of_older_libraries() -> None:
     phi = describe("phi3", original_max_position_embeddings=64, rope_scaling={"type": "su", **factors})
     assert isinstance(phi.rope_scaling, LongRope)
     assert phi.rope_scaling.original_max_position_embeddings == 64
+
+
+def test_rope_of_hunyuan() -> None:
+    """A fixed alpha stretches the base, and the length does not change the rotation."""
+    scaling = {"type": "dynamic", "factor": 4.0, "alpha": 1000.0}
+    hunyuan = describe("hunyuan_v1_dense", rope_theta=1e4, rope_scaling=scaling)
+    assert (hunyuan.rope_scaling, hunyuan.context_length) == (None, 256)
+    assert hunyuan.rope_theta == pytest.approx(1e4 * 1000 ** (hunyuan.head_size / (hunyuan.head_size - 2)))
+    del scaling["alpha"]
+    assert isinstance(describe("hunyuan_v1_dense", rope_scaling=scaling).rope_scaling, DynamicScaling)
+    with pytest.raises(ConfigError, match="alpha of the RoPE scaling is -1"):
+        describe("hunyuan_v1_dense", rope_scaling={**scaling, "alpha": -1.0})
+    with pytest.raises(UnsupportedModelError, match="use_cla"):
+        describe("hunyuan_v1_dense", use_cla=True)
+
+
+def test_layers_with_experts_may_be_listed() -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    assert describe("exaone_moe", **experts).dense_layers == (0,)
+    assert describe("exaone_moe", **experts, mlp_layer_types=["sparse", "dense"] * 4).dense_layers == (1, 3, 5, 7)
+    with pytest.raises(ConfigError, match="mlp_layer_types is 'moe'"):
+        describe("exaone_moe", **experts, mlp_layer_types=["moe"] * 8)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("jamba", "Mamba-1"),
+        ("mamba2", "no layer has attention"),
+        ("recurrent_gemma", "RG-LRU"),
+        ("llama4_text", "chunks of the sequence"),
+        ("zamba2", "share one attention layer"),
+        ("kimi_linear", "Kimi Delta Attention"),
+        ("minimax", "lightning attention"),
+        ("deepseek_v4", "hyper-connections"),
+    ],
+)
+def test_what_is_not_built_is_named(model_type: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        find(model_type)
+    assert model_type in caught.value.what and reason in caught.value.why and caught.value.fix
 
 
 def test_experts_in_groups() -> None:

@@ -12,13 +12,19 @@ from . import gemma, gpt, hybrid, latent, llama, mamba  # noqa: F401 (imported t
 from .common import ARCHITECTURES, Architecture
 
 MODEL_TYPES = sorted(ARCHITECTURES)
-_STATES = "some of its layers have a state of fixed size in place of a KV cache (a hybrid model)"
 _CHUNKS = "its attention is limited to chunks of the sequence, and its experts scale their inputs"
 _REASONS = {
-    **dict.fromkeys(
-        "falcon_mamba jamba lfm2_vl mamba mamba2 recurrent_gemma rwkv zamba zamba2".split(),
-        _STATES,
-    ),
+    **dict.fromkeys("falcon_mamba jamba mamba zamba".split(), "the scan of Mamba-1 is not built, only that of Mamba-2"),
+    "deepseek_v32": "the indexer that selects tokens for its sparse attention is not built",
+    "deepseek_v4": "its hyper-connections and its sparse attention are not built",
+    "glm_moe_dsa": "the indexer that selects tokens for its sparse attention is not built",
+    "kimi_linear": "its Kimi Delta Attention cannot be converted",
+    "lfm2_vl": "its text decoder cannot be converted without its reader of pictures",
+    "mamba2": "no layer has attention, and models of recurrent layers only are not built",
+    **dict.fromkeys(("minimax", "minimax_m1"), "its lightning attention cannot be converted"),
+    "recurrent_gemma": "the gates of its recurrent layers (RG-LRU) are not built",
+    "rwkv": "its time mixing is not built",
+    "zamba2": "several of its layers share one attention layer, each with its own adapters",
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),
     **dict.fromkeys(("mllama", "mllama_text_model"), "some of its layers attend to pictures"),
     **dict.fromkeys(("paligemma",), "its prompts are attended to in both directions"),

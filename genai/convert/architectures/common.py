@@ -300,6 +300,16 @@ def sigmoid_fields(config: HFConfig, *, dense: int, normalized: bool) -> dict[st
     )  # fmt: skip
 
 
+def listed_dense_layers(config: HFConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields for experts, with the dense layers of mlp_layer_types if config.json lists them."""
+    kinds = config.layers("mlp_layer_types", config.num_layers)
+    if kinds is None:
+        return fields
+    if wrong := [kind for kind in kinds if kind not in ("dense", "sparse")]:
+        raise config.wrong("mlp_layer_types", wrong[0], "dense or sparse")
+    return {**fields, "dense_layers": tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")}
+
+
 def layer_norms(*, biased: bool = True, **fields: Any) -> dict[str, Any]:
     """Return the fields for layer norms in place of RMS norms."""
     return {"norm": "layer", "norm_biases": biased, **fields}

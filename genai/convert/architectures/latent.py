@@ -128,12 +128,7 @@ def deepseek_v3(config: HFConfig) -> DecoderSpec:
 def glm4_moe_lite(config: HFConfig) -> DecoderSpec:
     """GLM 4.7 Flash: DeepSeek V3's structure."""
     _check_routing(config, "sigmoid", ("noaux_tc",))
-    kinds = config.layers("mlp_layer_types", config.num_layers)
-    experts = sigmoid_fields(config, dense=1, normalized=True)
-    if kinds is not None:
-        if wrong := [kind for kind in kinds if kind not in ("dense", "sparse")]:
-            raise config.wrong("mlp_layer_types", wrong[0], "dense or sparse")
-        experts["dense_layers"] = tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    experts = common.listed_dense_layers(config, sigmoid_fields(config, dense=1, normalized=True))
     return _third(config, 768, epsilon=1e-5, **experts)
 
 

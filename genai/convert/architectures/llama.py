@@ -33,6 +33,31 @@ def internlm3(config: HFConfig) -> DecoderSpec:
     )  # fmt: skip
 
 
+@architecture(
+    "Hunyuan 1 (dense)",
+    Rule(r"self_attn\.q_norm", "self_attn.query_layernorm"),
+    Rule(r"self_attn\.k_norm", "self_attn.key_layernorm"),
+)
+def hunyuan_v1_dense(config: HFConfig) -> DecoderSpec:
+    """Hunyuan 0.5B to 7B (Tencent): queries and keys are normalised after the rotation, whose base is stretched."""
+    if config.flag("use_cla"):
+        raise UnsupportedModelError(
+            "config.json sets use_cla to true",
+            "layers of Hunyuan that attend to the keys and values of other layers are not supported",
+            "use a checkpoint without them",
+        )
+    for name in ("attention_head_dim", "eod_token_id", "use_qk_norm", "use_rotary_pos_emb"):
+        config.get(name)
+    spec = decoder(config, epsilon=1e-5, qk_norm=True, rotated_norms=True, **common.attention_biases(config))
+    values, size = rope_values(config), spec.head_size
+    if values.get("rope_type", "type") != "dynamic" or values.get("alpha") is None or size <= 2:
+        return spec
+    # With a fixed alpha, the rotation does not depend on the length, although the type is "dynamic".
+    length = config.integer("max_position_embeddings", default=2048)
+    base = spec.rope_theta * values.number("alpha", positive=True) ** (size / (size - 2))
+    return replace(spec, rope_theta=base, rope_scaling=None, context_length=length)
+
+
 @architecture("Seed-OSS")
 def seed_oss(config: HFConfig) -> DecoderSpec:
     """Seed-OSS (ByteDance): biases of queries, keys and values."""
@@ -149,6 +174,29 @@ def exaone4(config: HFConfig) -> DecoderSpec:
     windows = common.window_fields(config, pattern=4, window=4096)
     rotated = windows.get("sliding_layers")
     return decoder(config, epsilon=1e-5, pre_norms=False, post_norms=True, qk_norm=True, rope_layers=rotated, **windows)
+
+
+@architecture(
+    "K-EXAONE",
+    Rule(r"mlp\.gate\.selection_bias", "mlp.e_score_correction_bias"),
+    Rule(r"mlp\.shared_expert\.", "mlp.shared_experts."),
+    unused=r"^mtp\.",
+    may_join_experts=True,
+)
+def exaone_moe(config: HFConfig) -> DecoderSpec:
+    """K-EXAONE: experts that are weighted by sigmoids; if sliding_window is set, only layers with a window rotate."""
+    window = config.optional_integer("sliding_window", 4096)
+    width = config.integer("moe_intermediate_size")
+    experts = common.sigmoid_experts(
+        config, dense=config.integer("first_k_dense_replace", default=1, least=0), selection_bias=True,
+        normalized=config.flag("norm_topk_prob", default=True),
+        shared_intermediate_size=width * config.integer("num_shared_experts", default=1, least=0),
+    )  # fmt: skip
+    return decoder(
+        config, epsilon=1e-5, qk_norm=True,
+        rope_layers=None if window is None else common.sliding_layers(config, pattern=4),
+        **common.window_fields(config, pattern=4, window=4096), **common.listed_dense_layers(config, experts),
+    )  # fmt: skip
 
 
 @architecture("GLM 4 (2024)", *common.PACKED_GATE_UP)
