@@ -39,7 +39,8 @@ class Shape:
         bias: the projections that have a bias: any of "qkv", "o", "mlp" and "head".
         recurrent: the part in place of the attention of all layers except every third: "", "conv" (LFM2), "mamba"
             (Mamba-2), or Gated DeltaNet with its projections in "apart" (Qwen 3.5) or "joined" (Qwen3-Next) tensors;
-            "beside" is Mamba-2 beside the attention of every layer.
+            "beside" is Mamba-2 beside the attention of every layer. In "alone", the layers are Mamba-2, a feed-forward
+            layer and attention in turns.
         dense: number of layers at the start that have no experts.
     """
 
@@ -160,6 +161,9 @@ SHAPES: dict[str, Shape] = {
     ),
     "olmoe": Shape("olmoe", kv_heads=4, width=256, qk="all", experts=4),
     "falcon-h1": Shape("falcon-h1", _MAMBA, recurrent="beside"),
+    "nemotron_h": Shape(
+        "nemotron_h", {**_MAMBA, "attention.layer_norm_epsilon": 1e-5}, layers=4, recurrent="alone"
+    ),
     "lfm2": Shape("lfm2", {"shortconv.l_cache": 3}, layers=4, tied=True, qk="head", recurrent="conv"),
     "lfm2moe": Shape(
         "lfm2moe", {"shortconv.l_cache": 3, **_SIGMOIDS},
@@ -268,10 +272,11 @@ def metadata(shape: Shape) -> dict[str, Any]:
     """Return all keys except general.architecture, with a byte-level vocabulary."""
     norm = "attention.layer_norm_epsilon" if shape.layer_norm else "attention.layer_norm_rms_epsilon"
     heads = [shape.kv_heads * shape.has_attention(layer) for layer in range(shape.layers)]
+    widths = [shape.width * (layer % 3 == 1) for layer in range(shape.layers)]
     own = {
         "context_length": CONTEXT, "embedding_length": HIDDEN, "block_count": shape.layers,
-        "feed_forward_length": shape.width, "attention.head_count": HEADS,
-        "attention.head_count_kv": heads if shape.recurrent in ("conv", "mamba") else shape.kv_heads,
+        "feed_forward_length": widths if shape.recurrent == "alone" else shape.width, "attention.head_count": HEADS,
+        "attention.head_count_kv": heads if shape.recurrent in ("conv", "mamba", "alone") else shape.kv_heads,
         "attention.key_length": HEAD, "attention.value_length": HEAD,
         norm: 1e-5, "vocab_size": VOCAB,
     }  # fmt: skip
@@ -341,6 +346,9 @@ def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str,
             yield from _attention(shape, path, linear, norm, matrix)
         else:
             yield from norm(f"{path}.attn_norm")
+        if shape.recurrent == "alone":
+            yield from _alone(shape, path, layer % 3, matrix)
+            continue
         if not shape.has_attention(layer) or shape.recurrent == "beside":
             yield from _recurrent(shape, path, matrix)
         if shape.pre and not shape.one_norm:
@@ -372,13 +380,21 @@ def _experts(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArra
         yield f"{path}.ffn_down_shexp.weight", matrix(HIDDEN, shape.shared)
 
 
+def _alone(shape: Shape, path: str, kind: int, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    if kind == 0:
+        yield from _recurrent(shape, path, matrix)
+    elif kind == 1:
+        yield f"{path}.ffn_up.weight", matrix(shape.width, HIDDEN)
+        yield f"{path}.ffn_down.weight", matrix(HIDDEN, shape.width)
+
+
 def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
     if shape.recurrent == "conv":
         yield f"{path}.shortconv.in_proj.weight", matrix(3 * HIDDEN, HIDDEN)
         yield f"{path}.shortconv.conv.weight", matrix(HIDDEN, shape.keys["shortconv.l_cache"])
         yield f"{path}.shortconv.out_proj.weight", matrix(HIDDEN, HIDDEN)
         return
-    if shape.recurrent in ("mamba", "beside"):
+    if shape.recurrent in ("mamba", "beside", "alone"):
         width, heads, groups = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "group_count"))
         channels = width + 2 * groups * shape.keys["ssm.state_size"]
         yield f"{path}.ssm_in.weight", matrix(width + channels + heads, HIDDEN)

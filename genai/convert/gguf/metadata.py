@@ -40,16 +40,15 @@ class Metadata:
         Args:
             some: True if some layers may have 0, which is ignored.
         """
-        value = self.get(name)
-        value = self._same(name, value[value != 0] if some and isinstance(value, np.ndarray) else value)
+        value = self._same(name, self.get(name), some=some)
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise self.wrong(name, value, "a positive integer")
         return value
 
-    def optional_integer(self, name: str) -> int:
-        """Return a non-negative integer, 0 if the key is missing."""
-        value = self._same(name, self.get(name))
+    def optional_integer(self, name: str, *, some: bool = False) -> int:
+        """Return a non-negative integer, 0 if the key is missing; see `integer`."""
+        value = self._same(name, self.get(name), some=some)
         if value is None:
             return 0
         if type(value) is not int or value < 0:
@@ -78,10 +77,11 @@ class Metadata:
             raise self.wrong(name, value, "a string")
         return default if value is None else value
 
-    def _same(self, name: str, value: Any) -> Any:
+    def _same(self, name: str, value: Any, *, some: bool) -> Any:
         """Return the common value of a list with one value per layer, which newer files may have."""
         if not isinstance(value, np.ndarray):
             return value
+        value = value[value != 0] if some else value
         if value.size == 0 or not (value == value.flat[0]).all():
             raise UnsupportedModelError(
                 f"{self._source}: {self.architecture}.{name} differs from layer to layer: {value.tolist()!r:.80}",

@@ -1,5 +1,6 @@
 """llama.cpp's metadata and tensors of decoders with recurrent parts: LFM2, Qwen3-Next, Qwen 3.5, Granite 4,
-Falcon H1.
+Falcon H1,
+Nemotron-H.
 """
 
 from __future__ import annotations
@@ -192,6 +193,19 @@ def falcon_h1(data: Metadata, model: GgufModel) -> Values:
     return {
         **_mamba(data, model), "mamba_d_ssm": data.integer("ssm.inner_size"), "mamba_norm_before_gate": False,
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in model,
+    }  # fmt: skip
+
+
+def nemotron_h(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Nemotron-H, whose layers are Mamba-2, attention or a feed-forward layer."""
+    names = [f"blk.{layer}.%s.weight" for layer in range(without_drafts(data))]
+    parts = {"attn_q": "full_attention", "ffn_up": "mlp", "ffn_up_exps": "moe"}
+    kinds = [next((parts[part] for part in parts if name % part in model), "linear_attention") for name in names]
+    mamba = _mamba(data, model)
+    return {
+        "layers_block_type": kinds, "mamba_num_heads": mamba["mamba_n_heads"], "mamba_head_dim": mamba["mamba_d_head"],
+        "n_groups": mamba["mamba_n_groups"], "ssm_state_size": mamba["mamba_d_state"],
+        "conv_kernel": mamba["mamba_d_conv"], "use_conv_bias": mamba["mamba_conv_bias"],
     }  # fmt: skip
 
 
