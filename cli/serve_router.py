@@ -229,8 +229,16 @@ def _routed(
         )  # fmt: skip
     except GenaiError as error:
         if entry.where:
+            for name, key in _KEY_OF.items():
+                error.what, error.why, error.fix = (
+                    part.replace(name, key) for part in (error.what, error.why, error.fix)
+                )
             error.what = f"{entry.where}: {error.what}"
         raise
+
+
+# The names of options in Python, and the keys of a file.
+_KEY_OF = {"context_size": "ctx-size", "cache_bytes": "cache", "max_sequences": "max-sequences"}
 
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -148,6 +148,10 @@ class ChatTemplateError(TokenizerError):
     """The chat template is missing, invalid, or raised while rendering."""
 
 
+class DamagedTemplateError(ChatTemplateError):
+    """The chat template has an error, so that it writes no prompt, whatever the messages."""
+
+
 class CacheCapacityError(GenaiError):
     """The KV cache, or the memory, is too small for the requested data."""
 

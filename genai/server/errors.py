@@ -11,6 +11,7 @@ from ..errors import (
     CacheCapacityError,
     ChatTemplateError,
     ContextOverflowError,
+    DamagedTemplateError,
     DeadlineError,
     GenaiError,
     InputError,
@@ -82,6 +83,11 @@ def reply_of(error: BaseException, *, context_size: int, hidden: Mapping[str, st
         return ErrorReply(504, "timeout_error", _message(error, hidden), "timeout", headers=_NO_RETRY)
     if isinstance(error, CacheCapacityError):
         return ErrorReply(400, "invalid_request_error", _message(error, hidden), "cache_capacity_exceeded")
+    if isinstance(error, DamagedTemplateError):
+        said = (
+            "the model cannot be used with messages: its chat template has an error; the server's log has the details"
+        )
+        return ErrorReply(500, "server_error", said, "damaged_template", headers=_NO_RETRY)
     if isinstance(error, OptionError | InputError | ChatTemplateError):
         renamed = _in_fields(error)
         return ErrorReply(400, "invalid_request_error", _message(renamed, hidden), None, _param(renamed))

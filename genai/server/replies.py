@@ -30,7 +30,7 @@ def error_reply(server: Server, request: str, error: BaseException) -> ErrorRepl
     """
     reply = reply_of(error, context_size=server.context_size, hidden=server.hidden)
     if reply.status >= 500 and not isinstance(error, RequestError):
-        _log.error("request %s failed: %s", request, error, exc_info=error if reply.status == 500 else None)
+        _log.error("request %s failed: %s", request, error, exc_info=error if reply.code == "internal_error" else None)
     return reply
 
 

@@ -76,6 +76,17 @@ class RoutedModel:
                 f"the model {self.name} has an adapter, a context size or a cache", "it is an encoder, which has none",
                 "remove the option",
             )  # fmt: skip
+        for name in ("context_size", "cache_bytes", "max_sequences"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} = {value}", "at least 1 is expected", f"leave {name} out")
+        if self.kind == "completion" and self.context_size is not None and self.folder.is_dir():
+            limit = Config(self.folder).model.context_length
+            if self.context_size > limit:
+                raise OptionError(
+                    f"context_size = {self.context_size}", f"the context length of the model is {limit} tokens",
+                    f"use at most {limit}, or leave context_size out",
+                )  # fmt: skip
         for path, _ in self.adapters.values():
             adapter_path(path)
         _ = self.limit

@@ -37,8 +37,7 @@ class Router(Server):
         traces: records requests as spans; None = there are no traces. The caller closes it.
 
     Raises:
-        OptionError: two models or adapters have the same name, an option does not apply to several models, or a model
-            does not fit into the memory.
+        OptionError: two models or adapters have the same name, or an option does not apply to several models.
     """
 
     def __init__(

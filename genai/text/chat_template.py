@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean, kind_of
+from ..errors import ChatTemplateError, DamagedTemplateError, GenaiError, InputError, OptionError, did_you_mean, kind_of
 from ..models.side_files import CONFIG_NAME, NAMED_TEMPLATES, PROCESSOR_TEMPLATE_NAME, TEMPLATE_NAME, SideFiles
 from . import template_messages
 from .files import read_object, read_text, special_tokens
@@ -401,7 +401,7 @@ def _text(result: Mapping[str, Any], origin: str) -> str:
         ),
     }
     fix = "check that the messages have the fields that the template reads, or pass template_str in Python"
-    raise ChatTemplateError(
+    raise (DamagedTemplateError if kind in ("syntax", "compile") else ChatTemplateError)(
         *known.get(kind, (f"{it} failed: {message}", f"the template raised {kind} in line {line}", fix))
     )
 

@@ -127,6 +127,8 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
     ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "suffix cannot be used with this model"),
     ("/api/chat", {"messages": QUESTION, "format": "xml"}, 400, "format = 'xml'"),
     ("/api/chat", {"messages": QUESTION, "options": {"top_k": "many"}}, 400, "top_k"),
+    ("/api/chat", {"messages": QUESTION, "options": {"num_predict": 0}}, 400, "num_predict = 0"),
+    ("/api/chat", {"messages": QUESTION, "format": {"type": "odd"}}, 400, "format '"),
     ("/api/chat", {"messages": "x"}, 400, "messages cannot be used"),
     ("/api/embed", {"model": "bert"}, 400, "input is missing or empty"),
     ("/api/embed", {"model": "bert", "input": "a " * 99, "truncate": False}, 400, "input[0]"),

@@ -231,6 +231,9 @@ BAD_FILES = [
     ("[models.a]\nmodel = 'pebble'\nlora = {x = 'no/such'}", "no/such"),
     ("[models.a]\nmodel = 'pebble'\nlora = {x = 3}", "lora.x = 3"),
     (f"[models.a]\nmodel = '{ENCODERS / 'bert'}'\nprefix-cache = 'x'", "[models.a]: prefix-cache is set"),
+    ("[models.a]\nmodel = 'pebble'\nctx-size = 0", "[models.a]: ctx-size = 0"),
+    ("[models.a]\nmodel = 'pebble'\nctx-size = 1025", "the context length of the model is 1024 tokens"),
+    ("[models.a]\nmodel = 'pebble'\nmax-sequences = -1", "[models.a]: max-sequences = -1"),
     ("[models.'a+b']\nmodel = 'pebble'", "a plus sign separates"),
 ]
 

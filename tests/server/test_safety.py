@@ -224,6 +224,7 @@ def test_paths_and_methods(running: Running) -> None:
         answer = client.get("/v1/chat/completions")
         assert answer.status_code == 405 and answer.headers["allow"] == "POST"
         assert client.get("/v1/models/nothing").status_code == 404
+        assert client.get("/v1/models/").json() == client.get("/v1/models").json()
 
 
 def test_replies_hide_paths(running: Running, llm: genai.LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ async def list_models(call: Call) -> JsonReply:
 async def show_model(call: Call) -> JsonReply:
     """Return one model."""
     name = call.path["name"]
+    if not name:  # the path ends with a slash
+        return await list_models(call)
     server = call.server
     found = next((one for one in listed_models(server) if one["id"] == name), None)
     if found is None and isinstance(server, Router):

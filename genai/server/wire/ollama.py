@@ -37,6 +37,7 @@ LATEST = ":latest"
 
 # Options of Ollama under other names, and options that concern the memory of the model, which have no effect.
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
+_NAMES = {ours: name for name, ours in _RENAMED.items()} | {"response_format": "format"}
 _SAME = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty", "frequency_penalty",
     "mirostat", "mirostat_tau", "mirostat_eta",
@@ -86,8 +87,9 @@ class OllamaPullRequest(OllamaShowRequest):
 
 
 def error_body(reply: ErrorReply) -> Any:
-    """Return the body of an error."""
-    return {"error": reply.message}
+    """Return the body of an error, with Ollama's names of fields."""
+    name = _NAMES.get(reply.param or "")
+    return {"error": reply.message if name is None else reply.message.replace(reply.param or "", name)}
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
