@@ -73,7 +73,7 @@ def test_build_prints_the_folder(checkpoint: Path, environment: dict[str, str], 
     done = run("build", checkpoint, "-o", tmp_path / "out", "--precision", "int8", environment=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path / 'out'}\n"
-    assert done.stderr.startswith("llama: ")
+    assert done.stderr.splitlines()[-1].startswith("llama: ")  # kernels may have to be compiled before
     assert (tmp_path / "out" / "genai_config.json").exists()
 
 
