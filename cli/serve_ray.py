@@ -89,7 +89,7 @@ def serve_replicas(
         with task("Starting the replicas"):
             proxy = stack.enter_context(ray_replicas(replica, chosen.ray, chosen.replicas))
         url = address.url(bound)
-        stack.enter_context(registered(url, [served, *(one for one, _, _ in adapters)]))
+        stack.enter_context(registered(url, [served, *(one for one, _, _ in adapters)], needs_key=bool(options.keys)))
         try:
             stopping = partial(say_stopping, "serve", options.drain_seconds)
             said = f"genai serve: {served} with Ray at {url}/v1"

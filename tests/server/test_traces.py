@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, ClassVar
 
 import pytest
 
@@ -98,6 +100,40 @@ def test_other_paths_and_broken_parents(traced: tuple[Running, InMemorySpanExpor
         client.post("/v1/chat/completions", content=b"[", headers={"traceparent": "00-x"})
     span = one_span(exporter)
     assert span.parent is None and span.attributes["error.type"] == "400"
+
+
+class _Collector(BaseHTTPRequestHandler):
+    bodies: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        self.bodies.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment variables of OpenTelemetry select the collector and the name of the service."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    monkeypatch.setattr(_Collector, "bodies", [])
+    with HTTPServer(("127.0.0.1", 0), _Collector) as collector:
+        threading.Thread(target=collector.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+        traces = Traces()
+        traces.record("POST", "/v1/messages", {"traceparent": PARENT}, b"{}", {"id": "req_1", "seconds": 0.5}, 503)
+        traces.close()
+        collector.shutdown()
+    ((path, body),) = _Collector.bodies
+    (sent,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    assert path == "/v1/traces"
+    assert {one.key: one.value.string_value for one in sent.resource.attributes}["service.name"] == "mine"
+    (span,) = sent.scope_spans[0].spans
+    assert span.name == "chat" and span.parent_span_id.hex() == PARENT.split("-")[2] and span.status.code == 2
+    assert span.end_time_unix_nano - span.start_time_unix_nano == 500_000_000
 
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
