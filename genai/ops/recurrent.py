@@ -65,6 +65,7 @@ class _Recurrent:
         known = [value is not None for value in spec.constants[1:4]]
         self._packs = len(known) > 1 and all(known[:2]) and (not spec.has(3) or all(known))
         self._packed: dict[int, tuple[Any, Any, Any]] = {}
+        self._known: list[Direction] = []
 
     def _has_usual_steps(self, spec: NodeSpec) -> bool:
         """Return True if a kernel computes the steps: the default activations, and no options that change the gates."""
@@ -158,6 +159,8 @@ class _Recurrent:
         return widened(initial[:, index] if self.batch_first else initial[index]).astype(x.dtype)
 
     def _directions(self, inputs: Sequence[Any]) -> list[Direction]:
+        if self._known:
+            return self._known
         weight, recurrence, bias = widened(inputs[1]), widened(inputs[2]), optional(inputs, 3)
         peepholes = optional(inputs, 7) if self.has_cell else None
         hidden = recurrence.shape[-1]
@@ -167,6 +170,8 @@ class _Recurrent:
             biases = np.zeros(2 * width, weight.dtype) if bias is None else widened(bias[index])
             peephole = None if peepholes is None else widened(peepholes[index]).reshape(3, hidden)
             directions.append(Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole))
+        if self._packs and peepholes is None and inputs[1].dtype == weight.dtype:  # views of constants
+            self._known = directions
         return directions
 
     def _walk(self, x: Any, weights: Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:

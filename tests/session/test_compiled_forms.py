@@ -65,3 +65,15 @@ def test_gather_outside_of_a_row_names_the_index(make_model: Any) -> None:
     session = Session(make_model([node], kinds, {"out": (TensorProto.FLOAT, None)}))
     with pytest.raises(ArgumentError, match=r"index 3 must be within the inclusive range \[-3, 2\]"):
         session.run({"x": np.ones((2, 3), np.float32), "i": np.array([[0, 1], [2, 3]])})
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+@pytest.mark.parametrize("shape, pads", [((3, 5), ((1, 2), (0, 3))), ((4,), ((2, 0),)), ((9, 700), ((3, 1), (5, 5)))])
+def test_pads_as_in_numpy(shape: Any, pads: Any, mode: Any, make_model: Any) -> None:
+    """Results of up to 4,096 elements are computed in another way than larger ones."""
+    x = RNG.standard_normal(shape).astype(np.float32)
+    ends = np.array([*(before for before, _ in pads), *(after for _, after in pads)])
+    node = helper.make_node("Pad", ["x", "pads"], ["out"], mode=mode)
+    kinds = {"x": (TensorProto.FLOAT, shape)}
+    session = Session(make_model([node], kinds, {"out": (TensorProto.FLOAT, None)}, {"pads": ends}))
+    np.testing.assert_array_equal(session.run({"x": x})["out"], np.pad(x, pads, mode=mode))
