@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
@@ -47,6 +48,8 @@ class Resize:
         self.where = str(a.get("coordinate_transformation_mode", "asymmetric" if old else "half_pixel"))
         self.nearest = str(a.get("nearest_mode", "simple" if old else "round_prefer_floor"))
         self.cubic = float(a.get("cubic_coeff_a", -0.75))
+        # Most runs have the sizes of an earlier run.
+        self._taps_of = lru_cache(maxsize=8)(self._taps)
         self.exclude_outside = bool(a.get("exclude_outside", 0))
         self.extrapolation = float(a.get("extrapolation_value", 0.0))
         self.antialias = bool(a.get("antialias", 0)) and self.mode != "nearest"
@@ -74,7 +77,7 @@ class Resize:
             return (np.zeros(shape, x.dtype),)
         is_integer = x.dtype.kind in "iu"
         taps = {
-            axis: self._taps(plan)
+            axis: self._taps_of(plan)
             for axis, plan in plans.items()
             if plan.before != plan.after
             or (plan.scale != 1.0 and not self.antialias)  # onnxruntime's filter skips axes that keep their size
@@ -213,13 +216,22 @@ def _combined(x: Any, taps: list[tuple[Any, Any]], axis: int) -> Any:
     """Return the sum of elements along an axis times their weights; elements without a tap, even inf, are ignored."""
     total: Any = None
     for index, weights in taps:
-        part = np.take(x, index, axis=axis)
         if weights is None:
-            return part
+            return _elements(x, index, axis)
+        part = np.take(x, index, axis=axis)
         factors = weights.astype(x.dtype).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
         part *= factors
         total = part if total is None else np.add(total, part, out=total)
     return total
+
+
+def _elements(x: Any, index: Any, axis: int) -> Any:
+    """Return the elements at indices along an axis. If all are repeated equally often, no index is read."""
+    size = x.shape[axis]
+    times = len(index) // max(size, 1)
+    if times > 1 and np.array_equal(index, np.repeat(np.arange(size), times)):
+        return np.repeat(x, times, axis=axis)
+    return np.take(x, index, axis=axis)
 
 
 def _corners(x: Any, taps: Mapping[int, list[tuple[Any, Any]]]) -> Any:
