@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def write_model_folder(
     if tokenizer_dir is not None:
         require_tokenizer(Path(tokenizer_dir))
     require_absent(target)
+    if spec.rotated_norms:  # the operator of attention would rotate after the norms
+        options = replace(options, fused_rope=False)
     try:
         with unfinished_folder(target) as unfinished:
             with open_data(unfinished / DATA) as data:

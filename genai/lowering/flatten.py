@@ -7,6 +7,7 @@ head, and the mask subgraph, which is no longer used, is removed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -284,6 +285,12 @@ def _recurrent_layer(graph: Graph, node: Node, names: GraphNames, analysis: RowA
     match = _pattern(template).fullmatch(node.input(3))
     if match is None:
         raise NotFlattenable(f"the state of {node.op_type} {node.name!r} has the unknown name {node.input(3)!r}")
+    declared = getattr(graph.type_of(node.input(3)), "shape", None) or ()
+    if all(isinstance(dim, int) for dim in declared[1:]) and declared[1:] and math.prod(declared[1:]) != size:
+        raise NotFlattenable(
+            f"the state {node.input(3)!r} has {math.prod(declared[1:])} numbers for each sequence, but {node.op_type} "
+            f"{node.name!r} computes states of {size} numbers"
+        )
     return place, RecurrentLayer(int(match[1]), size)
 
 

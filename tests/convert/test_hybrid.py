@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from genai.convert import ExportOptions, build_model
+from genai.convert import ExportOptions, build_model, plan_build
 from genai.convert.architectures import find
 from genai.convert.hf_config import HFConfig
 from genai.errors import InputError, UnsupportedModelError
+from genai.models.config import Config
+from genai.models.decoder_graph import read_decoder, read_decoder_file
+from genai.onnx.types import TensorType
 
 FLOATS = ExportOptions(precision="fp32")
 
@@ -68,3 +71,28 @@ def test_configurations_that_are_refused(
         config["num_hidden_layers"] = 8
     with pytest.raises(error, match=match):
         find("qwen3_5_text").describe(HFConfig(config))
+
+
+@pytest.mark.parametrize(("name", "state"), [("lfm2", "past.0.conv"), ("qwen3_5_text", "past.0.recurrent")])
+def test_states_that_contradict_their_operators(golden_folder: Any, name: str, state: str) -> None:
+    config = Config(golden_folder(name))
+    model = read_decoder_file(config)
+    (value,) = (one for one in model.graph.inputs if one.name == state)
+    assert isinstance(value.type, TensorType) and value.type.shape is not None
+    value.type = TensorType(value.type.dtype, (*value.type.shape[:-1], 7))
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_decoder(config, model=model)
+    assert f"the state {state!r} has" in caught.value.why and "computes states of" in caught.value.why
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("gemma3n_text", "embed_tokens_per_layer"), ("gemma4", "embed_tokens_per_layer"), ("lfm2", "conv.conv")],
+)
+def test_tensors_that_are_missing(golden: Any, letter_tokenizer: Path, tmp_path: Path, name: str, tensor: str) -> None:
+    checkpoint = golden(name).write_checkpoint(tmp_path / "checkpoint", letter_tokenizer)
+    (file,) = checkpoint.glob("*.safetensors")
+    save_file({key: value for key, value in load_file(file).items() if tensor not in key}, file)
+    with pytest.raises(InputError, match=rf"the checkpoint lacks \d+ tensors .*{tensor}"):
+        plan_build(checkpoint)
