@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..common.log import logger
 from ..errors import MissingPackageError, StateError
 from ..llm.batch.cluster import check_listens
 from .app import App, build_app
@@ -18,7 +19,11 @@ from .serving import Server, ServerOptions
 SESSION_HEADER = "x-session-id"
 """The header by which Ray Serve selects the replica of a request."""
 
+_log = logger(__name__)
 _SETTING = {"RAY_SERVE_SESSION_ID_HEADER_KEY": SESSION_HEADER}
+# The seconds in which Ray's control server must start. Ray's default of 30 is too short on a busy machine. The limit of
+# 30 s for its other processes (`Node.__init__` in Ray 2.60) cannot be changed, so the start is repeated.
+_START = ("RAY_gcs_server_port_wait_time_s", "120")
 _ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 _NAME = "genai"
 _MOST_REQUESTS, _STARTS = 10_000, 3
@@ -66,6 +71,7 @@ def ray_replicas(replica: Replica, address: str, count: int | None = None) -> It
         StateError: there is no cluster at the address, or the replicas cannot be started.
     """
     os.environ |= _SETTING  # Ray reads it when it is imported
+    os.environ.setdefault(*_START)
     ray, serve = _imported()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     _connect(ray, address)
@@ -87,7 +93,8 @@ def _connect(ray: Any, address: str) -> None:
             return
         except Exception as error:  # exceptions from Ray and from sockets
             ray.shutdown()
-            if left:  # Ray's processes have 30 s to start, which is too short on a busy machine
+            if left:
+                _log.warning("Ray did not start, and is started again: %s", f"{error}"[:300])
                 continue
             fix = "free processor time or memory" if address == "local" else "start a cluster (ray start --head)"
             raise StateError(
