@@ -106,7 +106,7 @@ def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) ->
     assert plan_build(source).spec.num_layers == 4
     other = {"blk.5.nextn.eh_proj.weight": np.ones((256, 512), np.float32)}
     source = write_with(tmp_path / "b.gguf", other, "qwen35", "qwen35", **more)
-    with pytest.raises(InputError, match="does not use, such as 'blk.5.nextn.eh_proj.weight'"):
+    with pytest.raises(InputError, match=r"does not use, such as 'blk\.5\.nextn\.eh_proj\.weight'"):
         plan_build(source)
 
 
