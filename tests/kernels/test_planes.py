@@ -74,3 +74,9 @@ def test_operands_that_are_not_combined(rng):
 def test_elu_is_accurate_near_zero():
     x = -np.logspace(-30, 2.5, 1000).astype(np.float32)
     np.testing.assert_allclose(activation("elu", x, 1.0), np.expm1(x.astype(np.float64)), rtol=3e-7)
+
+
+def test_scalars_that_numpy_returns_for_arrays_without_axes(rng):
+    x = rng.standard_normal((3, 5)).astype(np.float32)
+    np.testing.assert_array_equal(combined("add", x, np.float32(2)), x + np.float32(2))
+    assert activation("relu", np.float32(2)) == 2

@@ -53,6 +53,7 @@ def activation(function: str, x: Float32, *parameters: float, threads: Threads |
         x: float32 and contiguous, of any shape.
         parameters: parameters of the function.
     """
+    x = np.asarray(x)  # NumPy returns scalars for arrays without axes
     check("x", x, x.shape)
     out = np.empty(x.shape, np.float32)
     addresses = {"x": first_element(x), "out": first_element(out)}
@@ -71,6 +72,7 @@ def combined(function: str, a: Float32, b: Float32, *, threads: Threads | None =
 
     Returns None unless both are contiguous, and each is a whole array, a vector for all rows, or a number for each row.
     """
+    a, b = np.asarray(a), np.asarray(b)  # NumPy returns scalars for arrays without axes
     found = _combined_program(function, a.shape, b.shape)
     if found is None or not (a.flags.c_contiguous and b.flags.c_contiguous):
         return None

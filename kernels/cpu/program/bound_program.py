@@ -77,7 +77,9 @@ def _address_of(name: str, array: NDArray[Any]) -> int:
 
 def first_element(array: NDArray[Any]) -> int:
     """Return the address of an array for an operator that receives its strides. The caller keeps the array alive."""
-    return _pointer_at(id(array) + _DATA_OFFSET).value or 0 if _has_known_layout else array.ctypes.data
+    if _has_known_layout and isinstance(array, np.ndarray):  # a scalar of NumPy has another layout
+        return _pointer_at(id(array) + _DATA_OFFSET).value or 0
+    return array.ctypes.data
 
 
 # The C API of NumPy fixes that an array object is a Python object followed by the address of its first element. Reading
