@@ -18,6 +18,7 @@ from genai.convert.encoders.build import build_encoder, built_encoder, is_encode
 from genai.convert.encoders.graph import position_buckets, relative_buckets
 from genai.convert.options import ExportOptions
 from genai.embed.describe import describe_encoder
+from genai.onnx.reader import read_model
 from tests.cli.processes import run
 from tests.embed.conftest import MODELS
 from tests.embed.test_goldens import AS_EXPORTED, EMBEDDERS, GOLDENS, RERANKERS
@@ -85,6 +86,20 @@ def test_precisions(name: str, precision: Any, least: float, checkpoint: Checkpo
         assert (found * expected).sum(axis=1).min() > least
         together = embedder.embed(golden["texts"] * 2, normalize=True)
         np.testing.assert_array_equal(together[len(found) :], found)
+
+
+def test_int4_weights_in_the_cache_have_small_blocks(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
+    folder, expected = checkpoint("bert"), np.array(GOLDENS["bert"]["vectors"][""])
+    with Embedder(folder, device="reference", precision="int4") as embedder:  # compiles no kernels
+        found = embedder.embed(GOLDENS["bert"]["texts"])
+    assert (found * expected).sum(axis=1).min() > 0.9  # both have length 1
+    built = built_encoder(folder, "int4")
+    matmuls = [node for node in read_model(built / "onnx/model.onnx").graph.nodes if node.op_type == "MatMulNBits"]
+    assert matmuls and all(node.attribute("block_size", 0) == 16 and node.input(3) for node in matmuls)
+    assert describe_encoder(folder)["graph"] == str(built)
 
 
 def test_a_checkpoint_is_built_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

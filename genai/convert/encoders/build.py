@@ -163,11 +163,21 @@ def _built_folder(checkpoint: Path) -> Path:
     return cache_root() / "models"
 
 
+def _options(precision: str) -> ExportOptions:
+    """Return the options of a build in the cache.
+
+    INT4 weights have small blocks with zero points: an encoder's layers are small beside its embedding table, which
+    stays float32, and the order of similarities depends on each of them (docs/explanation/encoders.md has figures).
+    """
+    blocks: dict[str, Any] = {"block_size": 16, "symmetric": False} if precision == "int4" else {}
+    return ExportOptions(precision=precision, **blocks)  # type: ignore[arg-type]  # checked there
+
+
 def builds_of(checkpoint: Path) -> list[Path]:
     """Return the folders in the cache that were built from an encoder's checkpoint, as it is now."""
     found: list[Path] = []
     for precision in PRECISIONS:
-        name = f"{checkpoint.resolve().name}-{identity_of(checkpoint, ExportOptions(precision=precision))}"  # type: ignore[arg-type]
+        name = f"{checkpoint.resolve().name}-{identity_of(checkpoint, _options(precision))}"
         found += sorted(_built_folder(checkpoint).glob(f"{escape(name)}*"))
     return [folder for folder in found if (folder / "onnx" / "model.onnx").is_file()]
 
@@ -184,7 +194,7 @@ def built_encoder(
     Raises:
         GenaiError: see `build_encoder`.
     """
-    options = ExportOptions(precision=precision)  # type: ignore[arg-type]  # checked there
+    options = _options(precision)
     name = f"{checkpoint.resolve().name}-{identity_of(checkpoint, options)}"
     if score is not None:
         name += f"-score-{score.true_id}" + ("" if score.false_id is None else f"-{score.false_id}")
