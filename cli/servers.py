@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from genai.common.progress import task
 from genai.common.reading import read_text_file
 from genai.errors import InputError, OptionError, StateError, did_you_mean
 
@@ -57,6 +58,9 @@ def _shown(server: RunningServer) -> str:
 def stop(
     server: Which = None,
     every: Annotated[bool, typer.Option("--all", help="Stop all servers of this user.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, help="Number of seconds to wait for the end of each server.")
+    ] = 60.0,
 ) -> None:
     """Stop a server that `genai ps` lists. It finishes its running requests first."""
     from genai.server.registry import servers
@@ -68,8 +72,16 @@ def stop(
         )
     for one in found if every else [chosen(found, server)]:
         one.stop()
-        while one.is_alive:
-            time.sleep(0.05)
+        with task(f"Waiting for the requests of {one.url}"):
+            end = time.monotonic() + timeout
+            while one.is_alive and time.monotonic() < end:
+                time.sleep(0.05)
+        if one.is_alive:
+            raise StateError(
+                f"{one.url}: the server has not ended after {timeout:g} s",
+                "it finishes its running requests, or the process is suspended",
+                f"wait, or end the process with `kill -9 {one.pid}`",
+            )
         say(f"genai: stopped {one.url}")
 
 

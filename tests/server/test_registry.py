@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
@@ -76,6 +78,17 @@ def test_stop(folder: Path, other: Callable[..., RunningServer], capsys: pytest.
     assert app.run(["stop", "8001"]) == 0 and not second.is_alive and first.is_alive
     assert app.run(["stop", "--all"]) == 0 and not first.is_alive
     assert app.run(["stop"]) == 1 and "no server is running" in capsys.readouterr().err
+
+
+def test_a_suspended_server_is_not_waited_for(
+    folder: Path, other: Callable[..., RunningServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = other()
+    os.kill(one.pid, signal.SIGSTOP)
+    assert app.run(["stop", "--timeout", "0.1"]) == 1
+    assert "has not ended after 0.1 s" in (said := capsys.readouterr().err) and f"kill -9 {one.pid}" in said
+    os.kill(one.pid, signal.SIGCONT)
+    assert app.run(["stop"]) in (0, 1) and not one.is_alive
 
 
 def test_a_server_is_named_by_its_model(
