@@ -79,6 +79,13 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any], type[GenaiError], str]] = {
     "pairs outside": (
         "qwen35", {"rope.dimension_sections": [4, 2, 2, 0]}, ConfigError, r"dimension_sections is \[4, 2, 2, 0\]",
     ),
+    "sections of text": ("qwen35", {"rope.dimension_sections": "x"}, ConfigError, "dimension_sections is 'x'"),
+    "key heads that do not divide": ("qwen35", {"ssm.group_count": 3}, GenaiError, "group_count|key_heads|key heads"),
+    "no width of the shared expert": (
+        "qwen35moe", {"expert_shared_feed_forward_length": None}, ConfigError, "has no .*shared_feed_forward_length",
+    ),
+    "a list that is too short": ("lfm2", {"attention.head_count_kv": [0, 0]}, GenaiError, "layer_types|head_count_kv"),
+    "no attention at all": ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, GenaiError, "head_count_kv"),
     "fewer sections": ("qwen35", {"rope.dimension_sections": [3, 3]}, ConfigError, "dimension_sections is"),
     "more attention": ("qwen35", {"attention.recurrent_layers": [False] * 4}, InputError, "lacks .* tensors"),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""llama.cpp's metadata and tensors of decoders with recurrent parts: LFM2, Qwen3-Next, Qwen 3.5, Granite 4,
-Falcon H1,
-Nemotron-H.
+"""llama.cpp's metadata and tensors of decoders with recurrent parts.
+
+They are LFM2, Qwen3-Next, Qwen 3.5, Granite 4, Falcon H1 and Nemotron-H.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ def layers_without_attention(data: Metadata) -> list[bool]:
     if not isinstance(heads, np.ndarray):
         return [False] * count
     return [number == 0 for number in heads.tolist()[:count]]
+
+
+def _heads(data: Metadata) -> tuple[int, int]:
+    """Return the number of heads of a state, and the number of their values."""
+    heads, inner = data.integer("ssm.time_step_rank"), data.integer("ssm.inner_size")
+    if inner % heads:
+        raise data.wrong("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank = {heads}")
+    return heads, inner // heads
 
 
 # --- LFM2 ------------------------------------------------------------------------------------------------------------
@@ -85,9 +93,7 @@ def delta_net(data: Metadata, model: GgufModel) -> Values:
     linear = [(layer + 1) % every != 0 for layer in range(count)]
     if isinstance(flags, np.ndarray):
         linear = [bool(flag) for flag in flags.tolist()[:count]]
-    heads, inner = data.integer("ssm.time_step_rank"), data.integer("ssm.inner_size")
-    if inner % heads:
-        raise data.wrong("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank = {heads}")
+    heads, size = _heads(data)
     _check_sections(data)
     values: Values = {
         "layer_types": ["linear_attention" if one else "full_attention" for one in linear],
@@ -95,14 +101,14 @@ def delta_net(data: Metadata, model: GgufModel) -> Values:
         "linear_num_key_heads": data.integer("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": data.integer("ssm.state_size"),
-        "linear_value_head_dim": inner // heads,
+        "linear_value_head_dim": size,
     }
     if data.optional_integer("expert_count"):
         values |= {
             "num_experts": data.integer("expert_count"),
             "num_experts_per_tok": data.integer("expert_used_count"),
             "moe_intermediate_size": data.integer("expert_feed_forward_length"),
-            "shared_expert_intermediate_size": model.info("blk.0.ffn_up_shexp.weight").shape[0],
+            "shared_expert_intermediate_size": data.integer("expert_shared_feed_forward_length"),
             "norm_topk_prob": True,
         }
     return values
@@ -114,8 +120,10 @@ def _check_sections(data: Metadata) -> None:
     pairs = data.optional_integer("rope.dimension_count") // 2
     if sections is None:
         return
-    if len(sections) < 3 or any(pair >= 3 * sections[pair % 3] for pair in range(pairs)):
-        raise data.wrong("rope.dimension_sections", [*map(int, sections)], f"three sections that include {pairs} pairs")
+    is_list = isinstance(sections, np.ndarray) and sections.dtype.kind in "iu" and len(sections) >= 3
+    if not is_list or any(pair >= 3 * sections[pair % 3] for pair in range(pairs)):
+        shown = sections.tolist() if isinstance(sections, np.ndarray) else sections
+        raise data.wrong("rope.dimension_sections", shown, f"three sections that include {pairs} pairs")
 
 
 def tiled(spec: DecoderSpec) -> DecoderSpec:
@@ -210,11 +218,9 @@ def nemotron_h(data: Metadata, model: GgufModel) -> Values:
 
 
 def _mamba(data: Metadata, model: GgufModel) -> Values:
-    heads, inner = data.integer("ssm.time_step_rank"), data.integer("ssm.inner_size")
-    if inner % heads:
-        raise data.wrong("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank = {heads}")
+    heads, size = _heads(data)
     return {
-        "mamba_n_heads": heads, "mamba_d_head": inner // heads, "mamba_d_conv": data.integer("ssm.conv_kernel"),
+        "mamba_n_heads": heads, "mamba_d_head": size, "mamba_d_conv": data.integer("ssm.conv_kernel"),
         "mamba_d_state": data.integer("ssm.state_size"), "mamba_n_groups": data.integer("ssm.group_count"),
         "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model),
     }  # fmt: skip
