@@ -128,8 +128,8 @@ def test_ministral_3_scales_queries_by_position() -> None:
     ("model_type", "why"),
     [
         ("llama4", "chunks of the sequence"),
-        ("jamba", "state of fixed size"),
-        ("lfm2_vl", "state of fixed size"),
+        ("jamba", "the scan of Mamba-1"),
+        ("lfm2_vl", "its reader of pictures"),
         ("mllama", "attend to pictures"),
         ("paligemma", "in both directions"),
     ],

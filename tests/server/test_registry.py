@@ -85,6 +85,7 @@ def test_a_suspended_server_is_not_waited_for(
 ) -> None:
     one = other()
     os.kill(one.pid, signal.SIGSTOP)
+    os.waitpid(one.pid, os.WUNTRACED)  # until it is suspended
     assert app.run(["stop", "--timeout", "0.1"]) == 1
     assert "has not ended after 0.1 s" in (said := capsys.readouterr().err) and f"kill -9 {one.pid}" in said
     os.kill(one.pid, signal.SIGCONT)
