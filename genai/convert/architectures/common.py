@@ -214,6 +214,12 @@ def _token_within(config: HFConfig, name: str, vocab: int) -> int | None:
     return next((token for token in config.token_ids(name) if token < vocab), None)
 
 
+def refuse_flags(config: HFConfig, *names: str, why: str, fix: str) -> None:
+    """Raise UnsupportedModelError if config.json sets one of these keys to true."""
+    if found := [name for name in names if config.flag(name)]:
+        raise UnsupportedModelError(f"config.json sets {' and '.join(found)} to true", why, fix)
+
+
 def activation(name: str) -> str:
     """Return our name of an activation function."""
     if name not in _ACTIVATIONS:

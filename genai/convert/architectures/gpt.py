@@ -103,12 +103,12 @@ def _norms_apart(spec: DecoderSpec) -> bool:
 )
 def falcon(config: HFConfig) -> DecoderSpec:
     """Falcon 7B, 40B and 180B: parallel parts, packed projections; models with ALiBi are rejected."""
-    if config.flag("alibi"):
-        raise UnsupportedModelError(
-            "config.json sets alibi to true",
-            "ALiBi, an attention bias that depends on the distance between tokens, is not supported",
-            "use a Falcon model with rotary embeddings, such as Falcon 7B or 40B",
-        )
+    common.refuse_flags(
+        config,
+        "alibi",
+        why="ALiBi, an attention bias that depends on the distance between tokens, is not supported",
+        fix="use a Falcon model with rotary embeddings, such as Falcon 7B or 40B",
+    )
     heads, hidden = config.integer("num_attention_heads", "n_head"), config.integer("hidden_size")
     new = config.flag("new_decoder_architecture")
     parallel = config.flag("parallel_attn", default=True) or new

@@ -7,7 +7,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig, rope_values
 from ..rope_scaling import yarn_magnitude
 from ..spec import DecoderSpec, ExpertsSpec, LatentSpec
@@ -86,12 +85,12 @@ def _check_routing(config: HFConfig, scores: str, methods: tuple[str, ...]) -> N
 
 def _softmax_experts(config: HFConfig) -> dict[str, Any]:
     """Return the fields for experts that are weighted by a softmax, and selected from groups in some models."""
-    if config.flag("norm_topk_prob"):
-        raise UnsupportedModelError(
-            "config.json sets norm_topk_prob to true",
-            "the weights of the experts of DeepSeek V2 are scaled, and not normalised",
-            "set norm_topk_prob to false in config.json, if the model was trained so",
-        )
+    common.refuse_flags(
+        config,
+        "norm_topk_prob",
+        why="the weights of the experts of DeepSeek V2 are scaled, and not normalised",
+        fix="set norm_topk_prob to false in config.json, if the model was trained so",
+    )
     _check_routing(config, "softmax", ("greedy", "group_limited_greedy"))
     method = config.text("topk_method", default="greedy")
     groups = common.expert_groups(config, scores=1) if method == "group_limited_greedy" else {}

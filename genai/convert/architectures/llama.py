@@ -40,12 +40,12 @@ def internlm3(config: HFConfig) -> DecoderSpec:
 )
 def hunyuan_v1_dense(config: HFConfig) -> DecoderSpec:
     """Hunyuan 0.5B to 7B (Tencent): queries and keys are normalised after the rotation, whose base is stretched."""
-    if config.flag("use_cla"):
-        raise UnsupportedModelError(
-            "config.json sets use_cla to true",
-            "layers of Hunyuan that attend to the keys and values of other layers are not supported",
-            "use a checkpoint without them",
-        )
+    common.refuse_flags(
+        config,
+        "use_cla",
+        why="layers of Hunyuan that attend to the keys and values of other layers are not supported",
+        fix="use a checkpoint without them",
+    )
     for name in ("attention_head_dim", "eod_token_id", "use_qk_norm", "use_rotary_pos_emb"):
         config.get(name)
     spec = decoder(config, epsilon=1e-5, qk_norm=True, rotated_norms=True, **common.attention_biases(config))
@@ -147,12 +147,12 @@ def ernie4_5(config: HFConfig) -> DecoderSpec:
 def ernie4_5_moe(config: HFConfig) -> DecoderSpec:
     """ERNIE 4.5 with experts that are weighted by a softmax and selected with learned biases."""
     count, width = config.num_layers, config.integer("moe_intermediate_size", default=1536)
-    if config.flag("use_bias"):
-        raise UnsupportedModelError(
-            "config.json sets use_bias to true",
-            "experts without biases beside feed-forward layers with biases are not supported",
-            "use a checkpoint without biases",
-        )
+    common.refuse_flags(
+        config,
+        "use_bias",
+        why="experts without biases beside feed-forward layers with biases are not supported",
+        fix="use a checkpoint without biases",
+    )
     experts = ExpertsSpec(
         count=config.integer("moe_num_experts", default=64), per_token=config.integer("moe_k", default=6),
         intermediate_size=width, selection_bias=True,

@@ -171,12 +171,14 @@ _FALCON_H1 = (
 @architecture("Falcon H1", *_FALCON_H1, unused=r"\.mup_vector$")
 def falcon_h1(config: HFConfig) -> DecoderSpec:
     """Falcon H1 (TII): Mamba-2 beside the attention of every layer, and factors for most matrices."""
-    if config.flag("attention_bias") or config.flag("mamba_proj_bias") or config.flag("projectors_bias"):
-        raise UnsupportedModelError(
-            "config.json sets attention_bias, mamba_proj_bias or projectors_bias to true",
-            "the factors of the matrices do not apply to their biases",
-            "use a checkpoint without these biases",
-        )
+    common.refuse_flags(
+        config,
+        "attention_bias",
+        "mamba_proj_bias",
+        "projectors_bias",
+        why="the factors of the matrices do not apply to their biases",
+        fix="use a checkpoint without these biases",
+    )
     norm = "before" if config.flag("mamba_norm_before_gate", default=True) else "gated"
     norm = norm if config.flag("mamba_rms_norm") else "none"
     width = config.integer("mamba_d_ssm", default=1024) if config.get("mamba_d_ssm") is not None else None

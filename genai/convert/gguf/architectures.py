@@ -369,7 +369,7 @@ def _divisors(model: GgufModel, name: str, pairs: int) -> list[float]:
 
 def architecture_of(model: GgufModel) -> Architecture:
     """Return our architecture with llama.cpp's tensor names and the optional parts whose tensors the file has."""
-    architecture = gguf_architecture_of(model)
+    architecture, data = gguf_architecture_of(model), Metadata(model.metadata, model.architecture, model.path)
     known = find(architecture.model_type)
 
     def has(name: str, part: str) -> bool:
@@ -377,7 +377,6 @@ def architecture_of(model: GgufModel) -> Architecture:
 
     def describe(config: HFConfig) -> DecoderSpec:
         spec = known.describe(config)
-        data = Metadata(model.metadata, model.architecture, model.path)
         return replace(
             architecture.adapted(spec),
             # In families that add 1 to their norm weights, convert_hf_to_gguf.py has already added it.
@@ -396,7 +395,6 @@ def architecture_of(model: GgufModel) -> Architecture:
     gate = _PACKED_GATE_UP if known.model_type in _GATE_BESIDE_UP else ()
     experts = _EXPERTS_APART if has("ffn_gate.0", "weight") else _EXPERTS
     rules = (*_OUTSIDE, *architecture.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD)
-    data = Metadata(model.metadata, model.architecture, model.path)
     drafts = range(recurrent.without_drafts(data), data.integer("block_count"))
     unused = rf"^blk\.({'|'.join(map(str, drafts))})\." if drafts else ""
     return Architecture(known.model_type, known.title, describe, rules, unused)

@@ -58,13 +58,20 @@ def lfm2(data: Metadata, model: GgufModel) -> Values:
     }  # fmt: skip
 
 
+def experts(data: Metadata) -> Values:
+    """Return the number and size of experts under the keys that most architectures use."""
+    return {
+        "num_experts": data.integer("expert_count"),
+        "num_experts_per_tok": data.integer("expert_used_count"),
+        "moe_intermediate_size": data.integer("expert_feed_forward_length"),
+    }
+
+
 def lfm2_moe(data: Metadata, model: GgufModel) -> Values:
     """Return the configuration of LFM2 with experts."""
     return {
         **lfm2(data, model),
-        "num_experts": data.integer("expert_count"),
-        "num_experts_per_tok": data.integer("expert_used_count"),
-        "moe_intermediate_size": data.integer("expert_feed_forward_length"),
+        **experts(data),
         "num_dense_layers": data.optional_integer("leading_dense_block_count"),
         "routed_scaling_factor": data.number("expert_weights_scale", 0.0) or 1.0,
     }
@@ -105,9 +112,7 @@ def delta_net(data: Metadata, model: GgufModel) -> Values:
     }
     if data.optional_integer("expert_count"):
         values |= {
-            "num_experts": data.integer("expert_count"),
-            "num_experts_per_tok": data.integer("expert_used_count"),
-            "moe_intermediate_size": data.integer("expert_feed_forward_length"),
+            **experts(data),
             "shared_expert_intermediate_size": data.integer("expert_shared_feed_forward_length"),
             "norm_topk_prob": True,
         }
