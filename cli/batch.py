@@ -13,7 +13,7 @@ from genai.errors import OptionError
 from . import options as opt
 from .options import sampling_flags
 from .template_args import TemplateArgs, check_template_args, read_template_args
-from .terminal import need_chat_template
+from .terminal import need_chat_template, say
 
 if TYPE_CHECKING:
     from genai.llm.batch.cluster import Cluster
@@ -133,10 +133,10 @@ def batch(
                     **options,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                flags.voice.say(
-                    f"{journal_path(output)} contains the replies so far; "
-                    "to continue, run the command again with --resume"
-                )
+                journal = journal_path(output)
+                if journal.exists() and journal.stat().st_size:
+                    so_far = f"{journal} contains the replies so far; to continue, run the command again with --resume"
+                    flags.voice.say(so_far)
                 raise
     if html is not None:
         with quietly(flags.quiet), task(f"Writing {html.name}"):
@@ -224,15 +224,15 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     """Print a summary of the run."""
     from genai.llm.batch.tables import journal_path
 
-    figures, say = report.figures, flags.voice.say
+    figures, tell = report.figures, flags.voice.say
     seconds = max(figures.seconds, 1e-9)
     if report.cut:
-        say(f"{report.output}: the last line was incomplete and was processed again")
+        tell(f"{report.output}: the last line was incomplete and was processed again")
     if report.other_models:
         others = ", ".join(sorted(report.other_models)[:3])
-        say(f"lines with another model name ({others}) were processed with {report.model}")
+        tell(f"lines with another model name ({others}) were processed with {report.model}")
     kept = f" · {report.kept:,} already done" if report.kept else ""
-    say(
+    tell(
         f"{report.output}: {_lines(figures.done)}{kept} · {figures.failed:,} failed · {figures.seconds:,.1f} s · "
         f"prompt {figures.prompt_tokens / seconds:,.0f} tok/s ({figures.cached_tokens:,} of "
         f"{figures.prompt_tokens:,} cached) · generated {figures.generated_tokens / seconds:,.0f} tok/s"
@@ -240,13 +240,13 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     if figures.failed:
         most = ", ".join(f"{count:,} {kind}" for kind, count in report.errors.most_common(3))
         for first in report.failures[:1]:
-            say(f"line {first.number} failed: {first.text}")
-        say(f"failed: {most}; the output contains the reasons; to retry, run the command again with --retry-errors")
+            say(f"line {first.number} failed: {first.text}")  # also with --quiet, which hides no errors
+        tell(f"failed: {most}; the output contains the reasons; to retry, run the command again with --retry-errors")
     if journal_path(report.output) != report.output:
-        say(f"{journal_path(report.output).name} has the responses in OpenAI's format; --resume continues from it")
+        tell(f"{journal_path(report.output).name} has the responses in OpenAI's format; --resume continues from it")
     if report.kept_failed:
         failed = _lines(report.kept_failed)
-        say(f"{failed} failed in an earlier run; to retry them, run the command with --retry-errors")
+        tell(f"{failed} failed in an earlier run; to retry them, run the command with --retry-errors")
 
 
 def _lines(count: int) -> str:

@@ -325,9 +325,13 @@ def read_lora(text: str) -> tuple[str, Path, float]:
     source = rest if scale is None else path
     if not name or not source:
         from genai.hub.local import exists
+        from genai.models.folders import bundled_adapter
 
-        is_path = "=" not in text and exists(Path(text))
-        named = f"name the adapter: --lora {Path(text).resolve().stem}={text}" if is_path else ""
+        given = Path(text)
+        if text.isidentifier() and not exists(given):
+            given = bundled_adapter(text)
+        is_path = "=" not in text and exists(given)
+        named = f"name the adapter: --lora {given.resolve().stem}={given}" if is_path else ""
         raise OptionError(
             f"--lora is {text!r:.80}",
             "NAME=PATH or NAME=PATH:SCALE is expected",

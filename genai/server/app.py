@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from starlette.routing import Match, Route
 
-from ..errors import RequestError
+from ..errors import RequestError, did_you_mean
 from . import page
 from .bodies import Body
 from .calls import Call, FileReply, JsonReply, TextReply
@@ -142,7 +142,8 @@ class App:
         begin = ollama.PREFIX if self.server.options.ollama and path.startswith(ollama.PREFIX) else ""
         paths = sorted({route.path for route in self._routes if route.path.startswith(begin)})
         raise RequestError(
-            404, f"there is no path {path:.200}", f"the paths are {', '.join(paths)}", "use one of these paths",
+            404, f"there is no path {path:.200}", f"the paths are {', '.join(paths)}",
+            did_you_mean(path, paths, "use one of these paths"),
             code="unknown_path",
         )  # fmt: skip
 

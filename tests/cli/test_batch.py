@@ -104,6 +104,8 @@ def test_lines_that_fail_are_said_and_tried_again(questions: Path, tmp_path: Pat
         and "line 31 failed: top_p = 2" in shown
         and "--retry-errors" in shown
     )
+    assert run_here(["batch", str(questions), "-o", str(output), "--retry-errors", "-q"]) == 1
+    assert "line 31 failed" in capsys.readouterr().err
     assert run_here(["batch", str(questions), "-o", str(output), "--resume"]) == 1  # the line has no reply yet
     assert (
         "1 line failed in an earlier run; to retry them, run the command with --retry-errors" in capsys.readouterr().err
@@ -175,6 +177,17 @@ def test_a_terminal_shows_how_far_it_is(questions: Path, tmp_path: Path, termina
     assert shown.exit_code() == 130
     kept = (tmp_path / "out").read_text()
     assert kept.endswith("}\n") and 0 < kept.count("\n") < 4000
+
+
+def test_an_interrupt_before_the_first_reply(
+    questions: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("genai.llm.batch.run.run_batch", interrupted)
+    assert run_here(["batch", str(questions), "-o", str(tmp_path / "out")]) == 130
+    assert "replies so far" not in capsys.readouterr().err
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:

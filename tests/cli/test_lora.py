@@ -47,6 +47,12 @@ def test_what_is_none(text: str) -> None:
         read_lora(text)
 
 
+def test_a_bundled_adapter_is_named_with_its_folder() -> None:
+    with pytest.raises(OptionError) as caught:
+        read_lora("pirate")
+    assert caught.value.fix == f"name the adapter: --lora pirate={bundled_adapter('pirate')}"
+
+
 def test_mistakes_are_said_before_the_model_is_loaded(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

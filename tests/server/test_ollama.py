@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 import genai
+from genai.models.folders import bundled_model
 from genai.server.encoders import Encoders
 from genai.server.serving import Server, ServerOptions
 
@@ -39,7 +40,9 @@ def lines(response: httpx.Response) -> list[dict[str, Any]]:
 
 def test_models(ollama: Running) -> None:
     with ollama.http as client:
-        names = [one["name"] for one in client.get("/api/tags").json()["models"]]
+        listed = client.get("/api/tags").json()["models"]
+        names = [one["name"] for one in listed]
+        assert listed[0]["size"] > (bundled_model() / "model.onnx").stat().st_size and listed[-1]["size"] > 0
         assert names == ["pebble", "words", "bert"]
         assert [one["model"] for one in client.get("/api/ps").json()["models"]] == names
         assert client.get("/api/version").json() == {"version": genai.__version__}

@@ -221,6 +221,7 @@ def test_many_strings(running: Running, name: str) -> None:
 def test_paths_and_methods(running: Running) -> None:
     with running.http as client:
         assert client.get("/v1/nothing").json()["error"]["code"] == "unknown_path"
+        assert "did you mean '/completions'?" in client.post("/completion").json()["error"]["message"]
         answer = client.get("/v1/chat/completions")
         assert answer.status_code == 405 and answer.headers["allow"] == "POST"
         assert client.get("/v1/models/nothing").status_code == 404

@@ -15,6 +15,7 @@ from .lines import Lines
 from .openai_format import OPTIONS, read_body, with_token_ids
 
 # Fields that only lines with messages can have.
+_PROMPTS = ("prompt", "text", "messages")
 _WITH_MESSAGES = ("tools", "tool_choice", "parallel_tool_calls", "template")
 _PART = re.compile(r"\{\{|\}\}|\{(\w[\w .-]*)\}|([{}])")
 
@@ -173,10 +174,11 @@ class PromptFormat:
             item = {name: _from_cell(name, value) for name, value in item.items() if value != ""}
         item = with_token_ids(item)
         if ("prompt" in item) == ("messages" in item):
+            close = [did_you_mean(str(name), _PROMPTS) for name in item if name not in (*_PROMPTS, *OPTIONS)]
             raise InputError(
                 f"the line has the fields {', '.join(map(str, fields)):.200}" if fields else "the line has no fields",
                 "a line needs a field named prompt, text or messages",
-                "pass a template that contains the prompt's field, such as {question}",
+                next(filter(None, close), "pass a template that contains the prompt's field, such as {question}"),
             )
         if "messages" in item and "chat_template_kwargs" in item:
             item["template"] = item.pop("chat_template_kwargs")

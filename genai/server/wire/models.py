@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from ...hub.store import bytes_below
 from ..calls import Call, JsonReply
 from ..cards import capabilities
 from ..router import Router
@@ -61,22 +63,25 @@ def listed_models(server: Server) -> list[dict[str, Any]]:
 def _routed(router: Router, name: str) -> list[dict[str, Any]]:
     """Return the properties of a model of a router and of its adapters."""
     model = router.models[name]
-    card = _card(router, name, None, model.limit, router.capabilities_of(name))
+    card = _card(router, model.folder, name, None, model.limit, router.capabilities_of(name))
     card |= {"state": router.state_of(name), "pinned": model.is_pinned}
     return [card, *({**card, "id": adapter, "parent": name} for adapter in model.adapters)]
 
 
 def _encoders(server: Server) -> list[dict[str, Any]]:
     served = server.encoders.served.items()
-    return [_card(server, one.name, None, one.model.max_length, [kind]) for kind, one in served]
+    return [_card(server, one.model.folder, one.name, None, one.model.max_length, [kind]) for kind, one in served]
 
 
 def _model(server: Server, name: str) -> dict[str, Any]:
     parent = None if name == server.name else server.name
-    return _card(server, name, parent, server.llm.context_size, capabilities(server))
+    llm = server.llm
+    return _card(server, llm.model.folder, name, parent, llm.context_size, capabilities(server))
 
 
-def _card(server: Server, name: str, parent: str | None, size: int, abilities: list[str]) -> dict[str, Any]:
+def _card(
+    server: Server, folder: Path, name: str, parent: str | None, size: int, abilities: list[str]
+) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -84,6 +89,7 @@ def _card(server: Server, name: str, parent: str | None, size: int, abilities: l
         "owned_by": "genai",
         "root": parent or name,
         "parent": parent,
+        "size": bytes_below(folder),
         "max_model_len": size,
         "context_length": size,
         "context_window": size,

@@ -172,7 +172,7 @@ def _entry(card: Mapping[str, Any]) -> dict[str, Any]:
         "name": card["id"],
         "model": card["id"],
         "modified_at": datetime.fromtimestamp(card["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "size": 0,
+        "size": card["size"],
         "digest": "",
         "details": details,
         "capabilities": [_ABILITIES[one] for one in card["capabilities"] if one in _ABILITIES],

@@ -68,6 +68,12 @@ def test_lines_that_ask_nothing(fields: dict[str, Any], word: str) -> None:
     assert caught.value.why and caught.value.fix
 
 
+def test_a_misspelt_prompt() -> None:
+    with pytest.raises(GenaiError) as caught:
+        PromptFormat().item({"promt": "a", "max_tokens": 3})
+    assert caught.value.fix == "did you mean 'prompt'?"
+
+
 def test_a_user_message_is_a_text() -> None:
     with pytest.raises(InputError, match="the prompt is"):
         PromptFormat(as_chat=True).item({"prompt": [1, 2]})
