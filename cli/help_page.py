@@ -150,9 +150,12 @@ def usage_error(error: Any) -> OptionError:
             f'pass the text with -p: `{path} -p "{text}"`',
         )
     parameter = getattr(error, "param", None)
+    why = "the command line cannot be parsed"
+    if type(error).__name__ == "MissingParameter" and parameter is not None and parameter.help:
+        why = f"it is required: {parameter.help.rstrip('.')}"
     if parameter is not None and ctx is not None and is_from_variable(ctx, parameter):
         message += f" (set by {parameter.envvar})"
-    return OptionError(f"{path}: {message}", "the command line cannot be parsed", f"`{path} -h` shows the usage")
+    return OptionError(f"{path}: {message}", why, f"`{path} -h` shows the usage")
 
 
 # Wordings of typer, and plainer ones.

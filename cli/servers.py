@@ -130,9 +130,7 @@ def key_of(path: Path) -> str:
 
 
 def launch(
-    client: Annotated[
-        str, typer.Argument(metavar="CLIENT", help="Client: codex, claude, opencode or openwebui.", show_default=False)
-    ] = "",
+    client: Annotated[str, typer.Argument(help="Client: codex, claude, opencode or openwebui.")],
     server: Which = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Name of a model of the server [default: its first chat model].")
@@ -151,9 +149,8 @@ def launch(
 
     if client not in CLIENTS:
         known = ", ".join(CLIENTS)
-        what = f"{client:.80} is not a known client" if client else "no client is named"
         raise InputError(
-            what, f"known: {known}", did_you_mean(client, CLIENTS, f"use one: genai launch {next(iter(CLIENTS))}")
+            f"{client:.80} is not a known client", f"known: {known}", did_you_mean(client, CLIENTS, "use one")
         )
     one = chosen(servers(), server)
     if name is not None and name not in one.chat_models:

@@ -113,6 +113,7 @@ def test_help_has_groups(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> No
         (["help"], "did you mean `genai --help`? "),
         (["version"], "did you mean `genai --version`? "),
         (["build"], "Missing argument 'CHECKPOINT'"),
+        (["launch"], "Client: codex, claude, opencode or openwebui"),
         (["generate", "-t"], "error: genai generate: Option '-t' requires an argument"),
         (["chat", "--session"], "`genai chat -h` shows"),
         (["chat", "--stats=5"], "`genai chat -h` shows"),
