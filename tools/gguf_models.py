@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.quant.ggml import GGML_TYPES, GgmlType
+from tools.gguf_layouts import LAYOUTS
 
 HIDDEN, VOCAB, CONTEXT = 256, 288, 1024
 TOKENS = tuple(int(token) for token in np.random.RandomState(7).randint(0, VOCAB, 24))
@@ -82,6 +83,12 @@ _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.
 _LONG = {"rope.scaling.original_context_length": 512, "rope.scaling.attn_factor": 1.19}
 _GEMMA2 = {"attention.sliding_window": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
+_GEMMA4: dict[str, Any] = {
+    "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2, "rope.freq_base_swa": 5000.0,
+    "attention.key_length": 128, "attention.value_length": 128, "attention.key_length_swa": 64,
+    "attention.value_length_swa": 64, "rope.dimension_count": 128, "rope.dimension_count_swa": 64,
+    "final_logit_softcapping": 30.0, "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0,
+}  # fmt: skip
 _DELTA: dict[str, Any] = {
     "full_attention_interval": 3,
     "ssm.conv_kernel": 4,
@@ -120,6 +127,32 @@ SHAPES: dict[str, Shape] = {
     "gemma3": Shape(
         "gemma3", {"attention.sliding_window": 16, "rope.freq_base_swa": 5000.0},
         layers=7, tied=True, post=True, qk="head",
+    ),
+    "gemma3n": Shape(
+        "gemma3n",
+        {
+            "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, True, False, True, False],
+            "rope.freq_base_swa": 5000.0, "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 256,
+            # llama.cpp's constant, times the ratio of its standard deviation (of n - 1) to that of transformers (of n).
+            "activation_sparsity_scale": [1.6448533535003662 * (512 / 511) ** 0.5] * 5,
+            "altup.num_inputs": 4, "altup.active_idx": 0,
+        },
+        layers=5, tied=True,
+    ),
+    "gemma4": Shape("gemma4", {**_GEMMA4, "attention.head_count_kv": [2, 1] * 2}, layers=4, tied=True),
+    "gemma4_inputs": Shape(
+        "gemma4",
+        {
+            **_GEMMA4, "attention.head_count_kv": [1] * 6, "embedding_length_per_layer_input": 32,
+            "attention.sliding_window_pattern": [True, False] * 3, "attention.shared_kv_layers": 2,
+            "feed_forward_length": [256] * 4 + [512] * 2,
+        },
+        layers=6, tied=True,
+    ),
+    "gemma4_experts": Shape(
+        "gemma4",
+        {**_GEMMA4, "attention.head_count_kv": [2, 1], "attention.sliding_window_pattern": [True, False]},
+        tied=True, experts=4,
     ),
     "phi2": Shape("phi2", kv_heads=4, rotated=32, one_norm=True, bias=("qkv", "o", "mlp", "head"), **_LAYER_NORM),
     "phi3": Shape("phi3", kv_heads=4, packed=True, gate_in_up=True),
@@ -209,7 +242,7 @@ def close(writer: Any) -> None:
 
 
 # Parts of the names of matrices that files never quantise.
-_FLOAT_PARTS = ("norm", "gate_inp", "position", "rope", "conv1d", "shortconv.conv")
+_FLOAT_PARTS = ("norm", "gate_inp", "position", "rope", "conv1d", "shortconv.conv", "altup_router", "_coef")
 
 
 def add_tensor(writer: Any, name: str, values: NDArray[np.float32], kind: str, random: np.random.RandomState) -> None:
@@ -220,6 +253,9 @@ def add_tensor(writer: Any, name: str, values: NDArray[np.float32], kind: str, r
     number = gguf.GGMLQuantizationType[kind]
     if (found := GGML_TYPES.get(number)) is None:
         writer.add_tensor(name, gguf.quantize(values, number), raw_dtype=number)
+        return
+    if values.shape[-1] % found.columns:
+        writer.add_tensor(name, values)
         return
     rms = float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))
     blocks = random_blocks(found, (*values.shape[:-1], values.shape[-1] // found.columns), random, rms)
@@ -332,6 +368,9 @@ def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str,
         if shape.norm_biases:
             yield f"{name}.bias", matrix(HIDDEN, scale=0.1)
 
+    if shape.arch in LAYOUTS:
+        yield from LAYOUTS[shape.arch](shape, matrix, HIDDEN, VOCAB)
+        return
     yield "token_embd.weight", matrix(VOCAB, HIDDEN, scale=0.5)
     if shape.positions:
         yield "position_embd.weight", matrix(CONTEXT, HIDDEN, scale=0.3)

@@ -179,6 +179,14 @@ def _pieces(known: dict[str, Any], kind: str) -> dict[str, Any]:
         ranks.setdefault("".join(merge), rank)
     scores = [-float(ranks.get(token, len(ranks) + id_) + 1) for id_, token in enumerate(tokens)]
     kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    if kind == "gemma4":
+        more = ["\n", "\n\n", "<|im_start|>", "<defined>"]
+        return {
+            "model": "gemma4", "tokens": [*tokens, *more], "scores": [0.0] * (len(tokens) + len(more)),
+            "token_type": [*(kinds.get(token, 6 if token.startswith("<0x") else 1) for token in tokens), 1, 1, 3, 4],
+            "merges": [*(" ".join(merge) for merge in listed["merges"]), "\n \n"],
+            "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, "add_bos_token": True,
+        }  # fmt: skip
     types = [kinds.get(token, 6 if token.startswith("<0x") else 1) for token in tokens]
     more = ["<|im_start|>", "<defined>", "[PAD1]"]
     roles = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
@@ -189,7 +197,7 @@ def _pieces(known: dict[str, Any], kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-VOCABULARY_KINDS = (*PRE_TOKENIZERS, "llama", "llama-no-prefix", "llama-no-roles", "t5")
+VOCABULARY_KINDS = (*PRE_TOKENIZERS, "gemma4", "llama", "llama-no-prefix", "llama-no-roles", "t5")
 
 
 def main() -> None:

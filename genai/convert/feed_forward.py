@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from genai.kernels.weights import pack_bits, uniform_format
 
-from ..errors import UnsupportedModelError
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
 from .layers import (
     Matrices,
@@ -313,12 +312,6 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     names = [name for which in _MATRICES for name in _expert_names(layer, experts, which)]
     kinds = export.weights.kinds(names)
     if options.precision == "kept" and any(kind.names for kind in kinds):
-        if experts.scaled:
-            raise UnsupportedModelError(
-                "the experts are quantised, and the model scales the output of each expert",
-                "the scales would have to be part of the quantised weights",
-                "convert a float checkpoint, or pass --precision",
-            )
         level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
         weight_format = common_format(export, names)
         if weight_format is None:
@@ -378,17 +371,24 @@ def _stored_experts(
     return shape, ((one, in_own_order(export, one, shape)) for one in _expert_names(layer, experts, which))
 
 
+def _factors(export: Export, layer: int, experts: ExpertsSpec, which: str) -> NDArray[np.float32]:
+    """Return each expert's learned factor, which is part of the matrix of its output."""
+    if not experts.scaled or which != "down_proj":
+        return np.ones(experts.count, np.float32)
+    return export.weights.vector(f"model.layers.{layer}.mlp.experts.scale", experts.count)
+
+
 def _write_blocks(export: Export, layer: int, experts: ExpertsSpec, which: str) -> list[str]:
     """Write experts whose blocks the operator supports; return the same names as `_write_matrices`."""
     (rows, _), matrices = _stored_experts(export, layer, experts, which)
     parts = 2 if which == "gate_up_proj" else 1
     name, beside = f"model.layers.{layer}.moe.experts.{which}", ([], [])  # type: tuple[str, tuple[list[Any], list[Any]]]
     converted = (expert_blocks(pair) for pair in zip(*[iter(matrices)] * parts, strict=True))
-    first = next(converted)
+    first, factors = next(converted), _factors(export, layer, experts, which)
 
     def integers() -> Iterator[NDArray[np.uint8]]:
-        for weight in chain([first], converted):
-            beside[0].append(weight.scales)
+        for weight, factor in zip(chain([first], converted), factors, strict=True):
+            beside[0].append(weight.scales * factor)
             if weight.offsets is not None:
                 beside[1].append(pack_bits(weight.offsets, weight.format.bits))
             yield weight.data
@@ -404,13 +404,13 @@ def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str
     """Write quantised experts as 8-bit integers; return the names of the integers and of the scales."""
     (rows, columns), matrices = _stored_experts(export, layer, experts, which)
     name, graph, scales = f"model.layers.{layer}.moe.experts.{which}", export.graph, []
-    parts = 2 if which == "gate_up_proj" else 1
+    parts, factors = 2 if which == "gate_up_proj" else 1, _factors(export, layer, experts, which)
 
     def integers() -> Iterator[NDArray[np.uint8]]:
         converted = expert_integers(export, matrices, block_size)
-        for pair in zip(*[converted] * parts, strict=True):
+        for pair, factor in zip(zip(*[converted] * parts, strict=True), factors, strict=True):
             codes, floats = (np.stack(arrays, axis=1).reshape(parts * rows, -1) for arrays in zip(*pair, strict=True))
-            scales.append(floats)
+            scales.append(floats * factor)
             yield codes
 
     graph.initializer(f"{name}.qweight", (experts.count, parts * rows, columns), np.uint8, integers())
@@ -420,15 +420,13 @@ def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str
 def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> Matrices:
     """Yield each expert's matrix [rows, columns]; the rows of gate and up are interleaved, as the operators expect."""
     hidden, wide = export.spec.hidden_size, experts.intermediate_size
-    scales = None
-    if experts.scaled:
-        scales = export.weights.vector(f"model.layers.{layer}.mlp.experts.scale", experts.count)
+    factors = _factors(export, layer, experts, which)
     for expert in range(experts.count):
         source = f"model.layers.{layer}.mlp.experts.{expert}"
         if which == "down_proj":
             name = f"{source}.down_proj.weight"
             matrix = export.weights.tensor(name, (hidden, wide))
-            yield name, matrix if scales is None else matrix.astype(np.float32) * scales[expert]
+            yield name, matrix.astype(np.float32) * factors[expert] if experts.scaled else matrix
             continue
         parts = [export.weights.tensor(f"{source}.{part}_proj.weight", (wide, hidden)) for part in ("gate", "up")]
         yield f"{source}.gate_proj.weight", np.stack(parts, axis=1).reshape(2 * wide, hidden)

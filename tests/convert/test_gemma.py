@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from genai.convert.hf_config import HFConfig
 from genai.convert.rope_scaling import ProportionalRope
 from genai.convert.spec import PerLayerInputs
 from genai.convert.tensors import tensor_shapes
-from genai.convert.weights import Weights
-from genai.errors import GenaiError, InputError, UnsupportedModelError
+from genai.errors import GenaiError, InputError
 from tools.random_weights import RandomWeights
 
 KINDS = ["sliding_attention", "full_attention"] * 2
@@ -112,18 +110,6 @@ def test_contradictory_specification(tiny: DecoderSpec, changes: dict[str, Any],
     with pytest.raises(InputError) as caught:
         replace(tiny, **changes)
     assert match in caught.value.what
-
-
-def test_quantised_experts_with_scales(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = find("gemma4_text").describe(HFConfig(golden("gemma4_moe").config))
-    blocks, floats = np.dtype([("codes", "u1", 16)]), np.dtype(np.float32)
-
-    def kinds(self: Weights, names: Iterable[str]) -> set[np.dtype[Any]]:
-        return {blocks if ".experts." in name else floats for name in names}
-
-    monkeypatch.setattr(Weights, "kinds", kinds)
-    with pytest.raises(UnsupportedModelError, match="scales the output of each expert"):
-        write_model_folder(tmp_path / "model", spec, ExportOptions(precision="kept"), RandomWeights(spec, seed=1))
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,10 @@ IDS = json.loads((GOLDENS / "ids.json").read_text())
 TYPES = json.loads((GOLDENS / "token_types.json").read_text())
 # llama.cpp looks GELU up in a table of float16, of each of whose numbers the last bit is rounded.
 TOLERANCE, GELU_TOLERANCE = 5e-6, 1e-3
-GELU = {"gemma", "gemma2", "gemma3", "gpt2", "gptneox", "falcon", "falcon_two_norms", "phi2", "starcoder2"}
+GELU = {
+    "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma4_inputs", "gemma4_experts", "gpt2", "gptneox", "falcon",
+    "falcon_two_norms", "phi2", "starcoder2",
+}  # fmt: skip
 # Rounding errors grow in the states of the delta rule; the first token's are close to llama.cpp's epsilon.
 DELTA, DELTA_TOLERANCE = {"qwen3next", "qwen35", "qwen35moe"}, 2e-5
 # Of the norm of all logits: llama.cpp rounds activations to 8 bits.
@@ -126,6 +129,16 @@ EXACT = ("Q8_0", "IQ4_XS", *(pytest.param(kind, marks=pytest.mark.drawn(2)) for 
 @pytest.mark.parametrize("kind", EXACT)
 def test_experts_that_are_whole_numbers_stay_exact(kind: str, tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf", SHAPES["qwen3moe"], kind)
+    plan = plan_build(source)
+    found = logits(execute(plan, tmp_path / "kept"))
+    wide = logits(build_model(source, tmp_path / "wide", ExportOptions(precision="fp32")))
+    np.testing.assert_allclose(found, wide, atol=2e-5 * np.abs(wide).max())
+    assert not plan.rounded
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", pytest.param("Q6_K", marks=pytest.mark.drawn(2))])
+def test_factors_of_experts_are_part_of_their_scales(kind: str, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "a.gguf", SHAPES["gemma4_experts"], kind)
     plan = plan_build(source)
     found = logits(execute(plan, tmp_path / "kept"))
     wide = logits(build_model(source, tmp_path / "wide", ExportOptions(precision="fp32")))

@@ -91,6 +91,28 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any], type[GenaiError], str]] = {
 }  # fmt: skip
 
 
+PATTERN = "attention.sliding_window_pattern"
+HYBRIDS |= {
+    "no list of windows": ("gemma4", {PATTERN: 2}, ConfigError, f"{PATTERN} is 2"),
+    "a list of windows that is too short": ("gemma3n", {PATTERN: [True]}, ConfigError, PATTERN),
+    "a head in part": (
+        "gemma4", {"rope.dimension_count_swa": 32}, ConfigError, "rope.dimension_count_swa is 32",
+    ),
+    "heads that differ between layers without a window": (
+        "gemma4", {"attention.head_count_kv": [2, 1, 2, 2]}, ConfigError, r"head_count_kv is \[2, 1, 2, 2\]",
+    ),
+    "no heads in a layer": ("gemma4", {"attention.head_count_kv": [2, 0, 2, 0]}, ConfigError, "a positive integer for"),
+    "no layers with keys": ("gemma4", {"attention.shared_kv_layers": 4}, ConfigError, "shared_kv_layers is 4"),
+    "keys of a shared window": ("gemma4", {"attention.shared_kv_layers": 3}, GenaiError, "without|window"),
+    "widths of another layer": ("gemma4", {"feed_forward_length": [512] * 3}, ConfigError, "feed_forward_length is"),
+    "inputs of another size": ("gemma3n", {"embedding_length_per_layer_input": 64}, InputError, r"expected \[288, 320"),
+    "another stream": ("gemma3n", {"altup.active_idx": 4}, ConfigError, "altup.active_idx is 4"),
+    "other streams": ("gemma3n", {"altup.num_inputs": 3}, InputError, r"expected \[3, 256\]|shape"),
+    "no activations": ("gemma3n", {"activation_sparsity_scale": [99.0] * 5}, ConfigError, "leave some activations"),
+    "sparsity of one layer": ("gemma3n", {"activation_sparsity_scale": [1.0]}, ConfigError, "a number for each"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_metadata_of_hybrids(name: str, tmp_path: Path) -> None:
     shape, changes, error, message = HYBRIDS[name]
@@ -104,6 +126,14 @@ def test_rates_of_decay_are_negative(tmp_path: Path) -> None:
     source = write_with(tmp_path / "a.gguf", {"blk.0.ssm_a": np.ones(4, np.float32)}, "qwen35", "qwen35")
     with pytest.raises(InputError, match="numbers that are not negative"):
         build_model(source, tmp_path / "model")
+
+
+def test_gemma_4_has_frequencies_and_tokens_for_bytes(tmp_path: Path) -> None:
+    source = write_with(tmp_path / "a.gguf", {"rope_freqs.weight": None}, "gemma4", "gemma4")
+    with pytest.raises(InputError, match=r"tensor 'rope_freqs\.weight' is missing"):
+        plan_build(source)
+    with pytest.raises(TokenizerError, match="256 of the 256 tokens for bytes are missing, starting with <0x00>"):
+        plan_build(write_model(tmp_path / "b.gguf", SHAPES["llama"], **{T + "model": "gemma4"}))
 
 
 def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..hf_config import HFConfig, rope_values
+from ..hf_config import REQUIRED, HFConfig, rope_values
 from ..spec import AltUpSpec, DecoderSpec, ExpertsSpec, PerLayerInputs
 from . import common
 from .common import Rule, architecture, decoder
@@ -72,11 +72,11 @@ def _first_row(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
     return np.repeat(tensor[:1], spec.vocab_size - spec.per_layer_inputs.vocab_size, axis=0)
 
 
-def _widths(config: HFConfig) -> tuple[int, tuple[int, ...] | None]:
+def _widths(config: HFConfig, default: int = REQUIRED) -> tuple[int, tuple[int, ...] | None]:
     """Return the width of the feed-forward layers, and the width of each layer if config.json lists them."""
     given = config.get("intermediate_size")
     if not isinstance(given, list):
-        return config.integer("intermediate_size", default=16384), None
+        return config.integer("intermediate_size", default=default), None
     sizes = config.layers("intermediate_size", config.num_layers) or []
     if not all(type(size) is int for size in sizes):
         raise config.wrong("intermediate_size", given, "an integer, or a list of integers")
@@ -101,7 +101,7 @@ def _sparsities(config: HFConfig) -> tuple[float, ...] | None:
 )
 def gemma3n_text(config: HFConfig) -> DecoderSpec:
     """Gemma 3n: several residual streams, inputs per layer, and sparse activations in the first layers."""
-    width, widths = _widths(config)
+    width, widths = _widths(config, 16384)
     shared = _shared_layers(config, 15)
     altup = AltUpSpec(
         streams=config.integer("altup_num_inputs", default=4),
@@ -119,9 +119,10 @@ def gemma3n_text(config: HFConfig) -> DecoderSpec:
 
 
 def _gemma4(config: HFConfig, **options: Any) -> DecoderSpec:
-    shared, width = _shared_layers(config, 0), config.integer("intermediate_size")
+    shared, (width, widths) = _shared_layers(config, 0), _widths(config)
     first = shared.get("num_cached_layers", config.num_layers)
-    widths = tuple(width if layer < first else 2 * width for layer in range(config.num_layers))
+    if config.flag("use_double_wide_mlp") and widths is None:
+        widths = tuple(width if layer < first else 2 * width for layer in range(config.num_layers))
     experts = None
     if config.flag("enable_moe_block"):
         experts = ExpertsSpec(
@@ -132,8 +133,7 @@ def _gemma4(config: HFConfig, **options: Any) -> DecoderSpec:
     return _gemma(
         config, family="gemma4_text", experts=experts, layer_scales=True,
         keys_as_values=config.flag("attention_k_eq_v"), logit_softcap=config.optional_number("final_logit_softcapping"),
-        intermediate_sizes=widths if config.flag("use_double_wide_mlp") else None, **_full_layers(config), **shared,
-        **options,
+        intermediate_size=width, intermediate_sizes=widths, **_full_layers(config), **shared, **options,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from ..hf_config import HFConfig
 from ..rope import scaled_frequencies
 from ..rope_scaling import FrequencyFactors, LongRope, RopeScaling, YarnScaling, yarn_magnitude
 from ..spec import DecoderSpec
-from . import recurrent
+from . import gemma, recurrent
 from .metadata import Metadata
 
 Values = dict[str, Any]
@@ -49,15 +49,20 @@ class GgufArchitecture:
             elements.
         rules: rules for tensors with unusual names.
         adapted: returns the decoder with the parts that only GGUF files have.
+        unused: regular expression for the names of tensors that do not affect the logits.
         hybrid: True if some layers have no attention, and therefore no key/value heads.
+        varies: True if layers differ in the width of the feed-forward layer and in the number of key/value heads, which
+            `values` then returns.
     """
 
     model_type: str
     values: Callable[[Metadata, GgufModel], Values] = lambda data, model: {}
     permuted: bool = False
     rules: tuple[Rule, ...] = ()
-    adapted: Callable[[DecoderSpec], DecoderSpec] = lambda spec: spec
+    adapted: Callable[[DecoderSpec, GgufModel], DecoderSpec] = lambda spec, model: spec
+    unused: str = ""
     hybrid: bool = False
+    varies: bool = False
 
 
 def _experts(data: Metadata, model: GgufModel) -> Values:
@@ -175,6 +180,12 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma": GgufArchitecture("gemma"),
     "gemma2": GgufArchitecture("gemma2", _later_gemma),
     "gemma3": GgufArchitecture("gemma3_text", _later_gemma),
+    "gemma3n": GgufArchitecture(
+        "gemma3n_text", gemma.gemma3n, rules=gemma.GEMMA3N, adapted=gemma.laurel, unused=gemma.UNUSED, varies=True
+    ),
+    "gemma4": GgufArchitecture(
+        "gemma4_text", gemma.gemma4, rules=gemma.GEMMA4, adapted=gemma.as_in_file, unused=gemma.UNUSED, varies=True
+    ),
     "phi2": GgufArchitecture("phi"),
     "phi3": GgufArchitecture("phi3"),
     "olmo": GgufArchitecture("olmo", _clip, permuted=True),
@@ -251,6 +262,11 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
             f"{model.path}: keys have {size} elements per head, but values have {other}",
             "keys and values must have the same head size", "use another model",
         )  # fmt: skip
+    some = architecture.hybrid
+    sizes = {} if architecture.varies else {
+        "intermediate_size": data.optional_integer("feed_forward_length", some=some) or 4 * hidden,
+        "num_key_value_heads": data.integer("attention.head_count_kv", heads, some=some),
+    }  # fmt: skip
     epsilon = data.get("attention.layer_norm_rms_epsilon")
     name = "attention.layer_norm_rms_epsilon" if epsilon is not None else "attention.layer_norm_epsilon"
     rotated = data.optional_integer("rope.dimension_count") or size
@@ -258,9 +274,8 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
         "model_type": architecture.model_type,
         "hidden_size": hidden,
         "num_hidden_layers": recurrent.without_drafts(data),
-        "intermediate_size": data.optional_integer("feed_forward_length", some=architecture.hybrid) or 4 * hidden,
+        **sizes,
         "num_attention_heads": heads,
-        "num_key_value_heads": data.integer("attention.head_count_kv", heads, some=architecture.hybrid),
         "head_dim": size,
         "max_position_embeddings": data.integer("context_length"),
         "vocab_size": model.info(TABLE).shape[0],
@@ -378,7 +393,7 @@ def architecture_of(model: GgufModel) -> Architecture:
     def describe(config: HFConfig) -> DecoderSpec:
         spec = known.describe(config)
         return replace(
-            architecture.adapted(spec),
+            architecture.adapted(spec, model),
             # In families that add 1 to their norm weights, convert_hf_to_gguf.py has already added it.
             norm_weight_offset=0.0,
             rope_scaling=_scaling(data, model, spec),
@@ -394,10 +409,12 @@ def architecture_of(model: GgufModel) -> Architecture:
     packed = _PACKED_QKV if is_packed else _QKV[architecture.permuted]
     gate = _PACKED_GATE_UP if known.model_type in _GATE_BESIDE_UP else ()
     experts = _EXPERTS_APART if has("ffn_gate.0", "weight") else _EXPERTS
+    if has("ffn_gate_up_exps", "weight"):
+        experts = (*gemma.EXPERTS_JOINED, *_EXPERTS)
     rules = (*_OUTSIDE, *architecture.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD)
     drafts = range(recurrent.without_drafts(data), data.integer("block_count"))
-    unused = rf"^blk\.({'|'.join(map(str, drafts))})\." if drafts else ""
-    return Architecture(known.model_type, known.title, describe, rules, unused)
+    unused = [rf"^blk\.({'|'.join(map(str, drafts))})\." if drafts else "", architecture.unused]
+    return Architecture(known.model_type, known.title, describe, rules, "|".join(filter(None, unused)))
 
 
 # Architectures without a separate gate tensor: the gate's rows precede those of "up" in one tensor.

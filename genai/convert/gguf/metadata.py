@@ -55,6 +55,15 @@ class Metadata:
             raise self.wrong(name, value, "a non-negative integer")
         return value
 
+    def layers(self, name: str, default: int | None = None) -> list[int]:
+        """Return a positive integer for each layer: of a list, or the same for all layers."""
+        value, count = self.get(name), self.integer("block_count")
+        if not isinstance(value, np.ndarray):
+            return [self.integer(name, default)] * count
+        if value.dtype.kind not in "iu" or len(value) != count or not (value > 0).all():
+            raise self.wrong(name, value.tolist(), f"a positive integer for each of the {count} layers")
+        return [int(number) for number in value]
+
     def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number."""
         value = self.get(name)

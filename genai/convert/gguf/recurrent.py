@@ -131,7 +131,7 @@ def _check_sections(data: Metadata) -> None:
         raise data.wrong("rope.dimension_sections", shown, f"three sections that include {pairs} pairs")
 
 
-def tiled(spec: DecoderSpec) -> DecoderSpec:
+def tiled(spec: DecoderSpec, model: GgufModel) -> DecoderSpec:
     """Return the decoder whose value heads are in the order of ggml in the columns of out_proj."""
     assert isinstance(spec.recurrent, DeltaNetSpec)
     return replace(spec, recurrent=replace(spec.recurrent, tiled=True))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...text.sources.sentencepiece import ADDED_TYPES, PieceType
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-_ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # Tokens that end a reply.
 _ENDS = frozenset(
     """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
@@ -67,7 +67,7 @@ def typed_by_text(
         has_bytes: True for tokenizers that look for the tokens of unknown characters' bytes by their texts.
     """
     ids = {token: id_ for id_, token in enumerate(tokens)}
-    corrected = _typed_bytes(tokens, types) if has_bytes or ids.keys() >= _ALL_BYTES else list(types)
+    corrected = _typed_bytes(tokens, types) if has_bytes or ids.keys() >= frozenset(BYTES) else list(types)
     roles: dict[str, int | None] = {}
     for role, (keys, texts) in _MIDDLE_ROLES.items():
         listed = [id_ for key in keys if (id_ := named(key)) is not None]

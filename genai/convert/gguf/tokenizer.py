@@ -28,6 +28,7 @@ from ...text.sources.parts import (
     byte_pairs,
     cut_by,
     surrounded,
+    tokenizer_text,
     word_pieces,
 )
 from ...text.sources.sentencepiece import (
@@ -40,7 +41,7 @@ from ...text.sources.sentencepiece import (
 )
 from ...weight_files.gguf import GgufModel
 from .pre_tokenizers import PRE_TOKENIZERS
-from .token_types import stripped, typed_by_text
+from .token_types import BYTES, stripped, typed_by_text
 
 _KEY = "tokenizer.ggml."
 _MOST_MERGES, _MOST_TEMPLATE, _MOST_TOKEN = 1 << 20, 1 << 20, 1 << 16
@@ -75,7 +76,8 @@ class Vocabulary:
     """The tokens of a GGUF file by id, and their properties in its metadata.
 
     Attributes:
-        kind: "gpt2" (byte-level BPE), "llama" (SentencePiece BPE), "t5" (unigram) or "bert" (WordPiece).
+        kind: "gpt2" (byte-level BPE), "llama" (SentencePiece BPE), "gemma4" (BPE with marks for spaces), "t5" (unigram)
+            or "bert" (WordPiece).
         tokens: texts of the tokens.
         types: types of the tokens, corrected as in llama.cpp; see PieceType and `typed_by_text`.
         ends: ids of the tokens that end a reply.
@@ -427,8 +429,35 @@ def _word_pieces(vocabulary: Vocabulary) -> str:
     )  # fmt: skip
 
 
+def _marked_pairs(vocabulary: Vocabulary) -> str:
+    """Return a BPE of lines whose spaces are marks, with tokens for the bytes of unknown characters (Gemma 4)."""
+    ids = {token: id_ for id_, token in enumerate(vocabulary.tokens)}
+    if missing := [name for name in BYTES if name not in ids]:
+        vocabulary._fail(
+            f"{len(missing)} of the 256 tokens for bytes are missing, starting with {missing[0]}",
+            "unknown characters are written as bytes",
+        )
+    unknown = vocabulary.id_of("unknown_token_id")
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None if unknown is None else vocabulary.tokens[unknown],
+        "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True,
+        "ignore_merges": False, "vocab": ids, "merges": vocabulary.merges(),
+    }  # fmt: skip
+    parts = {"Regex": r"[^\n]+|\n+"}
+    decoders = [{"type": "Replace", "pattern": {"String": _MARK}, "content": " "}, {"type": "ByteFallback"}]
+    return tokenizer_text(
+        vocabulary.added(),
+        {"type": "Replace", "pattern": {"String": " "}, "content": _MARK},
+        {"type": "Split", "pattern": parts, "behavior": "Isolated", "invert": False},
+        _surrounded(vocabulary, ["bos_token_id"], ["eos_token_id"] if vocabulary.flag("add_eos_token", False) else []),
+        {"type": "Sequence", "decoders": [*decoders, {"type": "Fuse"}]},
+        model,
+    )
+
+
 _WRITERS = {
     "gpt2": _byte_level,
+    "gemma4": _marked_pairs,
     "llama": lambda vocabulary: _pieces(vocabulary, ModelType.BPE),
     "t5": lambda vocabulary: _pieces(vocabulary, ModelType.UNIGRAM),
     "bert": _word_pieces,
