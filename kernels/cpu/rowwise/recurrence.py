@@ -313,10 +313,14 @@ _exp = UNARY["exp"].function
 
 @inline
 def _update(
-    arguments: LinearAttentionArguments, row: int, head: int, first: int, left: int, state: int, factors: int,
-    decayed: int,
+    arguments: LinearAttentionArguments, row: int, head: int, first: int, left: int, before: int, before_row: int,
+    after: int, after_row: int, factors: int, decayed: int,
 ) -> None:  # fmt: skip
-    """Update a piece of a head's state by a row, and write the row's result."""
+    """Update a piece of a head's state by a row, and write the row's result.
+
+    The state is read from `before` and written to `after`, which may be the same; their rows are `before_row` and
+    `after_row` bytes apart.
+    """
     size = arguments.size
     key_head = head * arguments.key_heads // arguments.value_heads
     key = row_at(arguments.key, row) + 4 * key_head * size
@@ -330,43 +334,61 @@ def _update(
         a_known, b_known = splat_float32(0.0), splat_float32(0.0)
         c_known, d_known = splat_float32(0.0), splat_float32(0.0)
         for i in range(size):
-            at, factor = state + i * _STATE_ROW, read_float32(decayed + 4 * i)
+            at, factor = before + i * before_row, read_float32(decayed + 4 * i)
             a_known = multiply_add(load_float32(at), factor, a_known)
             b_known = multiply_add(load_float32(at + _VECTOR), factor, b_known)
             c_known = multiply_add(load_float32(at + 2 * _VECTOR), factor, c_known)
             d_known = multiply_add(load_float32(at + 3 * _VECTOR), factor, d_known)
         a, b, c, d = (a - a_known) * beta, (b - b_known) * beta, (c - c_known) * beta, (d - d_known) * beta
-    for i in range(size):
-        at, factor, weight = state + i * _STATE_ROW, read_float32(factors + 4 * i), read_float32(key + 4 * i)
-        store_float32(at, multiply_add(load_float32(at), factor, a * weight))
-        store_float32(at + _VECTOR, multiply_add(load_float32(at + _VECTOR), factor, b * weight))
-        store_float32(at + 2 * _VECTOR, multiply_add(load_float32(at + 2 * _VECTOR), factor, c * weight))
-        store_float32(at + 3 * _VECTOR, multiply_add(load_float32(at + 3 * _VECTOR), factor, d * weight))
+    # The first query of the head is multiplied in the pass that updates the state: large states are read from memory
+    # farther away than the registers.
     shared = max(arguments.heads // arguments.value_heads, 1)
+    query_head = head * shared
+    if arguments.heads < arguments.value_heads:
+        query_head = head * arguments.heads // arguments.value_heads
+    query = row_at(arguments.query, row) + 4 * query_head * size
+    a_out, b_out = splat_float32(0.0), splat_float32(0.0)
+    c_out, d_out = splat_float32(0.0), splat_float32(0.0)
+    for i in range(size):
+        at, to = before + i * before_row, after + i * after_row
+        factor, weight, asked = read_float32(factors + 4 * i), read_float32(key + 4 * i), read_float32(query + 4 * i)
+        a_new = multiply_add(load_float32(at), factor, a * weight)
+        b_new = multiply_add(load_float32(at + _VECTOR), factor, b * weight)
+        c_new = multiply_add(load_float32(at + 2 * _VECTOR), factor, c * weight)
+        d_new = multiply_add(load_float32(at + 3 * _VECTOR), factor, d * weight)
+        store_float32(to, a_new)
+        store_float32(to + _VECTOR, b_new)
+        store_float32(to + 2 * _VECTOR, c_new)
+        store_float32(to + 3 * _VECTOR, d_new)
+        a_out, b_out = multiply_add(a_new, asked, a_out), multiply_add(b_new, asked, b_out)
+        c_out, d_out = multiply_add(c_new, asked, c_out), multiply_add(d_new, asked, d_out)
+    out = row_at(arguments.out, row) + 4 * (head * shared * arguments.v_size + first)
     for number in range(shared):
-        query_head = head * shared + number
-        if arguments.heads < arguments.value_heads:
-            query_head = head * arguments.heads // arguments.value_heads
-        query = row_at(arguments.query, row) + 4 * query_head * size
-        a, b = splat_float32(0.0), splat_float32(0.0)
-        c, d = splat_float32(0.0), splat_float32(0.0)
-        for i in range(size):
-            at, weight = state + i * _STATE_ROW, read_float32(query + 4 * i)
-            a = multiply_add(load_float32(at), weight, a)
-            b = multiply_add(load_float32(at + _VECTOR), weight, b)
-            c = multiply_add(load_float32(at + 2 * _VECTOR), weight, c)
-            d = multiply_add(load_float32(at + 3 * _VECTOR), weight, d)
-        out = row_at(arguments.out, row) + 4 * ((head * shared + number) * arguments.v_size + first)
+        if number > 0:
+            query = query + 4 * size
+            out = out + 4 * arguments.v_size
+            a_out, b_out = splat_float32(0.0), splat_float32(0.0)
+            c_out, d_out = splat_float32(0.0), splat_float32(0.0)
+            for i in range(size):
+                at, asked = after + i * after_row, read_float32(query + 4 * i)
+                a_out = multiply_add(load_float32(at), asked, a_out)
+                b_out = multiply_add(load_float32(at + _VECTOR), asked, b_out)
+                c_out = multiply_add(load_float32(at + 2 * _VECTOR), asked, c_out)
+                d_out = multiply_add(load_float32(at + 3 * _VECTOR), asked, d_out)
         scale = arguments.scale
-        store(out, a * scale, left)
-        store(out + _VECTOR, b * scale, left_b)
-        store(out + 2 * _VECTOR, c * scale, left_c)
-        store(out + 3 * _VECTOR, d * scale, left_d)
+        store(out, a_out * scale, left)
+        store(out + _VECTOR, b_out * scale, left_b)
+        store(out + 2 * _VECTOR, c_out * scale, left_c)
+        store(out + 3 * _VECTOR, d_out * scale, left_d)
 
 
 @native_op(LinearAttentionArguments)
 def linear_attention_op(arguments: LinearAttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Update pieces of states in scratch memory by all rows of their sequences. Items are pieces of heads."""
+    """Update pieces of states by all rows of their sequences. Items are pieces of heads.
+
+    Whole pieces are read from the cache by the first row, and written to the cache by the last row. Between these rows,
+    and if a piece is narrower than _COLUMNS, the state is in scratch memory.
+    """
     size, v_size, pieces = arguments.size, arguments.v_size, arguments.pieces
     padded = -(-size // LANES) * _VECTOR
     factors = scratch + size * _STATE_ROW
@@ -381,15 +403,23 @@ def linear_attention_op(arguments: LinearAttentionArguments, context: int, begin
         if source < -1:
             return ErrorCode.SLOT.value
         inside = 4 * (head * size * v_size + first)
-        for i in range(0, size * _STATE_ROW, _VECTOR):
-            store_float32(scratch + i, splat_float32(0.0))
+        before, before_row = scratch, _STATE_ROW
         if source >= 0:
-            state = arguments.states.address + source * arguments.states.stride + inside
-            _copy_state(state, 4 * v_size, scratch, _STATE_ROW, size, left)
+            before, before_row = arguments.states.address + source * arguments.states.stride + inside, 4 * v_size
+        if source < 0 or left < _COLUMNS:
+            for i in range(0, size * _STATE_ROW, _VECTOR):
+                store_float32(scratch + i, splat_float32(0.0))
+            if source >= 0:
+                _copy_state(before, before_row, scratch, _STATE_ROW, size, left)
+            before, before_row = scratch, _STATE_ROW
         for row in range(begin_row, end_row):
-            _update(arguments, row, head, first, left, scratch, factors, factors + padded)
             target = _target(context, row)
-            if target >= 0:
-                state = arguments.states.address + target * arguments.states.stride + inside
+            state = arguments.states.address + target * arguments.states.stride + inside
+            after, after_row = scratch, _STATE_ROW
+            if row == end_row - 1 and target >= 0 and left == _COLUMNS:
+                after, after_row = state, 4 * v_size
+            _update(arguments, row, head, first, left, before, before_row, after, after_row, factors, factors + padded)
+            if target >= 0 and after != state:
                 _copy_state(scratch, _STATE_ROW, state, 4 * v_size, size, left)
+            before, before_row = after, after_row
     return 0
