@@ -1,4 +1,4 @@
-"""Random tensors of tiny GGUF models whose layers differ from each other: Gemma 3n and Gemma 4."""
+"""Random tensors of tiny GGUF models whose layers differ, or that have latent attention: Gemma 3n and 4, DeepSeek."""
 
 from __future__ import annotations
 
@@ -99,4 +99,45 @@ def gemma3n(shape: Any, matrix: Matrix, hidden: int, vocab: int) -> Named:
         yield f"{path}.laurel_r.weight", matrix(hidden, 64)
 
 
-LAYOUTS: dict[str, Callable[[Any, Matrix, int, int], Named]] = {"gemma4": gemma4, "gemma3n": gemma3n}
+def deepseek2(shape: Any, matrix: Matrix, hidden: int, vocab: int) -> Named:
+    """Yield the tensors of DeepSeek V2 and V3. Old files have the matrices of keys and values in one tensor."""
+    keys, split = shape.keys, "attention.key_length_mla" in shape.keys
+    rank, query_rank = keys["attention.kv_lora_rank"], keys["attention.q_lora_rank"]
+    key, value = (keys[f"attention.{part}_length{'_mla' if split else ''}"] for part in ("key", "value"))
+    rotated, wide = keys["rope.dimension_count"], keys["expert_shared_count"] * 256
+    yield "token_embd.weight", matrix(vocab, hidden, scale=0.5)
+    yield from _norms(matrix, hidden, "output_norm")
+    yield "output.weight", matrix(vocab, hidden)
+    for layer in range(shape.layers):
+        path = f"blk.{layer}"
+        yield from _norms(matrix, hidden, f"{path}.attn_norm", f"{path}.ffn_norm")
+        if query_rank:
+            yield f"{path}.attn_q_a.weight", matrix(query_rank, hidden)
+            yield from _norms(matrix, query_rank, f"{path}.attn_q_a_norm")
+        yield f"{path}.attn_q{'_b' if query_rank else ''}.weight", matrix(4 * key, query_rank or hidden)
+        yield f"{path}.attn_kv_a_mqa.weight", matrix(rank + rotated, hidden)
+        yield from _norms(matrix, rank, f"{path}.attn_kv_a_norm")
+        if split:
+            yield f"{path}.attn_k_b.weight", matrix(4, rank, key - rotated, scale=rank**-0.5)
+            yield f"{path}.attn_v_b.weight", matrix(4, value, rank)
+        else:
+            yield f"{path}.attn_kv_b.weight", matrix(4 * (key - rotated + value), rank)
+        yield f"{path}.attn_output.weight", matrix(hidden, 4 * value)
+        if layer < shape.dense:
+            yield from _mlp(path, matrix, hidden, shape.width)
+            continue
+        yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, hidden, scale=0.3)
+        if keys.get("expert_gating_func") == 2:
+            yield f"{path}.exp_probs_b.bias", matrix(shape.experts, scale=0.1)
+        for part in ("gate", "up", "down"):
+            yield f"{path}.ffn_{part}_exps.weight", matrix(shape.experts, 256, hidden)
+        for part in ("gate", "up"):
+            yield f"{path}.ffn_{part}_shexp.weight", matrix(wide, hidden)
+        yield f"{path}.ffn_down_shexp.weight", matrix(hidden, wide)
+
+
+LAYOUTS: dict[str, Callable[[Any, Matrix, int, int], Named]] = {
+    "gemma4": gemma4,
+    "gemma3n": gemma3n,
+    "deepseek2": deepseek2,
+}

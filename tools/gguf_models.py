@@ -89,6 +89,14 @@ _GEMMA4: dict[str, Any] = {
     "attention.value_length_swa": 64, "rope.dimension_count": 128, "rope.dimension_count_swa": 64,
     "final_logit_softcapping": 30.0, "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0,
 }  # fmt: skip
+_LATENT: dict[str, Any] = {
+    "attention.kv_lora_rank": 64, "attention.q_lora_rank": 96, "rope.dimension_count": 16,
+    "attention.layer_norm_rms_epsilon": 1e-6, "expert_shared_count": 1,
+}  # fmt: skip
+_SPLIT = {
+    "attention.key_length": 80, "attention.value_length": 64, "attention.key_length_mla": 48,
+    "attention.value_length_mla": 40,
+}  # fmt: skip
 _DELTA: dict[str, Any] = {
     "full_attention_interval": 3,
     "ssm.conv_kernel": 4,
@@ -201,6 +209,32 @@ SHAPES: dict[str, Shape] = {
     "lfm2moe": Shape(
         "lfm2moe", {"shortconv.l_cache": 3, **_SIGMOIDS},
         layers=4, tied=True, qk="head", recurrent="conv", experts=4, dense=1,
+    ),
+    "deepseek2": Shape(
+        "deepseek2",
+        {
+            **_LATENT, **_SPLIT, **_YARN, "rope.scaling.yarn_log_multiplier": 0.1, "expert_gating_func": 2,
+            "leading_dense_block_count": 1, "expert_weights_norm": True, "expert_weights_scale": 2.5,
+            "expert_group_count": 4, "expert_group_used_count": 2,
+        },
+        layers=3, kv_heads=1, experts=8, dense=1,
+    ),
+    "deepseek2_softmax": Shape(
+        "deepseek2",
+        {
+            **_LATENT, **_YARN, "attention.q_lora_rank": 0, "rope.scaling.yarn_log_multiplier": 0.0707,
+            "attention.key_length": 48, "attention.value_length": 32, "expert_gating_func": 1,
+            "leading_dense_block_count": 1, "expert_weights_scale": 1.5, "expert_shared_count": 2,
+        },
+        kv_heads=4, experts=4, dense=1,
+    ),
+    "deepseek2_dense": Shape(
+        "deepseek2",
+        {
+            **_LATENT, **_SPLIT, **_YARN, "leading_dense_block_count": 2, "expert_shared_count": 0,
+            "expert_feed_forward_length": 512,
+        },
+        kv_heads=1, dense=2,
     ),
     "granitehybrid": Shape("granitehybrid", _GRANITE | _MAMBA, layers=4, tied=True, recurrent="mamba"),
     "granitehybrid_experts": Shape(

@@ -34,7 +34,7 @@ KINDS = ("F32", "F16", "BF16", *(kind.name for kind in GGML_TYPES.values()))
 # One pre-tokenizer for each set of regular expressions.
 PRE_TOKENIZERS = (
     "llama-bpe", "qwen2", "qwen35", "gpt-2", "starcoder", "falcon", "deepseek-v3", "deepseek-coder", "tekken", "gpt-4o",
-    "bloom", "viking", "minicpm5", "seed-coder", "default",
+    "bloom", "viking", "minicpm5", "seed-coder", "deepseek-llm", "kimi-k2", "youtu", "exaone-moe", "default",
 )  # fmt: skip
 MORE_TEXTS = (
     "<s>Hi <|im_start|>user\nHello<|im_end|>\n", "a <defined> b<defined>c",

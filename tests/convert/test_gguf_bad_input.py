@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 
 from genai.convert import build_model, plan_build
 from genai.convert.build import execute
+from genai.convert.gguf.latent import family
+from genai.convert.gguf.metadata import Metadata
 from genai.errors import ChatTemplateError, ConfigError, GenaiError, InputError, TokenizerError, UnsupportedModelError
+from genai.weight_files.gguf import GgufModel
 
 gguf = pytest.importorskip("gguf")
 from tools import gguf_models  # noqa: E402
@@ -109,6 +114,13 @@ HYBRIDS |= {
     "another stream": ("gemma3n", {"altup.active_idx": 4}, ConfigError, "altup.active_idx is 4"),
     "other streams": ("gemma3n", {"altup.num_inputs": 3}, InputError, r"expected \[3, 256\]|shape"),
     "no activations": ("gemma3n", {"activation_sparsity_scale": [99.0] * 5}, ConfigError, "leave some activations"),
+    "no latent rank": ("deepseek2", {"attention.kv_lora_rank": None}, ConfigError, "has no .*attention.kv_lora_rank"),
+    "another latent rank": ("deepseek2", {"attention.kv_lora_rank": 32}, InputError, r"shape .*, expected "),
+    "only rotated keys": ("deepseek2", {"attention.key_length_mla": 16}, ConfigError, "key_length_mla is 16"),
+    "another gate": ("deepseek2", {"expert_gating_func": 3}, ConfigError, "expert_gating_func is 3"),
+    "queries by position": (
+        "deepseek2", {"attention.temperature_scale": 0.1}, UnsupportedModelError, "temperature_scale is set",
+    ),
     "sparsity of one layer": ("gemma3n", {"activation_sparsity_scale": [1.0]}, ConfigError, "a number for each"),
 }  # fmt: skip
 
@@ -126,6 +138,17 @@ def test_rates_of_decay_are_negative(tmp_path: Path) -> None:
     source = write_with(tmp_path / "a.gguf", {"blk.0.ssm_a": np.ones(4, np.float32)}, "qwen35", "qwen35")
     with pytest.raises(InputError, match="numbers that are not negative"):
         build_model(source, tmp_path / "model")
+
+
+def test_early_files_of_glm_4_7_flash_have_sigmoids(tmp_path: Path) -> None:
+    """As in llama.cpp, their number of layers and of tokens tell."""
+    values = {"deepseek2.expert_gating_func": None, "deepseek2.block_count": 47}
+    model = GgufModel(write_model(tmp_path / "a.gguf", replace(SHAPES["deepseek2"], layers=1, dense=1), **values))
+    data = Metadata(model.metadata, "deepseek2", model.path)
+    assert family(data, model) == "deepseek_v2"
+    data.values |= {"deepseek2.block_count": 48, "deepseek2.nextn_predict_layers": 1}
+    flash = SimpleNamespace(info=lambda name: SimpleNamespace(shape=(154880, 2048)))
+    assert family(data, flash) == "deepseek_v3"  # type: ignore[arg-type]
 
 
 def test_gemma_4_has_frequencies_and_tokens_for_bytes(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def _has_query_rank(spec: DecoderSpec) -> bool:
     return spec.latent is not None and bool(spec.latent.query_rank)
 
 
-_LATENT = (
+LATENT = (
     Rule(r"self_attn\.q_nope_proj", "self_attn.q_proj", _of_heads(rotated=False)),
     Rule(r"self_attn\.q_rope_proj", "self_attn.q_proj", _of_heads(rotated=True)),
     Rule(r"self_attn\.q_proj", "self_attn.q_b_proj", when=_has_query_rank),
@@ -104,7 +104,7 @@ def _softmax_experts(config: HFConfig) -> dict[str, Any]:
     return {"experts": experts, "dense_layers": tuple(range(min(dense, config.num_layers)))}
 
 
-@architecture("DeepSeek V2", *_LATENT, Rule(r"mlp\.shared_expert\.", "mlp.shared_experts."))
+@architecture("DeepSeek V2", *LATENT, Rule(r"mlp\.shared_expert\.", "mlp.shared_experts."))
 def deepseek_v2(config: HFConfig) -> DecoderSpec:
     """DeepSeek V2 and V2 Lite: latent attention, and experts that are weighted by a softmax."""
     return _decoder(config, _latent(config, query_rank=1536), interleaved=True, **_softmax_experts(config))
@@ -116,14 +116,14 @@ def _third(config: HFConfig, query_rank: int, **fields: Any) -> DecoderSpec:
 
 
 # The last layer of these checkpoints predicts further tokens.
-@architecture("DeepSeek V3, R1; Moonlight", *_LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.61\.")
+@architecture("DeepSeek V3, R1; Moonlight", *LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.61\.")
 def deepseek_v3(config: HFConfig) -> DecoderSpec:
     """DeepSeek V3: latent attention, and experts that are weighted by sigmoids and selected from groups."""
     _check_routing(config, "sigmoid", ("noaux_tc",))
     return _third(config, 1536, **sigmoid_fields(config, dense=3, normalized=True))
 
 
-@architecture("GLM 4.7 Flash", *_LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.47\.")
+@architecture("GLM 4.7 Flash", *LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.47\.")
 def glm4_moe_lite(config: HFConfig) -> DecoderSpec:
     """GLM 4.7 Flash: DeepSeek V3's structure."""
     _check_routing(config, "sigmoid", ("noaux_tc",))
@@ -131,14 +131,14 @@ def glm4_moe_lite(config: HFConfig) -> DecoderSpec:
     return _third(config, 768, epsilon=1e-5, **experts)
 
 
-@architecture("Youtu-LLM", *_LATENT)
+@architecture("Youtu-LLM", *LATENT)
 def youtu(config: HFConfig) -> DecoderSpec:
     """Youtu-LLM (Tencent): DeepSeek V3's attention with ordinary feed-forward layers."""
     config.get("embedding_initializer_range")
     return _third(config, 1536, tied=True)
 
 
-@architecture("MiniCPM 3", *_LATENT)
+@architecture("MiniCPM 3", *LATENT)
 def minicpm3(config: HFConfig) -> DecoderSpec:
     """MiniCPM 3 (OpenBMB): DeepSeek V2's attention, and factors of the embeddings, the updates and the logits."""
     hidden, count = config.integer("hidden_size"), config.num_layers

@@ -21,7 +21,7 @@ from ..hf_config import HFConfig
 from ..rope import scaled_frequencies
 from ..rope_scaling import FrequencyFactors, LongRope, RopeScaling, YarnScaling, yarn_magnitude
 from ..spec import DecoderSpec
-from . import gemma, recurrent
+from . import gemma, latent, recurrent
 from .metadata import Metadata
 
 Values = dict[str, Any]
@@ -51,6 +51,7 @@ class GgufArchitecture:
         adapted: returns the decoder with the parts that only GGUF files have.
         unused: regular expression for the names of tensors that do not affect the logits.
         hybrid: True if some layers have no attention, and therefore no key/value heads.
+        latent: True if keys and values are latent rows, of other sizes than the heads.
         varies: True if layers differ in the width of the feed-forward layer and in the number of key/value heads, which
             `values` then returns.
     """
@@ -62,6 +63,7 @@ class GgufArchitecture:
     adapted: Callable[[DecoderSpec, GgufModel], DecoderSpec] = lambda spec, model: spec
     unused: str = ""
     hybrid: bool = False
+    latent: bool = False
     varies: bool = False
 
 
@@ -205,6 +207,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "nemotron": GgufArchitecture("nemotron"),
     "ernie4_5": GgufArchitecture("ernie4_5"),
     "gpt-oss": GgufArchitecture("gpt_oss", _experts, rules=_GPT_OSS),
+    "deepseek2": GgufArchitecture("deepseek_v3", latent.deepseek2, adapted=latent.as_in_file, latent=True),
     "granitehybrid": GgufArchitecture(
         "granitemoehybrid", _granite_hybrid, permuted=True, rules=recurrent.MAMBA, hybrid=True
     ),
@@ -235,6 +238,9 @@ def gguf_architecture_of(model: GgufModel) -> GgufArchitecture:
         )
     if name == "llama" and Metadata(model.metadata, name, model.path).optional_integer("expert_count"):
         return GgufArchitecture("mixtral", _experts, permuted=True)
+    if name == "deepseek2":
+        kind = latent.family(Metadata(model.metadata, name, model.path), model)
+        return replace(ARCHITECTURES[name], model_type=kind, rules=latent.rules(model))
     return ARCHITECTURES[name]
 
 
@@ -257,7 +263,7 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
         )  # fmt: skip
     heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
     size = _head_size(data)
-    if (other := data.integer("attention.value_length", size)) != size:
+    if (other := data.integer("attention.value_length", size)) != size and not architecture.latent:
         raise UnsupportedModelError(
             f"{model.path}: keys have {size} elements per head, but values have {other}",
             "keys and values must have the same head size", "use another model",
@@ -329,7 +335,8 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
     if kind == "none" or (factor == 1 and kind in ("linear", "yarn")):
         return values
     if kind == "yarn":
-        magnitude *= yarn_magnitude(factor)
+        if data.architecture != "deepseek2" or not latent.log_multiplier(data):
+            magnitude *= yarn_magnitude(factor)
         scaling = {"type": "yarn", "factor": factor, "attention_factor": magnitude, **bounds}
         scaling["truncate"] = data.architecture not in _EXACT_YARN_BOUNDS
         return {**values, "rope_scaling": {**scaling, "original_max_position_embeddings": original}}

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...text.sources.expressions import GPT2, GPT4O, LLAMA3, QWEN2, SPACES, TEKKEN, modern
+from ...text.sources.expressions import GPT2, GPT4O, KIMI, LLAMA3, QWEN2, SPACES, TEKKEN, modern
 
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     + SPACES,
+)
+
+# The letters with case that DeepSeek LLM lists.
+_CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώ"
+    "ᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏"
+    "𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]", rf"\s?[{_CASED}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}+"
+)  # fmt: skip
+_YOUTU = ("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+", GPT4O.replace("{1,3}", ""))
+# Runs of words with single spaces between them are one piece.
+_WORDS = r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+_EXAONE_MOE = (
+    modern(r"\p{N}").replace(r"[\p{L}]+", _WORDS).replace(r"+[\r\n]*|", r"+[\r\n/]?|").replace(r"[\r\n]+|", r"[\r\n]|")
 )
 
 
@@ -47,6 +63,10 @@ _KINDS = {
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer(_DEEPSEEK3),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")),
+    "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
+    "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
+    "kimi-k2": PreTokenizer((KIMI,)),
+    "youtu": PreTokenizer(_YOUTU, True),
     "tekken": PreTokenizer((TEKKEN,), True, True),
     "gpt-4o llama4 kanana2 minimax-m2": PreTokenizer((GPT4O,)),
     "poro-chat bloom gpt3-finnish": PreTokenizer((_BLOOM,)),
