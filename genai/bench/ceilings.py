@@ -77,16 +77,21 @@ class Traffic:
             head is left out, because it is computed only for rows whose logits are needed.
         kv_bytes_per_token: bytes of keys and values that a decode step reads per token of context.
         arithmetic: the arithmetic that computes most of a prefill, as named by `doctor.speeds`.
+        state_bytes: bytes of a sequence's states in recurrent layers.
     """
 
     weight_bytes: int
     products_per_token: int
     kv_bytes_per_token: int
     arithmetic: str
+    state_bytes: int = 0
 
     def decode_bytes(self, context: int, batch: int) -> int:
-        """Return the bytes that a decode step of `batch` sequences reads, each with `context` tokens of context."""
-        return self.weight_bytes + batch * context * self.kv_bytes_per_token
+        """Return the bytes of a decode step of `batch` sequences, each with `context` tokens of context.
+
+        These are the bytes that the step reads, and the states of recurrent layers that it writes.
+        """
+        return self.weight_bytes + batch * (context * self.kv_bytes_per_token + 2 * self.state_bytes)
 
     def prefill_operations(self, tokens: int) -> int:
         """Return the number of additions and multiplications with weights for a prompt, without attention."""
@@ -113,4 +118,5 @@ def traffic_of(model: Model) -> Traffic | None:
         products_per_token=products.total(),
         kv_bytes_per_token=model.info.kv_bytes_per_token,
         arithmetic=products.most_common(1)[0][0] if products else "fp32",
+        state_bytes=decoder.storage.layout.bytes_per_state,
     )

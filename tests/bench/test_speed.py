@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,7 @@ def test_traffic_of_the_bundled_model(bundled: Any) -> None:
     expected = traffic.products_per_token * (0.5 + 2 / 32) + head * (1 + 2 / 32)
     assert traffic.weight_bytes == pytest.approx(expected, rel=0.02)
     assert traffic.decode_bytes(100, 3) == traffic.weight_bytes + 300 * bundled.info.kv_bytes_per_token
+    assert replace(traffic, state_bytes=7).decode_bytes(100, 3) == traffic.decode_bytes(100, 3) + 3 * 2 * 7
     assert traffic.prefill_operations(10) == 20 * traffic.products_per_token
 
 
