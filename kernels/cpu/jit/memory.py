@@ -92,6 +92,16 @@ load_first_bytes, store_first = _first_reader(VectorOf("uint8"), _BYTES), _first
 store_first_half = _first_writer(Emitter.to_half)
 
 
+@intrinsic(None, "int64", FLOATS)
+def stream_float32(e: Emitter, address: Any, vector: Any) -> None:
+    """Write a vector past the caches, without reading the cache line first, to a multiple of 4 * LANES.
+
+    Other threads see the numbers after an atomic operation of this thread, such as a barrier of a program.
+    """
+    written = e.builder.store(vector, e.pointer(address), align=4 * LANES)
+    written.set_metadata("nontemporal", e.builder.module.add_metadata([INT32(1)]))
+
+
 def _array(e: Emitter, array_type: Any, data: Any, shape: Sequence[Any]) -> Any:
     """Return Numba's array for C-contiguous numbers at an address or a pointer."""
     from numba.np.arrayobj import populate_array

@@ -14,7 +14,7 @@ from ... import ir
 from ...cache_layout import StateLayer
 from ..jit.arguments import Address, Arguments, Held
 from ..jit.dsl import inline
-from ..jit.memory import load, load_float32, read_float32, read_int32, read_int64, store, store_float32
+from ..jit.memory import load, load_float32, read_float32, read_int32, read_int64, store, store_float32, stream_float32
 from ..jit.native import native_op
 from ..jit.vector import LANES, multiply_add, splat_float32
 from ..jit.vector_math import UNARY
@@ -347,6 +347,8 @@ def _update(
     if arguments.heads < arguments.value_heads:
         query_head = head * arguments.heads // arguments.value_heads
     query = row_at(arguments.query, row) + 4 * query_head * size
+    # The next step reads the state after all weights of the model, which leave nothing of it in the caches.
+    streams = after_row != _STATE_ROW and (after | after_row) % _VECTOR == 0 and shared == 1
     a_out, b_out = splat_float32(0.0), splat_float32(0.0)
     c_out, d_out = splat_float32(0.0), splat_float32(0.0)
     for i in range(size):
@@ -356,10 +358,16 @@ def _update(
         b_new = multiply_add(load_float32(at + _VECTOR), factor, b * weight)
         c_new = multiply_add(load_float32(at + 2 * _VECTOR), factor, c * weight)
         d_new = multiply_add(load_float32(at + 3 * _VECTOR), factor, d * weight)
-        store_float32(to, a_new)
-        store_float32(to + _VECTOR, b_new)
-        store_float32(to + 2 * _VECTOR, c_new)
-        store_float32(to + 3 * _VECTOR, d_new)
+        if streams:
+            stream_float32(to, a_new)
+            stream_float32(to + _VECTOR, b_new)
+            stream_float32(to + 2 * _VECTOR, c_new)
+            stream_float32(to + 3 * _VECTOR, d_new)
+        else:
+            store_float32(to, a_new)
+            store_float32(to + _VECTOR, b_new)
+            store_float32(to + 2 * _VECTOR, c_new)
+            store_float32(to + 3 * _VECTOR, d_new)
         a_out, b_out = multiply_add(a_new, asked, a_out), multiply_add(b_new, asked, b_out)
         c_out, d_out = multiply_add(c_new, asked, c_out), multiply_add(d_new, asked, d_out)
     out = row_at(arguments.out, row) + 4 * (head * shared * arguments.v_size + first)
