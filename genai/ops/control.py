@@ -13,10 +13,18 @@ from .support import ARRAY_BYTES, MAX_VALUE_BYTES, checked_axis, checked_shape
 
 
 @register("If")
-def if_(spec: NodeSpec) -> Kernel:
-    """Run one of two subgraphs."""
-    then_branch, else_branch = spec.subgraphs["then_branch"], spec.subgraphs["else_branch"]
-    return lambda context, inputs: (then_branch if scalar(inputs[0]) else else_branch)(context, inputs[1:])
+class If:
+    """The kernel that runs one of two subgraphs."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._then, self._else = spec.subgraphs["then_branch"], spec.subgraphs["else_branch"]
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return self.branch(inputs[0])(context, inputs[1:])
+
+    def branch(self, condition: Any) -> Subgraph:
+        """Return the subgraph for a condition, a single boolean."""
+        return self._then if scalar(condition) else self._else
 
 
 @register("Loop")

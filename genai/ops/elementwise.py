@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from genai.kernels.cpu.arrays.functions import activation, combined
-from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
 
 from ..onnx.types import DataType, TensorType, Type, broadcast_dims
 from .registry import operator
@@ -60,13 +60,15 @@ def power(base: Any, exponent: Any) -> Any:
     """Compute base ** exponent in the base's type; integers to negative powers are computed as floats."""
     if base.dtype.kind in "iu" and exponent.dtype.kind == "i" and np.any(exponent < 0):
         return np.power(base.astype(np.float64), exponent).astype(base.dtype)
+    if base.dtype == _FLOAT32 and exponent.size == 1 and exponent.ndim <= base.ndim and exponent.reshape(-1)[0] == 2:
+        return activation("square", base) if is_recorded(base) else np.square(base)
     return np.power(base, exponent).astype(base.dtype, copy=False)
 
 
 _FLOAT32 = np.dtype(np.float32)
 # The operators that compiled functions of two operands compute, if float32 operands are broadcast.
 _COMPILED = {"Add": "add", "Div": "divide", "Mul": "multiply", "Sub": "subtract"}
-# NumPy is faster for results with fewer elements.
+# NumPy is faster for results with fewer elements, unless the calls of several nodes become one program.
 _MIN_RESULT = 4096
 
 
@@ -76,7 +78,8 @@ def _broadcasting(name: str, function: Callable[[Any, Any], Any]) -> Callable[..
 
     def of_two(a: Any, b: Any, *, threads: Threads | None) -> Any:
         larger, smaller = max(a.size, b.size), min(a.size, b.size)
-        if threads is not None and smaller < larger >= _MIN_RESULT and a.dtype == b.dtype == _FLOAT32:
+        is_large = smaller < larger >= _MIN_RESULT or (larger > 0 and recorder_of_thread() is not None)
+        if threads is not None and is_large and a.dtype == b.dtype == _FLOAT32:
             found = combined(known, a, b, threads=threads)
             if found is not None:
                 return found
@@ -85,8 +88,21 @@ def _broadcasting(name: str, function: Callable[[Any, Any], Any]) -> Callable[..
     return of_two
 
 
+# Functions whose results are the same numbers in NumPy, which is faster, and in a compiled kernel.
+_EXACT = {"Abs": "abs", "Neg": "neg", "Sqrt": "sqrt"}
+
+
+def is_recorded(x: Any) -> bool:
+    """Return True if a compiled function of float32 x can become a part of a recorded program."""
+    return bool(recorder_of_thread() is not None and x.dtype == _FLOAT32 and x.flags.c_contiguous)
+
+
+def _exact(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: activation(_EXACT[name], x) if is_recorded(x) else function(x)
+
+
 for _name, _function in _UNARY.items():
-    operator(_name)(_function)
+    operator(_name)(_exact(_name, _function) if _name in _EXACT else _function)
 for _name, _pair in {**_BINARY, "Div": divided, "Pow": power}.items():
     _newer = _broadcasting(_name, _pair) if _name in _COMPILED else _pair
     operator(_name, since_version=_BROADCAST_VERSION, threads=session_threads)(_newer)

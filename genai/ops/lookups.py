@@ -8,7 +8,7 @@ import numpy as np
 
 from genai.kernels.cpu.arrays.functions import block_rows
 from genai.kernels.cpu.linear.packing import pack_matrix
-from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
 from genai.kernels.weight_layout import BlockMatrix
 
 from ..onnx.node import MS
@@ -16,12 +16,14 @@ from ..onnx.types import DataType, TensorType, Type
 from .products import packed_blocks
 from .registry import KernelError, NodeSpec, operator
 from .shape_rules import NodeTypes, shape_rule, times
-from .support import as_array
+from .support import as_array, checked_axis
 
 
 @operator("Gather")
 def gather(x: Any, indices: Any, *, axis: int = 0) -> Any:
     """Gather slices along an axis. Negative indices count from the end. Raises IndexError if one is out of range."""
+    if np.ndim(indices) == 0 and recorder_of_thread() is not None:
+        return as_array(x[(slice(None),) * checked_axis(axis, x.ndim) + (int(indices),)])
     return as_array(np.take(x, indices, axis=axis))
 
 

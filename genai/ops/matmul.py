@@ -20,8 +20,8 @@ from ..onnx.node import EQUATION, OURS
 from .registry import Kernel, KernelError, NodeSpec, operator, register
 from .support import checked_shape, optional, session_threads, widened
 
-# Matrices with fewer elements than this are multiplied by BLAS, which costs less per call.
-_MIN_ELEMENTS = 1 << 13
+# Matrices with fewer elements than this are multiplied by BLAS, because packing does not pay off.
+_MIN_ELEMENTS = 1 << 8
 # Matrices of this size or more are also multiplied by BLAS, because int32 offsets cannot address them.
 MAX_BYTES = 1 << 31
 # Option of a plan: no result of a row or of a matrix depends on the number of rows and matrices.

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.copying import concatenated, padded
+
 from ..onnx.node import MS
 from . import borrowed
 from .pooling import PoolingWindows
@@ -16,7 +18,14 @@ from .registry import KernelError, NodeSpec, Positive, operator, scalar
 from .support import axes_of, checked_axis, checked_indices, checked_shape
 
 operator("Transpose")(lambda x, *, perm=None: np.transpose(x, perm))
-operator("Concat", since_version=4)(lambda *values, axis: np.concatenate(values, axis=axis))
+
+
+@operator("Concat", since_version=4)
+def concat(*values: Any, axis: int) -> Any:
+    """Join values along an axis."""
+    found = concatenated(values, axis)
+    return np.concatenate(values, axis=axis) if found is None else found
+
 
 _PadMode: TypeAlias = Literal["constant", "reflect", "edge", "wrap"]
 
@@ -52,14 +61,16 @@ def pad(
     grown = [(max(before, 0), max(after, 0)) for before, after in widths]
     checked_shape(spec, [b + size + a for (b, a), size in zip(grown, x.shape, strict=True)], x.dtype.itemsize)
     if mode != "constant":
-        return _extended(x, grown, mode)
+        extended = padded(x, grown, mode)
+        return _extended(x, grown, mode) if extended is None else extended
     fill = ("" if x.dtype.kind == "O" else 0) if fill is None else np.asarray(fill).reshape(-1)[0]
     # A negative pad may remove padding on the other side, so the array is cropped last.
     outer = tuple(
         slice(max(-before, 0), max(size + max(before, 0) + after, max(-before, 0)) if after < 0 else None)
         for (before, after), size in zip(widths, x.shape, strict=True)
     )
-    return _surrounded(x, grown, fill)[outer]
+    surrounded = padded(x, grown, mode, fill)
+    return (_surrounded(x, grown, fill) if surrounded is None else surrounded)[outer]
 
 
 def _surrounded(x: Any, pads: list[tuple[int, int]], fill: Any) -> Any:

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.gemm.linear import DenseLinear
+from genai.kernels.cpu.arrays.gemm.packing import pack_weight
 from genai.kernels.cpu.arrays.recurrent import Layer, is_supported, packed, walked
+from genai.kernels.cpu.program.thread_pool import fixed_address, temporary
 
 from .activations import sigmoid, softplus
 from .registry import KernelError, NodeSpec, register
@@ -64,7 +67,7 @@ class _Recurrent:
         # The weights of each direction as kernels read them, if the inputs are constants.
         known = [value is not None for value in spec.constants[1:4]]
         self._packs = len(known) > 1 and all(known[:2]) and (not spec.has(3) or all(known))
-        self._packed: dict[int, tuple[Any, Any, Any]] = {}
+        self._packed: dict[int, tuple[Callable[[Any], Any], Any, Any]] = {}
         self._known: list[Direction] = []
 
     def _has_usual_steps(self, spec: NodeSpec) -> bool:
@@ -155,8 +158,8 @@ class _Recurrent:
 
     def _initial(self, initial: Any, index: int, x: Any, hidden: int) -> Any:
         if initial is None:
-            return np.zeros((x.shape[1], hidden), x.dtype)
-        return widened(initial[:, index] if self.batch_first else initial[index]).astype(x.dtype)
+            return fixed_address(np.zeros((x.shape[1], hidden), x.dtype))
+        return widened(initial[:, index] if self.batch_first else initial[index]).astype(x.dtype, copy=False)
 
     def _directions(self, inputs: Sequence[Any]) -> list[Direction]:
         if self._known:
@@ -201,22 +204,32 @@ class _Recurrent:
 
     def _compiled(self, x: Any, weights: Direction, state: Any, cell: Any, index: int) -> Any:
         """Run all steps of one direction in a kernel."""
-        states, bias, last = self._packed.get(index) or self._pack(weights, index)
+        known = self._packed.get(index)
+        project, states, last = known or self._pack(weights, index)
+        if known is not None:
+            fixed_address(states)
+            fixed_address(last)
         # One matmul for all steps; NumPy multiplies the steps of [steps, batch, width] one after another.
-        projected = np.matmul(x.reshape(-1, x.shape[-1]), weights.inputs).reshape(*x.shape[:2], -1)
-        projected += bias
+        projected = temporary(project(x.reshape(-1, x.shape[-1]))).reshape(*x.shape[:2], -1)
         state, cell = (np.ascontiguousarray(value, np.float32) for value in (state, cell))
         kind: Layer = "GRU" if self.op_type == "GRU" else "LSTM"
         backwards, threads = self.backwards[index], self._threads
         return walked(kind, projected, states, last, state, cell, backwards=backwards, threads=threads)
 
-    def _pack(self, weights: Direction, index: int) -> tuple[Any, Any, Any]:
-        """Return the packed recurrence, the biases of the steps' inputs, and the bias of a GRU's last product."""
+    def _pack(self, weights: Direction, index: int) -> tuple[Callable[[Any], Any], Any, Any]:
+        """Return the linear layer of the inputs, the packed recurrence, and the bias of a GRU's last product."""
         hidden = len(weights.states)
         inner = hidden * (self.gates - 1 if self.op_type == "GRU" else self.gates)
         bias = weights.input_bias.copy()
         bias[:inner] += weights.state_bias[:inner]
-        made = packed(weights.states), bias, np.ascontiguousarray(weights.state_bias[-hidden:], np.float32)
+
+        def multiply(x: Any) -> Any:
+            return np.matmul(x, weights.inputs) + bias
+
+        layer: Callable[[Any], Any] = multiply
+        if self._packs and self._threads is not None:
+            layer = DenseLinear(self._threads, pack_weight(self._threads, weights.inputs), bias)
+        made = layer, packed(weights.states), np.ascontiguousarray(weights.state_bias[-hidden:], np.float32)
         if self._packs:
             self._packed[index] = made
         return made

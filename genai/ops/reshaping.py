@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.copying import contiguous
+from genai.kernels.cpu.program.thread_pool import recorder_of_thread
+
 from ..onnx.types import Dim, Shape, TensorType, Type
 from .registry import KernelError, operator
 from .shape_rules import NodeTypes, shape_rule
@@ -30,7 +33,10 @@ def reshape(x: Any, shape: Any, *, allowzero: bool = False) -> Any:
     sizes = shape.tolist()
     if 0 in sizes and not allowzero:
         sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
-    return x.reshape(sizes)
+    result = x.reshape(sizes)
+    if recorder_of_thread() is not None and not np.may_share_memory(result, x):
+        return contiguous(x).reshape(sizes)
+    return result
 
 
 @operator("Squeeze")

@@ -195,7 +195,7 @@ class ResultCheck:
 
     def __call__(self, results: Sequence[Any], feeds: Sequence[tuple[int, Any]]) -> list[Any]:
         """Return the results in order."""
-        taken = {id(_root(array)) for _, value in feeds for array in arrays_in(value)}
+        taken = {id(root_of(array)) for _, value in feeds for array in arrays_in(value)}
         checked: list[Any] = []
         for (value, dtype, shape), result in zip(self._outputs, results, strict=True):
             owned = _owned(result, taken)
@@ -212,14 +212,15 @@ def _owned(value: Any, taken: set[int]) -> Any:
     if not isinstance(value, np.ndarray | np.generic):
         return value
     array = np.asarray(value)
-    root = _root(array)
+    root = root_of(array)
     if id(root) in taken or not array.flags.writeable or not array.flags.c_contiguous or not root.flags.owndata:
         return np.array(array, order="C")
     taken.add(id(root))
     return array
 
 
-def _root(array: Any) -> Any:
+def root_of(array: Any) -> Any:
+    """Return the array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,10 @@ _SHOWN = 12
 class OpCall:
     """A kernel call: the slots of its inputs and outputs (-1 = absent), and the slots to release after the call.
 
-    `names` are the names of the outputs in the graph ("" = absent).
+    Attributes:
+        names: names of the outputs in the graph ("" = absent).
+        is_own: True if the kernel is this package's kernel for the operator.
+        calls_blas: False if the kernel never calls BLAS.
     """
 
     label: str
@@ -32,6 +35,8 @@ class OpCall:
     outputs: tuple[int, ...]
     release: tuple[int, ...]
     names: tuple[str, ...]
+    is_own: bool = False
+    calls_blas: bool = True
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,18 @@ def run_slots(
             for slot in op.release:
                 slots[slot] = None
     return tuple([slots[slot] for slot in plan.outputs])
+
+
+def with_lifetimes(calls: Sequence[OpCall], kept: set[int]) -> tuple[OpCall, ...]:
+    """Record, for each call, the slots that no later call reads, except the slots to keep."""
+    alive = set(kept)
+    result = []
+    for op in reversed(calls):
+        touched = set(op.inputs) | set(op.outputs)
+        dying = tuple(sorted(touched - alive))
+        alive |= touched
+        result.append(replace(op, release=dying))
+    return tuple(reversed(result))
 
 
 def circumstances(inputs: Sequence[Any], error: Exception) -> tuple[str, str]:

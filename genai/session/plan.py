@@ -19,8 +19,9 @@ from ..onnx.types import DataType, TensorType
 from ..onnx.uses import free_names
 from ..onnx.validate import MAX_ADDED_NODES, too_many_nodes, written_nodes
 from .functions import bound_body, call_key, schema_function
-from .loop import OpCall, Plan, RunContext, recorded_call, run_slots
+from .loop import OpCall, Plan, RunContext, recorded_call, run_slots, with_lifetimes
 from .packed_weights import WeightStore
+from .repeated import RepeatedPlan
 from .tensors import arrays_in
 
 ABSENT = -1
@@ -142,6 +143,8 @@ class Compiler:
         self.weights = WeightStore(self.constants, scope.options.on_packed)
         self.calls: list[OpCall] = []
         self.calls_blas = False
+        # Properties of the kernel that `_kernel` has selected last.
+        self._is_own = self._kernel_calls_blas = False
 
     def compile(self, graph: Graph, captured: Mapping[str, Any], variables: Sequence[str] = ()) -> Plan:
         """Compile. `captured`, `variables`: constants and computed values that a subgraph uses from outer graphs."""
@@ -176,7 +179,9 @@ class Compiler:
         names = [*node.inputs, *captures]
         if not subgraphs and not self._is_constant(node, names) and self._take(node):
             return
+        before, self.calls_blas, self._is_own = self.calls_blas, False, False
         kernel = self._kernel(node, subgraphs)
+        self._kernel_calls_blas, self.calls_blas = self.calls_blas, self.calls_blas or before
         if not subgraphs and self._is_constant(node, names) and self._fold(node, kernel, names):
             return
         packed = getattr(kernel, "packed", ())
@@ -185,7 +190,8 @@ class Compiler:
 
     def _append(self, node: Node, label: str, kernel: Kernel, inputs: Sequence[str]) -> None:
         read, written = (tuple(self._slot(name) for name in group) for group in (inputs, node.outputs))
-        self.calls.append(OpCall(label, node.op_type, kernel, read, written, (), tuple(node.outputs)))
+        more = self._is_own, self._kernel_calls_blas
+        self.calls.append(OpCall(label, node.op_type, kernel, read, written, (), tuple(node.outputs), *more))
 
     def _take(self, node: Node) -> bool:
         """Return True if a subclass has handled a non-constant node, so that it needs no call in the plan."""
@@ -237,7 +243,8 @@ class Compiler:
                 kernel = entry.factory(spec)
                 may_call = entry.source != "ours" or may_call_blas(domain, op_type)
                 self.calls_blas |= any(getattr(part, "calls_blas", may_call) for part in (kernel, *subgraphs.values()))
-                return limited(spec, kernel) if entry.source == "ours" else kernel
+                self._is_own = entry.source == "ours"
+                return limited(spec, kernel) if self._is_own else kernel
             except KernelError as error:
                 refusal = error
             except Exception as error:  # attributes of wrong types or lengths cause many kinds of errors
@@ -309,7 +316,7 @@ class Compiler:
         keep = set(outputs) | set(used_constants.values()) | {ABSENT}
         names = tuple(value.name for value in self.graph.outputs)
         self.weights.forget_constants()
-        calls = _with_lifetimes(self.calls, keep)
+        calls = with_lifetimes(self.calls, keep)
         return Plan(calls, tuple(initial), inputs, names, outputs, calls_blas=self.calls_blas)
 
 
@@ -327,28 +334,18 @@ def _constant(node: Node) -> Any:
     )
 
 
-def _with_lifetimes(calls: Sequence[OpCall], keep: set[int]) -> tuple[OpCall, ...]:
-    """Record, for each call, the slots that no later call reads."""
-    alive = set(keep)
-    result = []
-    for op in reversed(calls):
-        touched = set(op.inputs) | set(op.outputs)
-        dying = tuple(sorted(touched - alive))
-        alive |= touched
-        result.append(OpCall(op.label, op.op_type, op.kernel, op.inputs, op.outputs, dying, op.names))
-    return tuple(reversed(result))
-
-
 class SubplanKernel:
     """A plan as a kernel. Inputs are in the plan's order; trailing absent inputs may be omitted.
 
     Attributes:
+        plan: the plan.
         outputs: (dtype, sizes) per output; None for properties that the graph does not declare.
         calls_blas: False if no kernel of the plan calls BLAS.
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        self._plan, self.calls_blas = plan, plan.calls_blas
+        self.plan, self.calls_blas = plan, plan.calls_blas
+        self._repeated = RepeatedPlan(plan)
         self._slots = tuple(plan.inputs.values())
         self.outputs = [_known_type(graph.type_of(value.name)) for value in graph.outputs]
 
@@ -356,8 +353,9 @@ class SubplanKernel:
         if type(context) is RunContext:
             context.check()
             if context.record is not None:
-                return run_slots(self._plan, zip(self._slots, inputs, strict=False), context, recorded_call)
-        return run_slots(self._plan, zip(self._slots, inputs, strict=False), context)
+                return run_slots(self.plan, zip(self._slots, inputs, strict=False), context, recorded_call)
+            return run_slots(self.plan, zip(self._slots, inputs, strict=False), context)
+        return self._repeated.run(zip(self._slots, inputs, strict=False))
 
 
 def _known_type(known: Any) -> tuple[Any, tuple[int | None, ...] | None]:

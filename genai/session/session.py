@@ -31,6 +31,7 @@ from .arguments import FeedCheck, ResultCheck
 from .config import SessionConfig
 from .loop import OpCall, Plan, RunContext, run_slots
 from .prepare import Prepared, prepare
+from .repeated import RepeatedPlan
 from .running import Profiler, run_call
 from .tensors import on_host
 
@@ -87,6 +88,7 @@ class Session(Single):
             self.profiler.record_phase(name, self.profiler.start_ns, prepared.read_ns)
             self.profiler.record_phase("session_initialization", prepared.read_ns, time.perf_counter_ns())
         self.plan, self.assignment = prepared.plan, prepared.parts
+        self._repeated = RepeatedPlan(self.plan, limits_blas=True)
         self.inputs, self.overridable = _known(prepared.inputs), _known(prepared.overridable)
         self.outputs, self.header = prepared.outputs, prepared.header
         self.table_sizes, self.head_sizes = prepared.table_sizes, prepared.head_sizes
@@ -191,9 +193,9 @@ class Session(Single):
 
         Raises: the same errors as `run`.
         """
-        plan, profiler, begin = self.plan, self.profiler, time.perf_counter_ns()
+        plan, repeated, profiler, begin = self.plan, self._repeated, self.profiler, time.perf_counter_ns()
         try:
-            results = _run(plan, feeds, stop, profiler, partial(run_call, profiler))
+            results = _run(plan, feeds, stop, profiler, partial(run_call, profiler), repeated)
         except ProviderError as error:
             if not self.falls_back:
                 raise
@@ -218,6 +220,7 @@ class Session(Single):
             prepared = _loaded(self._source, replace(self.config, providers=()))
             self.providers = []
             self.plan, self.assignment = prepared.plan, prepared.parts
+            self._repeated = RepeatedPlan(self.plan, limits_blas=True)
             self._feed_check.on_device = prepared.on_device
 
 
@@ -256,13 +259,18 @@ def _known(values: Iterable[Value]) -> list[Value]:
     return [replace(value) for value in values]
 
 
-def _run(plan: Plan, feeds: Feeds, stop: Stop | None, profiler: Profiler | None, call: RunCall) -> tuple[Any, ...]:
-    """Run a plan and return its outputs in order."""
+def _run(
+    plan: Plan, feeds: Feeds, stop: Stop | None, profiler: Profiler | None, call: RunCall,
+    repeated: RepeatedPlan | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Run a plan and return its outputs in order. `repeated` runs the plan if no call has to be observed."""
     context = None
     if stop is not None or profiler is not None:
         context = RunContext(stop or _never, None if profiler is None else profiler.record)
     try:
         check_unchanged(plan.files)
+        if repeated is not None and context is None:
+            return repeated.run(feeds, call)
         if not plan.calls_blas:
             return run_slots(plan, feeds, context, call)
         with BLAS_THREADS.single():

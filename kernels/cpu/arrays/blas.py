@@ -21,7 +21,6 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from genai.common.forks import renew_locks
-from genai.common.interrupts import InterruptsDeferred
 
 from ..jit.arguments import Address, Arguments, Binding
 from ..jit.dsl import typed_intrinsic, types
@@ -85,10 +84,13 @@ class BlasThreads:
         """Add a user. The first user limits OpenBLAS to one thread."""
         with self._lock:
             library = _openblas()
-            if library is not None and not self._users:
-                self._before = library.get_threads()
-                library.set_threads(1)
+            if library is None or self._users:
+                self._users.add(user)
+                return
+            self._before = library.get_threads()
+            # If an interrupt follows, `remove` restores the number, which may not have been changed yet.
             self._users.add(user)
+            library.set_threads(1)
 
     def remove(self, user: _OneThread) -> None:
         """Remove a user if it was added. The last user restores the number of threads."""
@@ -100,23 +102,24 @@ class BlasThreads:
 
 
 class _OneThread:
-    """A user of BlasThreads.single. It is removed even if an interrupt arrives while the context is entered or left."""
+    """A user of BlasThreads.single. It is removed even if an interrupt arrives while the context is entered or left.
+
+    Deferring interrupts would take longer than a small graph.
+    """
 
     def __init__(self, threads: BlasThreads) -> None:
         self._threads = threads
 
     def __enter__(self) -> None:
         try:
-            with InterruptsDeferred():
-                self._threads.add(self)
+            self._threads.add(self)
         except BaseException:
             self._threads.remove(self)
             raise
 
     def __exit__(self, *error: object) -> None:
         try:
-            with InterruptsDeferred():
-                self._threads.remove(self)
+            self._threads.remove(self)
         except BaseException:
             self._threads.remove(self)
             raise

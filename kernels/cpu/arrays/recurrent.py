@@ -21,6 +21,7 @@ from ..jit.vector_math import sigmoid, tanh
 from ..program.bound_program import run_alone
 from ..program.calls import Items
 from ..program.thread_pool import Threads
+from .functions import activation
 
 _NANOSECONDS_PER_WEIGHT = 0.05
 Layer = Literal["LSTM", "GRU"]
@@ -202,7 +203,7 @@ def walked(
         x: float32 [steps, batch, gates * hidden], the product with the input weights, plus the biases.
         recurrence: return value of `packed`.
         bias: float32 [hidden], for the last gate of a GRU; not used by an LSTM.
-        state, cell: float32 [batch, hidden]; a GRU returns the cells unchanged.
+        state, cell: float32 [batch, hidden]; a GRU returns the array of the cells.
     """
     steps, batch, width = x.shape
     hidden = width // _GATES[kind]
@@ -213,7 +214,10 @@ def walked(
         check(name, array, shape)
     if not is_supported(hidden):
         raise ValueError(f"the hidden size is {hidden}, expected a multiple of {LANES}")
-    states, cells, out = state.copy(), cell.copy(), np.empty((steps, batch, hidden), np.float32)
+    # The kernel replaces the states, and the cells of an LSTM.
+    states = activation("copy", state) if state.size else state
+    cells = activation("copy", cell) if cell.size and kind == "LSTM" else cell
+    out = np.empty((steps, batch, hidden), np.float32)
     if out.size:
         beside = SIDE if batch >= SIDE * (threads.count if threads else 1) else 1
         run_alone(

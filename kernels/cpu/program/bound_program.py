@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..jit.arguments import Binding
 from ..jit.native import NativeOp
 from .calls import Call, Items, Phases, Program, program_of
-from .thread_pool import NO_STEP, Threads, own_memory, refused, rows_context
+from .thread_pool import NO_STEP, Threads, own_memory, recorder_of_thread, refused, rows_context
 
 T = TypeVar("T")
 _ALONE = Threads(1)
@@ -47,6 +47,9 @@ class NodeProgram:
         except IndexError:
             copy = self._program.bound(addresses)
         threads = threads or _ALONE
+        recorder = recorder_of_thread()
+        if recorder is not None:
+            recorder.add(self._program, addresses, tokens, is_short=threads.is_short(nanoseconds))
         call = copy.only_call if threads.is_short(nanoseconds) else None
         if call is None:
             threads.run(copy, rows_context(tokens) if tokens else None, nanoseconds=nanoseconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from . import driver
 from .calls import PREFILL, Program
 from .step_table import ContextTable, ErrorCode, StepField
 from .waiting import SPINS, START_PATIENCE
+
+if TYPE_CHECKING:  # recorded programs run on threads
+    from .recording import Recorder
 
 MAX_THREADS = 1024
 # Minimum work in nanoseconds for which other threads are started.
@@ -117,6 +121,8 @@ class _Pool:
 
 _POOL = _Pool()
 _OWN = threading.local()
+# The name of a thread's recorder among its own objects.
+_RECORDER = "recorder of programs"
 
 
 def _begin_fork() -> None:
@@ -142,11 +148,40 @@ def _serve(shared: NDArray[np.int64], thread: int) -> None:
 
 def own_memory(name: str, size: int) -> NDArray[np.uint8]:
     """Return at least `size` bytes, which this thread's next call with the name reuses. Contents are not preserved."""
-    buffers: dict[str, NDArray[np.uint8]] = _OWN.__dict__
-    found = buffers.get(name)
+    buffers: dict[str, Any] = _OWN.__dict__
+    recorder: Recorder | None = buffers.get(_RECORDER)
+    if recorder is not None:
+        return recorder.own_memory(name, size)
+    found: NDArray[np.uint8] | None = buffers.get(name)
     if found is None or found.nbytes < size:
         found = buffers[name] = huge_array((max(size, 1),), np.uint8)
     return found
+
+
+def recorder_of_thread() -> Recorder | None:
+    """Return the recorder of the programs that this thread runs; see `recording`."""
+    return _OWN.__dict__.get(_RECORDER)
+
+
+def set_recorder(recorder: Recorder | None) -> None:
+    """Set the recorder of the programs that this thread runs; None = no recorder."""
+    _OWN.__dict__[_RECORDER] = recorder
+
+
+def fixed_address(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array; a recorder keeps it, because recorded programs read it at the same address in every run."""
+    recorder = recorder_of_thread()
+    if recorder is not None:
+        recorder.fixed.append(array)
+    return array
+
+
+def temporary(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that only the running kernel uses, for a recorder."""
+    recorder = recorder_of_thread()
+    if recorder is not None:
+        recorder.own.append(("", array))
+    return array
 
 
 def rows_context(tokens: int) -> ContextTable:

@@ -79,6 +79,8 @@ _GROUP = 16
 # Bytes of the arguments of a matmul, in whole cache lines.
 _PRODUCT_BYTES = -(-8 * words_of(GemmArguments) // 64) * 64
 _FLOPS_PER_NANOSECOND = 60.0
+# Maximum number of a bias's terms, with those that heads share, that are read faster in any order than rearranged.
+_SMALL_BIAS = 8192
 
 
 _LEFT, _ROWS, _LEFT_PANELS, _LEFT_GROUP, _RIGHT, _WORDS, _OUT = (
@@ -279,7 +281,7 @@ class DenseAttention:
         out = np.empty((batch, rows, heads, width), np.float32)
         if not out.size:
             return out.transpose(0, 2, 1, 3)
-        if bias is not None and heads > 1 and bias.strides[1] == 0:
+        if bias is not None and heads > 1 and bias.strides[1] == 0 and bias.size > _SMALL_BIAS:
             bias = _queries_last(bias)
         strides = (*(x.strides for x in given), (0, 0, 0, 0) if bias is None else bias.strides)
         program = self._programs.get(self._made, query.shape, values.shape, strides)

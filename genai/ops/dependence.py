@@ -1,0 +1,66 @@
+"""The inputs of operators on whose values, and not only on whose shapes, the shapes of results depend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# The results' shapes depend only on the inputs' shapes.
+_BY_SHAPES = """
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization BiasAdd BiasGelu
+    BlockedAveragePool BlockedConv BlockedMaxPool BlockedMean Cast CastLike Ceil Celu Concat Conv Cos Cosh
+    DenseAttention Div Elu Equal Erf Exp FastGelu Flatten Floor FromBlocked GRU Gather GatherElements GatherND Gelu Gemm
+    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity
+    InstanceNormalization IsInf IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Linear Log LogSoftmax MatMul
+    Max MaxPool Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu RMSNormalization RNN Reciprocal Relu Round Selu
+    Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size SkipLayerNormalization
+    SkipSimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh ToBlocked Transpose
+    Where Xor
+""".split()
+# The results' shapes also depend on the values of all inputs after the first.
+_BY_FIRST_SHAPE = """
+    Clip CumSum Expand Pad ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
+    ReduceSum ReduceSumSquare Reshape Resize Slice Split Squeeze Tile TopK Trilu Unsqueeze
+""".split()
+_BY_VALUES = "ConstantOfShape Range".split()
+_MANY = 1 << 30
+_SHAPE_INPUTS = {
+    **dict.fromkeys(_BY_SHAPES, _MANY),
+    **dict.fromkeys(_BY_FIRST_SHAPE, 1),
+    **dict.fromkeys(_BY_VALUES, 0),
+}
+# The kernels of these operators compute values only in compiled programs, or return views. If a kernel uses NumPy for
+# an input of some type or layout, its results are in memory that no program has written.
+_NATIVE = frozenset(
+    """
+    Abs Add AveragePool BlockedConv Clip Concat Conv DenseAttention Div Elu Erf Exp Expand FastGelu Flatten FromBlocked
+    GRU Gather Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity LSTM LayerNormalization LeakyRelu Linear
+    LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization ReduceMax ReduceMin ReduceSum Relu Reshape
+    Sigmoid SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split
+    Sqrt Squeeze Sub SwiGLU Swish ToBlocked Transpose Unsqueeze
+    """.split()
+)
+# Kernels of these operators combine NumPy and compiled programs unless the weights are packed.
+_IF_PACKED = frozenset({"Conv", "Gemm", "Linear", "MatMul"})
+# The programs depend on the values of all inputs after the first.
+_NEEDS_VALUES = frozenset({"Gather", "Pow"})
+_OF_SHAPES = frozenset({"Shape", "Size"})
+
+
+def shape_inputs(op_type: str) -> int | None:
+    """Return the number of first inputs whose values have no effect on the shapes of the results; None = unknown."""
+    return _SHAPE_INPUTS.get(op_type)
+
+
+def is_native(op_type: str, kernel: Any) -> bool:
+    """Return True if the kernel computes values only in compiled programs; see `kernels.cpu.program.recording`."""
+    return op_type in _NATIVE and (op_type not in _IF_PACKED or hasattr(kernel, "packed"))
+
+
+def needs_values(op_type: str) -> bool:
+    """Return True if the programs of a native kernel depend on the values of all inputs after the first."""
+    return op_type in _NEEDS_VALUES
+
+
+def reads_only_shapes(op_type: str) -> bool:
+    """Return True if the results do not depend on the values of the inputs."""
+    return op_type in _OF_SHAPES

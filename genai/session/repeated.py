@@ -1,0 +1,495 @@
+"""Faster forms of a plan for shapes of inputs that occur again.
+
+The second run with the same shapes is recorded. Later runs do not compute results that depend only on shapes, and
+adjacent kernels that only run compiled programs become one program. In small graphs, most calls of kernels take longer
+than their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.cpu.arrays.blas import BLAS_THREADS
+from genai.kernels.cpu.program.bound_program import first_element
+from genai.kernels.cpu.program.recording import JoinedProgram, RecordedRun, Recorder, recorded
+from genai.ops.control import If
+from genai.ops.dependence import is_native, needs_values, reads_only_shapes, shape_inputs
+
+from .arguments import root_of
+from .loop import OpCall, Plan, RunContext, call as default_call, run_slots, with_lifetimes
+
+Call = Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]]
+Feeds = Sequence[tuple[int, Any]]
+# Number of sets of shapes for which a plan has a faster form, and that are remembered after one run.
+_MAX_FORMS, _MAX_SEEN = 16, 64
+# Larger values are computed by ordinary calls, whose memory is released after the last use.
+_MAX_BYTES = 1 << 18
+# Stored values are smaller, because they take memory between runs.
+_MAX_STORED_BYTES = 1 << 16
+_LINE = 64
+# NumPy returns scalars for results without axes.
+_ARRAYS = (np.ndarray, np.generic)
+
+
+class RepeatedPlan:
+    """A plan with faster forms for the shapes of inputs that occurred before. Several threads may run it."""
+
+    def __init__(self, plan: Plan, *, limits_blas: bool = False) -> None:
+        """`limits_blas`: True to limit BLAS to one thread during runs of kernels that may call it."""
+        self._plan, self._limits_blas = plan, limits_blas
+        self._forms: dict[Any, Plan | None] = {}
+        self._seen: set[Any] = set()
+
+    def run(self, feeds: Iterable[tuple[int, Any]], call: Call = default_call) -> tuple[Any, ...]:
+        """Run the plan; see `run_slots`."""
+        feeds = list(feeds)
+        key = _key(feeds)
+        form = None if key is None else self._forms.get(key)
+        if form is not None or key is None or key in self._forms:
+            return self._run(form or self._plan, feeds, call)
+        if key not in self._seen:
+            self._seen = {*self._seen, key} if len(self._seen) < _MAX_SEEN else {key}
+            return self._run(self._plan, feeds, call)
+        recording = _Recording(self._plan, feeds, call)
+        results = self._run(self._plan, feeds, recording.call)
+        forms = self._forms if len(self._forms) < _MAX_FORMS else {}
+        self._forms = {**forms, key: recording.plan()}
+        return results
+
+    def _run(self, plan: Plan, feeds: Feeds, call: Call) -> tuple[Any, ...]:
+        if not (self._limits_blas and plan.calls_blas):
+            return run_slots(plan, feeds, None, call)
+        with BLAS_THREADS.single():
+            return run_slots(plan, feeds, None, call)
+
+
+def _key(feeds: Sequence[tuple[int, Any]]) -> Any:
+    """Return the shapes of arrays, or None if an input is not an array."""
+    for _, array in feeds:
+        if type(array) is not np.ndarray:
+            return None
+    return tuple([(slot, array.shape, array.dtype) for slot, array in feeds])
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The shape, strides and element type of an array."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+    @staticmethod
+    def of(array: Any) -> _Layout:
+        return _Layout(array.shape, array.strides, array.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Buffer:
+    """Memory that the calls of a segment write: its bytes, and its address modulo a cache line."""
+
+    size: int
+    start: int
+
+
+# A place in memory: an outer slot or a buffer of the segment, and the offset in bytes.
+_Place = tuple[int | _Buffer, int]
+
+
+@dataclass
+class _Segment:
+    """Adjacent calls that become one program.
+
+    Attributes:
+        ops: the calls, for arrays of other layouts.
+        runs: recorded runs of programs, with the place of each address that changes.
+        outer: slots that the calls read and that other calls write, with their layouts.
+        produced: slots that the calls write, with their places and layouts.
+        held: constants whose addresses the programs contain.
+        views: the calls that return views of outer values. They take no time, unless another kernel needs the views.
+        made: numbers of the views that are also made by an ordinary call ahead of the segment.
+    """
+
+    ops: list[OpCall] = field(default_factory=list)
+    runs: list[tuple[RecordedRun, dict[int, _Place]]] = field(default_factory=list)
+    outer: dict[int, _Layout] = field(default_factory=dict)
+    produced: dict[int, tuple[_Place, _Layout]] = field(default_factory=dict)
+    held: list[Any] = field(default_factory=list)
+    views: list[OpCall] = field(default_factory=list)
+    made: set[int] = field(default_factory=set)
+
+    def computes(self, slots: Sequence[int]) -> bool:
+        """Return True if one of these slots is written by a program."""
+        return any(slot in self.produced and not isinstance(self.produced[slot][0][0], int) for slot in slots)
+
+    def make_views(self, slots: Collection[int]) -> list[OpCall]:
+        """Return the calls that make the views in these slots, except calls that were returned before."""
+        needed, found = set(slots), []
+        for number, op in reversed([*enumerate(self.views)]):
+            if number not in self.made and not needed.isdisjoint(op.outputs):
+                self.made.add(number)
+                found.append(op)
+                needed.update(op.inputs)
+        return found[::-1]
+
+
+class _Recording:
+    """A run of a plan whose calls are recorded."""
+
+    def __init__(self, plan: Plan, feeds: Sequence[tuple[int, Any]], call: Call) -> None:
+        self._plan, self._call = plan, call
+        given = {slot for slot, _ in feeds}
+        absent = len(plan.initial) - 1
+        self._absent = {-1, absent}
+        self._stored = {
+            slot: value for slot, value in enumerate(plan.initial) if slot not in given and value is not None
+        }
+        self._sized = given | set(self._stored) | self._absent
+        self._steps: list[OpCall | _Segment] = []
+        self._segment = _Segment()
+        # The slots of bodies follow the slots of the plan. Results of a body are in the body's slots.
+        self._slots = len(plan.initial)
+        self._actual: dict[int, int] = {}
+
+    def call(self, op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run a call of the plan, and decide how later runs compute its results."""
+        if not self._actual.keys().isdisjoint(op.inputs):
+            op = replace(op, inputs=tuple([self._actual.get(slot, slot) for slot in op.inputs]))
+        body = self._body(op, inputs)
+        if body is not None:
+            return self._run_body(op, *body)
+        count = shape_inputs(op.op_type) if op.is_own else None
+        is_known = count is not None and self._sized.issuperset(op.inputs[:count])
+        if not is_known or not self._are_stored(op.inputs[count:]):
+            results = self._call(op, context, inputs)
+            self._add_ordinary(op)
+            return results
+        if reads_only_shapes(op.op_type) or self._are_stored(op.inputs):
+            results = self._call(op, context, inputs)
+            if not self._store(op, results):
+                self._add_ordinary(op)
+        elif is_native(op.op_type, op.kernel) and (not needs_values(op.op_type) or self._are_stored(op.inputs[1:])):
+            with recorded() as recorder:
+                results = self._call(op, context, inputs)
+            if not self._join(op, inputs, results, recorder):
+                self._add_ordinary(op)
+        else:
+            results = self._call(op, context, inputs)
+            self._add_ordinary(op)
+        self._sized.update(op.outputs)
+        return results
+
+    def _body(self, op: OpCall, inputs: Sequence[Any]) -> tuple[Plan, Sequence[int], Sequence[Any]] | None:
+        """Return the plan that the call always runs, its inputs' slots and values; None if another kernel runs."""
+        kernel, first = op.kernel, 0
+        if isinstance(kernel, If) and self._are_stored(op.inputs[:1]):
+            kernel, first = kernel.branch(inputs[0]), 1
+        plan = getattr(kernel, "plan", None)
+        return (plan, op.inputs[first:], inputs[first:]) if isinstance(plan, Plan) else None
+
+    def _run_body(self, op: OpCall, plan: Plan, slots: Sequence[int], inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run a body, and add its calls to the calls of the plan."""
+        given = dict(zip(plan.inputs.values(), slots, strict=False))
+        first = self._slots
+        self._slots += len(plan.initial)
+        actual = {slot: given.get(slot, first + slot) for slot in range(len(plan.initial))}
+        actual[-1] = -1
+        for slot, value in enumerate(plan.initial):
+            if value is not None and slot not in given:
+                self._stored[actual[slot]] = value
+                self._sized.add(actual[slot])
+
+        def call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+            moved = [tuple([actual[slot] for slot in slots]) for slots in (op.inputs, op.outputs)]
+            return self.call(replace(op, inputs=moved[0], outputs=moved[1]), context, inputs)
+
+        results = run_slots(plan, zip(plan.inputs.values(), inputs, strict=False), None, call)
+        for slot, made in zip(op.outputs, plan.outputs, strict=False):
+            if slot >= 0:
+                self._actual[slot] = self._actual.get(actual[made], actual[made])
+        return results
+
+    def _are_stored(self, slots: Sequence[int]) -> bool:
+        return all(slot in self._stored or slot in self._absent for slot in slots)
+
+    def _store(self, op: OpCall, results: Sequence[Any]) -> bool:
+        """Store results that are the same in later runs. Return False if they are too large."""
+        if not all(isinstance(value, _ARRAYS) and value.nbytes <= _MAX_STORED_BYTES for value in results):
+            return False
+        for slot, value in zip(op.outputs, results, strict=False):
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False  # a run returns copies of read-only arrays
+            if slot >= 0:
+                self._stored[slot] = value
+        return True
+
+    def _add_ordinary(self, op: OpCall) -> None:
+        """Add a call as it is: ahead of the current segment, or after it if the call reads the segment's results."""
+        if self._segment.computes(op.inputs):
+            self._end_segment()
+        self._steps += [*self._segment.make_views(op.inputs), op]
+
+    def _end_segment(self) -> None:
+        if self._segment.ops:
+            self._steps.append(self._segment)
+        self._segment = _Segment()
+
+    def _join(self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder) -> bool:
+        """Add a call to the current segment. Return False if its work is more than the recorded runs."""
+        segment = self._segment
+        regions = _Regions()
+        regions.constants += recorder.fixed
+        for slot, array in zip(op.inputs, inputs, strict=False):
+            if array is None:
+                continue
+            if slot in self._stored:
+                regions.constants.append(array)
+            elif slot in segment.produced:
+                regions.add(array, *segment.produced[slot][0])
+            else:
+                regions.add(array, slot, 0)
+        places = [None if value is None else regions.place_of_result(value) for value in results]
+        if not recorder.is_short or not regions.is_valid:
+            return False
+        for _, memory in recorder.own:
+            regions.add(memory, _Buffer(memory.nbytes, first_element(memory) % _LINE), 0)
+        runs = regions.placed(recorder.runs)
+        if runs is None:
+            return False
+        written = {where for _, bound in runs for where, _ in bound.values()}
+        made = [
+            (slot, place, value)
+            for slot, place, value in zip(op.outputs, places, results, strict=False)
+            if slot >= 0 and place is not None
+        ]
+        if any(where in regions.new and where not in written for _, (where, _), _ in made):
+            return False
+        if not runs and all(isinstance(where, int) for _, (where, _), _ in made):
+            segment.views.append(op)
+        elif any(isinstance(where, int) for _, (where, _), _ in made):
+            return False
+        segment.ops.append(op)
+        segment.runs += runs
+        segment.held += regions.constants
+        for slot, array in zip(op.inputs, inputs, strict=False):
+            if array is not None and slot not in self._stored and slot not in segment.produced:
+                segment.outer[slot] = _Layout.of(array)
+        segment.produced.update((slot, (place, _Layout.of(value))) for slot, place, value in made)
+        return True
+
+    def plan(self) -> Plan | None:
+        """Return the faster form of the plan, or None if there is none. The run must be complete."""
+        plan = self._plan
+        self._end_segment()
+        outputs = tuple([self._actual.get(slot, slot) for slot in plan.outputs])
+        initial = [*plan.initial, *[None] * (self._slots + 1 - len(plan.initial))]
+        for slot, value in self._stored.items():
+            initial[slot] = value
+        needed = set(outputs)
+        calls: list[OpCall] = []
+        is_faster = bool(self._actual) or len(self._steps) < len(plan.calls)
+        for step in reversed(self._steps):
+            if isinstance(step, OpCall):
+                found = [step]
+            elif len(step.runs) < _MIN_RUNS:
+                found = [op for op in step.ops[::-1] if op not in step.views or step.views.index(op) not in step.made]
+            else:
+                read = tuple(slot for slot in step.produced if slot in needed and step.computes([slot]))
+                found = [_joined(step, read, tuple(initial))] if read else []
+                found += step.make_views(needed)[::-1]
+                is_faster = True
+            calls += found
+            needed.update(slot for op in found for slot in op.inputs)
+        kept = set(outputs) | set(self._stored) | self._absent
+        if not is_faster:
+            return None
+        unused = set(self._stored) - needed
+        for slot in unused - {slot for slot, value in enumerate(plan.initial) if value is not None}:
+            initial[slot] = None
+        return replace(
+            plan,
+            calls=with_lifetimes(calls[::-1], kept),
+            initial=tuple(initial),
+            outputs=outputs,
+            calls_blas=any(op.calls_blas for op in calls),
+        )
+
+
+# The place of an address that never changes.
+_FIXED: _Place = (-1, 0)
+# Calls of segments with fewer programs are not joined.
+_MIN_RUNS = 2
+
+
+class _Regions:
+    """The memory that a call may use, and its places.
+
+    Attributes:
+        constants: arrays whose addresses never change.
+        new: buffers that the call has allocated for its results.
+        is_valid: False if an array is large or not an array, so that the call is not joined.
+    """
+
+    def __init__(self) -> None:
+        self.constants: list[Any] = []
+        self.new: set[_Buffer] = set()
+        self.is_valid = True
+        self._known: list[tuple[int, int, int | _Buffer, int]] = []  # begin, end, place
+        self._roots: dict[int, tuple[int, int | _Buffer, int]] = {}  # root's id: an address in it, its place
+
+    def add(self, array: Any, place: int | _Buffer, offset: int) -> None:
+        """Add an array with the place of its first element."""
+        if type(array) is not np.ndarray or array.dtype.hasobject or not 0 < array.nbytes <= _MAX_BYTES:
+            self.is_valid = False
+            return
+        begin, end = first_element(array), _end(array)
+        self.is_valid &= min(array.strides, default=0) >= 0
+        self._known.append((begin, end, place, offset))
+        self._roots.setdefault(id(root_of(array)), (begin, place, offset))
+
+    def place_of_result(self, array: Any) -> _Place | None:
+        """Return the place of a result: in the memory of an input, or in a new buffer."""
+        if type(array) is not np.ndarray:
+            self.is_valid = False
+            return None
+        root, begin = root_of(array), first_element(array)
+        if id(root) not in self._roots:
+            start = first_element(root)
+            buffer = _Buffer(root.nbytes, start % _LINE)
+            self.new.add(buffer)
+            self.add(root, buffer, 0)
+            self._roots[id(root)] = start, buffer, 0
+        if not self.is_valid:
+            return None
+        known, place, offset = self._roots[id(root)]
+        return place, offset + begin - known
+
+    def placed(self, runs: Sequence[RecordedRun]) -> list[tuple[RecordedRun, dict[int, _Place]]] | None:
+        """Return the places of the addresses that each run binds; None if the runs cannot be joined."""
+        result = []
+        for run in runs:
+            places: dict[int, _Place] = {}
+            for _, _, binding in run.program.open:
+                address = run.addresses[binding.name]
+                found = self.find(address)
+                if found is None or not run.can_join:
+                    return None
+                if found != _FIXED:
+                    places[address] = found
+            result.append((run, places))
+        return result
+
+    def find(self, address: int) -> _Place | None:
+        """Return the place of an address. None = unknown, or it may be in the memory of several inputs."""
+        if address == 0:
+            return _FIXED
+        found = [known for known in self._known if known[0] <= address < known[1]]
+        exact = [known for known in found if known[0] == address]
+        places = {(place, offset + address - begin) for begin, _, place, offset in exact or found}
+        if any(first_element(array) <= address < _end(array) for array in self.constants):
+            places.add(_FIXED)
+        return places.pop() if len(places) == 1 else None
+
+
+def _end(array: Any) -> int:
+    """Return the address after the last element of an array without negative strides."""
+    last = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True))
+    return int(first_element(array) + last + array.itemsize)
+
+
+def _joined(segment: _Segment, outputs: tuple[int, ...], initial: tuple[Any, ...]) -> OpCall:
+    """Return the calls of a segment as one call."""
+    first, last = segment.ops[0], segment.ops[-1]
+    kernel = _JoinedKernel(segment, outputs, initial)
+    label = f"{first.label} to {last.label}"
+    return OpCall(label, "Joined", kernel, tuple(segment.outer), outputs, (), ("",) * len(outputs), True, False)
+
+
+class _JoinedKernel:
+    """The kernel of a segment: one program for arrays of the recorded layouts, the segment's calls for others."""
+
+    def __init__(self, segment: _Segment, outputs: tuple[int, ...], initial: tuple[Any, ...]) -> None:
+        self._expected = [(known.shape, known.strides, known.dtype) for known in segment.outer.values()]
+        self._held = segment.held
+        self._slots = tuple(segment.outer)
+        self._fallback = Plan(tuple(segment.ops), initial, {}, (), outputs)
+        made = [segment.produced[slot] for slot in outputs]
+        buffers = list(dict.fromkeys(place[0] for place, _ in made))
+        # The buffers of results are allocated for each run; the results are views of them.
+        self._buffers = [(buffer.size, buffer.start) for buffer in buffers if isinstance(buffer, _Buffer)]
+        self._results = [(buffers.index(place[0]), place[1], layout) for place, layout in made]
+        indices: dict[Any, int] = {slot: index for index, slot in enumerate(self._slots)}
+        indices.update({buffer: len(self._slots) + index for index, buffer in enumerate(buffers)})
+        offsets, size = _inner_offsets(segment, set(buffers))
+
+        def place(run: int, address: int) -> tuple[int, int] | None:
+            found = segment.runs[run][1].get(address)
+            if found is None:
+                return None
+            where, offset = found
+            if where in indices:
+                return indices[where], offset
+            assert isinstance(where, _Buffer)
+            return -1, offsets[where] + offset
+
+        self._program = JoinedProgram([run for run, _ in segment.runs], place, size)
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        for array, (shape, strides, dtype) in zip(inputs, self._expected, strict=True):
+            if (
+                type(array) is not np.ndarray
+                or array.shape != shape
+                or array.strides != strides
+                or array.dtype != dtype
+            ):
+                return run_slots(self._fallback, zip(self._slots, inputs, strict=True), context)
+        roots = [_memory(size, start) for size, start in self._buffers]
+        addresses = [first_element(array) for array in inputs]
+        addresses += [first_element(root) for root in roots]
+        self._program.run(addresses)
+        return tuple(
+            [
+                np.ndarray(made.shape, made.dtype, roots[index], offset, made.strides)
+                for index, offset, made in self._results
+            ]
+        )
+
+
+def _memory(size: int, start: int) -> Any:
+    """Return bytes whose address modulo a cache line is `start`."""
+    memory = np.empty(size + _LINE, np.uint8)
+    skipped = (start - first_element(memory)) % _LINE
+    return memory[skipped : skipped + size]
+
+
+def _inner_offsets(segment: _Segment, outer: set[Any]) -> tuple[dict[_Buffer, int], int]:
+    """Return an offset for each buffer that only the segment uses, and the bytes that all need.
+
+    Buffers that are not used by the same runs can share memory.
+    """
+    used: dict[_Buffer, tuple[int, int]] = {}
+    for number, (_, places) in enumerate(segment.runs):
+        for where, _ in places.values():
+            if isinstance(where, _Buffer) and where not in outer:
+                used[where] = used.get(where, (number, number))[0], number
+    offsets: dict[_Buffer, int] = {}
+    total = 0
+    for buffer, (first, last) in used.items():
+        size = -(-(buffer.size + buffer.start) // _LINE) * _LINE
+        taken = sorted(
+            (offsets[other] - other.start, offsets[other] + other.size)
+            for other in offsets
+            if used[other][0] <= last and first <= used[other][1]
+        )
+        at = 0
+        for begin, end in taken:
+            if at + size <= begin:
+                break
+            at = max(at, -(-end // _LINE) * _LINE)
+        offsets[buffer] = at + buffer.start
+        total = max(total, at + size)
+    return offsets, total

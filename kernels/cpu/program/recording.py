@@ -1,0 +1,150 @@
+"""One program from the programs of several nodes, for small graphs, whose calls take longer than their work.
+
+A `Recorder` records the programs that one thread runs, with the addresses that are bound. The recorded runs become one
+program, in which the addresses of values are bound again for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.host_memory import huge_array
+
+from ..jit.arguments import Binding
+from .calls import CALL_ENTRIES, COUNTED, DIVISOR, FACTOR, Program
+from .step_table import StepField
+from .thread_pool import NO_STEP, Threads, recorder_of_thread, set_recorder
+
+_ALONE = Threads(1)
+
+
+@dataclass
+class Recorder:
+    """The programs that a thread has run since `recorded` was entered.
+
+    Attributes:
+        runs: the runs in order.
+        own: memory that only one kernel uses: memory that replaced the thread's own memory, by name (memory that was
+            too small is also listed), and temporary arrays.
+        fixed: arrays whose addresses never change.
+        is_short: True if every run used only the calling thread.
+    """
+
+    runs: list[RecordedRun] = field(default_factory=list)
+    own: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
+    fixed: list[NDArray[Any]] = field(default_factory=list)
+    is_short: bool = True
+
+    def own_memory(self, name: str, size: int) -> NDArray[np.uint8]:
+        """Return memory with this name, as `thread_pool.own_memory` does."""
+        for known, memory in self.own:
+            if known == name and memory.nbytes >= size:
+                return memory
+        made = huge_array((max(size, 1),), np.uint8)
+        self.own.append((name, made))
+        return made
+
+    def add(self, program: Program, addresses: Mapping[str, int], tokens: int, *, is_short: bool) -> None:
+        """Record a run of a program with these addresses and a step of `tokens` rows."""
+        self.is_short &= is_short and not program.later
+        self.runs.append(RecordedRun(program, dict(addresses), tokens))
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run of a program: the address for each binding, and the number of rows of its step."""
+
+    program: Program
+    addresses: dict[str, int]
+    tokens: int
+
+    @property
+    def can_join(self) -> bool:
+        """True if the numbers of items are known without a step."""
+        return all(call.items.counted in (StepField.ONE, StepField.TOKENS) for call in self.program.calls)
+
+    def rows(self) -> NDArray[np.int64]:
+        """Return a copy of the program's table with constant numbers of items."""
+        table = self.program.table.copy()
+        for row, call in zip(table, self.program.calls, strict=True):
+            counted, factor, divisor, _ = call.items
+            row[COUNTED], row[DIVISOR] = StepField.ONE, 1
+            row[FACTOR] = factor * (1 if counted is StepField.ONE else -(-self.tokens // divisor))
+        return table
+
+
+@contextmanager
+def recorded() -> Iterator[Recorder]:
+    """Record the programs that the calling thread runs in a block. Blocks in a block record separately."""
+    before, recorder = recorder_of_thread(), Recorder()
+    set_recorder(recorder)
+    try:
+        yield recorder
+    finally:
+        set_recorder(before)
+
+
+class JoinedProgram:
+    """A program that runs recorded runs one after another on the calling thread.
+
+    Several threads may run the program at the same time, each with a copy that has separate memory for inner values.
+
+    Args:
+        runs: the runs, all of which can be joined.
+        place: function of the number of a run and an address that was bound. It returns the index in `addresses` of
+            `run` (-1 = the memory for inner values) and the byte offset, or None if the address never changes.
+        inner_bytes: size of the memory for inner values.
+    """
+
+    def __init__(
+        self, runs: Sequence[RecordedRun], place: Callable[[int, int], tuple[int, int] | None], inner_bytes: int
+    ) -> None:
+        tables = [run.rows() for run in runs]
+        self._table = np.concatenate(tables)
+        self._calls = tuple(call for run in runs for call in run.program.calls)
+        self._scratch = max(run.program.scratch for run in runs)
+        self._inner_bytes = inner_bytes
+        self._outer: list[tuple[int, int, int]] = []  # entry in the table, index of the address, offset
+        self._inner: list[tuple[int, int]] = []  # entry in the table, offset in the memory for inner values
+        first = 0
+        for number, (run, table) in enumerate(zip(runs, tables, strict=True)):
+            for call, entry, binding in run.program.open:
+                self._open(
+                    first + call * CALL_ENTRIES + entry, place(number, run.addresses[binding.name]), run, binding
+                )
+            first += table.size
+        self._copies: list[tuple[Program, memoryview, NDArray[np.uint8]]] = []
+
+    def _open(self, entry: int, placed: tuple[int, int] | None, run: RecordedRun, binding: Binding) -> None:
+        if placed is None:
+            self._table.reshape(-1)[entry] = run.addresses[binding.name] + binding.offset
+        elif placed[0] < 0:
+            self._inner.append((entry, placed[1] + binding.offset))
+        else:
+            self._outer.append((entry, placed[0], placed[1] + binding.offset))
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Run the program with these addresses. Raises StepError if an operator rejects its input."""
+        try:
+            copy = self._copies.pop()
+        except IndexError:
+            copy = self._copy()
+        program, view, _ = copy
+        for entry, index, offset in self._outer:
+            view[entry] = addresses[index] + offset
+        _ALONE.run(program, NO_STEP, nanoseconds=0.0)
+        self._copies.append(copy)
+
+    def _copy(self) -> tuple[Program, memoryview, NDArray[np.uint8]]:
+        table, memory = huge_array(self._table.shape, np.int64), huge_array((max(self._inner_bytes, 1),), np.uint8)
+        table[...] = self._table
+        program, start = Program(table, self._calls, self._scratch), memory.ctypes.data
+        for entry, offset in self._inner:
+            program.view[entry] = start + offset
+        return program, program.view, memory

@@ -1,0 +1,236 @@
+"""Runs whose shapes have occurred before give the results of the first run, although they compute them otherwise."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import pytest
+
+from genai.session.config import SessionConfig
+from genai.session.session import Session
+
+RNG = np.random.default_rng(5)
+
+
+def _session(text, *, threads=1):
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]>\n{text}')
+    return Session(model, SessionConfig(threads=threads))
+
+
+def _numbers(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def _constant(name, *shape):
+    values = ", ".join(f"{x:.3f}" for x in _numbers(int(np.prod(shape))))
+    return f"float[{','.join(map(str, shape))}] {name} = {{{values}}}"
+
+
+def _plain(session, feed):
+    """Run a session without stored shapes and joined programs."""
+    return session.run(feed, stop=lambda: False)
+
+
+def _form(session):
+    """Return the calls of the faster form of the session's plan."""
+    (form,) = session._repeated._forms.values()
+    return [op.op_type for op in form.calls]
+
+
+def _agree(session, feeds):
+    for feed in feeds:
+        found, expected = session.run(feed), _plain(session, feed)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+LAYERS = f"""
+g (float[N, S, 32] x, float[N, S, 32] y) => (float[N, S, 32] z, float[N, 4, S, 8] heads)
+<{_constant("w", 32, 32)}, {_constant("v", 32, 32)}, {_constant("scale", 32)}, {_constant("shift", 32)},
+ int64[1] four = {{4}}, int64[1] rest = {{-1}}, int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}>
+{{
+    sum = Add(x, y)
+    normed = LayerNormalization<axis = -1>(sum, scale, shift)
+    a = MatMul(normed, w)
+    shape = Shape(a)
+    n = Slice(shape, zero, one)
+    s = Slice(shape, one, two)
+    split = Concat<axis = 0>(n, s, four, rest)
+    parts = Reshape(a, split)
+    heads = Transpose<perm = [0, 2, 1, 3]>(parts)
+    soft = Softmax<axis = -1>(a)
+    b = MatMul(soft, v)
+    z = Relu(b)
+}}"""
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return _session(LAYERS)
+
+
+def _feed(batch=2, length=3):
+    return {"x": _numbers(batch, length, 32), "y": _numbers(batch, length, 32)}
+
+
+def test_layers(layers):
+    _agree(layers, [_feed() for _ in range(4)])
+    assert _form(layers) == ["Joined"]
+    _agree(layers, [_feed(1, 5) for _ in range(3)])
+    assert len(layers._repeated._forms) == 2
+
+
+def test_results_are_separate(layers):
+    feeds = [_feed() for _ in range(5)]
+    results = [layers.run(feed) for feed in feeds]
+    for feed, result in zip(feeds, results, strict=True):
+        for name, value in _plain(layers, feed).items():
+            np.testing.assert_array_equal(result[name], value)
+            assert result[name].flags.writeable
+
+
+def test_other_layouts(layers):
+    """The program was recorded for arrays in C order."""
+    for _ in range(3):
+        layers.run(_feed())
+    feed = _feed()
+    _agree(layers, [{"x": np.asfortranarray(feed["x"]), "y": feed["y"][:, ::-1]}, feed])
+
+
+def test_one_array_for_two_inputs():
+    session, x = _session(LAYERS), _numbers(2, 3, 32)
+    _agree(session, [{"x": x, "y": x}] * 3)
+    _agree(session, [_feed(), {"x": x, "y": x}])
+
+
+def test_several_threads(layers):
+    feeds = [_feed() for _ in range(24)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(layers.run, feeds))
+    for feed, result in zip(feeds, results, strict=True):
+        np.testing.assert_array_equal(result["z"], _plain(layers, feed)["z"])
+
+
+# A graph, and feeds whose values, but not shapes, differ.
+BY_VALUES = {
+    "the shape": (
+        "g (float[4, 6] x, int64[2] s) => (float[A, B] z) { a = Reshape(x, s) b = Relu(a) z = Exp(b) }",
+        [{"s": np.array(s)} for s in ([4, 6], [6, 4], [24, 1], [2, 12])],
+    ),
+    "the bounds": (
+        "g (float[4, 6] x, int64[1] b, int64[1] e) => (float[A, 6] z)\n"
+        "{ a = Slice(x, b, e) s = Shape(a) c = Relu(a) d = Exp(c) z = Reshape(d, s) }",
+        [{"b": np.array([b]), "e": np.array([e])} for b, e in ((0, 2), (1, 3), (0, 4), (3, 4))],
+    ),
+    "the number of results": (
+        "g (float[4, 6] x) => (int64[2, A] z, int64[2] s) { a = Relu(x) z = NonZero(a) s = Shape(z) }",
+        [{}] * 4,
+    ),
+    "a limit": (
+        "g (float[4, 6] x, float high) => (float[4, 6] z) { a = Relu(x) b = Clip(a, , high) z = Exp(b) }",
+        [{"high": np.float32(high) + np.zeros((), np.float32)} for high in (1, 0.5, 2, 0)],
+    ),
+    "a branch": (
+        "g (float[4, 6] x, bool flag) => (float[4, 6] z) {\n"
+        "z = If(flag) <then_branch = t () => (float[4, 6] p) { q = Relu(x) p = Exp(q) },"
+        " else_branch = e () => (float[4, 6] p) { q = Neg(x) r = Relu(q) p = Sigmoid(r) }> }",
+        [{"flag": np.array(flag)} for flag in (True, False, True, False, True, False)],
+    ),
+    "the number of iterations": (
+        "g (float[4, 6] x, int64 n) => (float[4, 6] z) <bool yes = {1}> {\n"
+        "z = Loop(n, yes, x) <body = b (int64 i, bool c, float[4, 6] p) => (bool d, float[4, 6] r)"
+        " { d = Identity(c) k = Cast<to = 1>(i) l = Add(p, k) q = Relu(l) r = Sigmoid(q) }> }",
+        [{"n": np.array(n)} for n in (5, 2, 4, 0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BY_VALUES)
+def test_results_that_depend_on_values(case):
+    text, feeds = BY_VALUES[case]
+    session = _session(text)
+    _agree(session, [{"x": _numbers(4, 6), **feed} for feed in feeds])
+
+
+def test_changed_results_of_shapes():
+    """Results that depend only on shapes are stored, but callers receive copies."""
+    session = _session(
+        "g (float[N, 6] x) => (int64[2] s, float[N, 6] ones)\n"
+        "{ s = Shape(x) ones = ConstantOfShape<value = float[1] {1}>(s) }"
+    )
+    for _ in range(4):
+        found = session.run({"x": _numbers(4, 6)})
+        assert found["s"].tolist() == [4, 6] and found["ones"].sum() == 24
+        found["s"][:], found["ones"][:] = 0, 0
+    assert _form(session) == []
+
+
+def test_many_shapes():
+    """The number of stored forms is limited."""
+    session = _session("g (float[N] x) => (float[N] z) { a = Relu(x) z = Exp(a) }")
+    for size in range(1, 40):
+        _agree(session, [{"x": _numbers(size)} for _ in range(2)])
+    assert len(session._repeated._forms) <= 16
+
+
+def test_empty_and_large_values():
+    session = _session("g (float[N] x) => (float[N] z) { a = Relu(x) z = Exp(a) }")
+    for size in (0, 1 << 17):
+        _agree(session, [{"x": _numbers(size)} for _ in range(3)])
+    assert set(session._repeated._forms.values()) == {None}
+
+
+# Graphs whose calls become one program.
+JOINED = {
+    "copies": """g (float[2, 6] x, float[1, 6] y) => (float[3, 13] z, float[18] t)
+        <int64[4] sides = {0, 3, 0, 4}, int64[1] all = {-1}> {
+        a = Concat<axis = 0>(x, y) b = Pad<mode = "reflect">(a, sides) z = Relu(b)
+        c = Transpose(a) d = Reshape(c, all) t = Relu(d) }""",
+    "padding": """g (float[2, 6] x) => (float[4, 7] z) <int64[4] sides = {1, 0, 1, 1}, float one = {1.5}> {
+        a = Relu(x) b = Pad(a, sides, one) z = Exp(b) }""",
+    "functions": """g (float[2, 6] x, float[6] y) => (float[2, 6] z) <float two = {2}> {
+        a = Pow(x, two) b = Sqrt(a) c = Neg(b) d = Abs(c) e = Div(d, y) f = Sub(e, y) z = Mul(f, f) }""",
+    "indices": """g (float[3, 2, 6] x) => (float[2, 6] z, float[1, 6] v) <int64 two = {-1}, int64[1] zero = {0}> {
+        a = Gather(x, two) b = Relu(a) z = Exp(b) c, d = Split<axis = 0, num_outputs = 2>(b) v = Exp(d) }""",
+    "branches": """g (float[2, 6] x) => (float[2, 6] z) <int64 one = {1}, int64 six = {6}> {
+        s = Shape(x) n = Gather(s, one) wide = Equal(n, six) y = Exp(x)
+        z = If(wide) <then_branch = t () => (float[2, 6] p) { q = Relu(y) p = Exp(q) },
+        else_branch = e () => (float[2, 6] p) { q = Neg(y) p = Identity(q) }> }""",
+    "layers": f"""g (float[3, 2, 16] x, float[1, 2, 16] h, float[1, 2, 16] c)
+        => (float[3, 1, 2, 16] z, float[1, 2, 16] last)
+        <{_constant("w", 1, 64, 16)}, {_constant("r", 1, 64, 16)}, {_constant("b", 1, 128)}> {{
+        y, last, cell = LSTM<hidden_size = 16>(x, w, r, b, , h, c) z = Relu(y) }}""",
+    "gates": f"""g (float[3, 2, 16] x, float[1, 2, 16] h) => (float[3, 1, 2, 16] z)
+        <{_constant("w", 1, 48, 16)}, {_constant("r", 1, 48, 16)}, {_constant("b", 1, 96)}> {{
+        y, last = GRU<hidden_size = 16, linear_before_reset = 1>(x, w, r, b, , h) z = Relu(y) }}""",
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_calls_that_become_one_program(case):
+    session = _session(JOINED[case])
+    shapes = {value.name: value.type.shape for value in session.inputs}
+    _agree(session, [{name: _numbers(*shape) for name, shape in shapes.items()} for _ in range(4)])
+    assert _form(session) == ["Joined"]
+
+
+def test_views_that_other_kernels_read():
+    """A view of an input is made once, for the kernel that needs an array."""
+    session = _session(
+        "g (float[2, 6] x) => (float[6, 2] z, int64[2, A] n) <int64[2] shape = {6, 2}>\n"
+        "{ v = Reshape(x, shape) a = Relu(v) z = Exp(a) w = Transpose(v) n = NonZero(w) }"
+    )
+    _agree(session, [{"x": np.maximum(_numbers(2, 6), 0)} for _ in range(4)])
+    assert sorted(_form(session)) == ["Joined", "NonZero", "Reshape", "Transpose"]
+
+
+def test_absent_results():
+    """The operator returns a norm and a sum; its other results are absent."""
+    text = f"""<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+        g (float[2, 3, 16] x, float[2, 3, 16] y) => (float[2, 3, 16] z, float[2, 3, 16] sum) <{_constant("w", 16)}> {{
+        n, , , sum = com.microsoft.SkipSimplifiedLayerNormalization(x, y, w) z = Relu(n) }}"""
+    session = Session(onnx.parser.parse_model(text), SessionConfig(threads=1))
+    _agree(session, [{"x": _numbers(2, 3, 16), "y": _numbers(2, 3, 16)} for _ in range(4)])
+    assert _form(session) == ["Joined"]
