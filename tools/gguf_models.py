@@ -162,6 +162,44 @@ SHAPES: dict[str, Shape] = {
         {**_GEMMA4, "attention.head_count_kv": [2, 1], "attention.sliding_window_pattern": [True, False]},
         tied=True, experts=4,
     ),
+    "qwen2vl": Shape(  # llama.cpp ignores the epsilon
+        "qwen2vl", {"rope.dimension_sections": [12, 10, 10, 0], "attention.layer_norm_rms_epsilon": 1e-12},
+        bias=("qkv",),
+    ),
+    "qwen3vl": Shape("qwen3vl", {"rope.dimension_sections": [11, 11, 10, 0]}, qk="head", tied=True),
+    "qwen3vlmoe": Shape("qwen3vlmoe", {"rope.dimension_sections": [11, 11, 10, 0]}, qk="head", experts=4),
+    "mistral3": Shape(
+        "mistral3",
+        {
+            **_YARN, "rope.scaling.original_context_length": 8, "rope.scaling.yarn_log_multiplier": 0.5,
+            "attention.temperature_scale": 0.2,
+        },
+    ),
+    "mistral3_not_scaled": Shape("mistral3", tied=True),
+    "arcee": Shape("arcee", gated=False),
+    "seed_oss": Shape("seed_oss", bias=("qkv",)),
+    "hunyuan-dense": Shape("hunyuan-dense", {"rope.scaling.alpha": 50.0}, qk="head", tied=True),
+    "glm4moe": Shape(
+        "glm4moe", {**_SIGMOIDS, "expert_shared_count": 1, "expert_weights_norm": True, "expert_weights_scale": 2.5},
+        rotated=32, bias=("qkv",), qk="head", experts=4, shared=256, dense=1,
+    ),
+    "dots1": Shape(
+        "dots1", {**_SIGMOIDS, "expert_shared_count": 2, "expert_weights_scale": 2.5},
+        kv_heads=4, qk="head", experts=4, shared=512, dense=1,
+    ),
+    "exaone-moe": Shape(
+        "exaone-moe",
+        {
+            **_SIGMOIDS, "expert_shared_count": 1, "expert_shared_feed_forward_length": 256,
+            "expert_weights_norm": True, "expert_weights_scale": 2.5, "expert_group_count": 2,
+            "expert_group_used_count": 1, "attention.sliding_window": 8, "attention.sliding_window_pattern": 4,
+        },
+        layers=5, qk="head", experts=4, shared=256, dense=1,
+    ),
+    "granitemoe_shared": Shape(
+        "granitemoe", {**_GRANITE, "expert_shared_feed_forward_length": 512},
+        tied=True, experts=4, width=256, shared=512,
+    ),
     "phi2": Shape("phi2", kv_heads=4, rotated=32, one_norm=True, bias=("qkv", "o", "mlp", "head"), **_LAYER_NORM),
     "phi3": Shape("phi3", kv_heads=4, packed=True, gate_in_up=True),
     "phi3_long": Shape(
@@ -425,8 +463,8 @@ def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str,
         if not shape.has_attention(layer) or shape.recurrent == "beside":
             yield from _recurrent(shape, path, matrix)
         if shape.pre and not shape.one_norm:
-            own = {"apart": "post_attention_norm", "joined": "post_attention_norm"}
-            for name, values in norm(f"{path}.{own.get(shape.recurrent, 'ffn_norm')}"):
+            has_other = shape.recurrent in ("apart", "joined") or shape.arch in ("seed_oss", "glm4moe")
+            for name, values in norm(f"{path}.{'post_attention_norm' if has_other else 'ffn_norm'}"):
                 yield name.removesuffix(".weight") if shape.recurrent == "beside" else name, values
         if shape.post:
             yield from norm(f"{path}.post_ffw_norm")

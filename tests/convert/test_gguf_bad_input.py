@@ -121,6 +121,11 @@ HYBRIDS |= {
     "queries by position": (
         "deepseek2", {"attention.temperature_scale": 0.1}, UnsupportedModelError, "temperature_scale is set",
     ),
+    "sections of too few pairs": ("qwen3vl", {"rope.dimension_sections": [8, 8, 8, 0]}, ConfigError, "32 pairs"),
+    "experts of a softmax": ("dots1", {"expert_gating_func": 1}, ConfigError, "expert_gating_func is 1"),
+    "sections of two": ("glm4moe", {"rope.dimension_sections": [8, 8]}, ConfigError, "dimension_sections is"),
+    "groups of unlike sizes": ("exaone-moe", {"expert_group_count": 3}, GenaiError, "4 experts are in 3 groups"),
+    "a factor of text": ("mistral3", {"attention.temperature_scale": "x"}, ConfigError, "temperature_scale is 'x'"),
     "sparsity of one layer": ("gemma3n", {"activation_sparsity_scale": [1.0]}, ConfigError, "a number for each"),
 }  # fmt: skip
 

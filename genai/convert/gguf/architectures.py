@@ -21,7 +21,7 @@ from ..hf_config import HFConfig
 from ..rope import scaled_frequencies
 from ..rope_scaling import FrequencyFactors, LongRope, RopeScaling, YarnScaling, yarn_magnitude
 from ..spec import DecoderSpec
-from . import gemma, latent, recurrent
+from . import experts, gemma, latent, recurrent
 from .metadata import Metadata
 
 Values = dict[str, Any]
@@ -34,7 +34,7 @@ _HARMLESS = (
     "vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.group_norm_groups", "expert_group_count",
     "expert_group_used_count", "rope.scaling.yarn_log_multiplier", "expert_shared_count", "attention.value_length",
     "attention.max_alibi_bias", "expert_feed_forward_length", "expert_shared_feed_forward_length",
-    "expert_weights_norm", "sampling", "interleave_moe_layer_step",
+    "expert_weights_norm", "sampling", "interleave_moe_layer_step", "n_deepstack_layers",
 )  # fmt: skip
 
 
@@ -106,7 +106,8 @@ def _multipliers(data: Metadata, model: GgufModel) -> Values:
         "residual_multiplier": data.number("residual_scale", 0.0) or 1.0,
         "logits_scaling": data.number("logit_scale", 1.0),
     }
-    return {**values, **(_experts(data, model) if data.architecture == "granitemoe" else {})}
+    shared = {"shared_intermediate_size": data.optional_integer("expert_shared_feed_forward_length")}
+    return {**values, **({**_experts(data, model), **shared} if data.architecture == "granitemoe" else {})}
 
 
 def _granite_hybrid(data: Metadata, model: GgufModel) -> Values:
@@ -134,6 +135,38 @@ def _later_gemma(data: Metadata, model: GgufModel) -> Values:
 
 def _is_gemma3(data: Metadata) -> bool:
     return data.architecture == "gemma3"
+
+
+def _pictures(data: Metadata, model: GgufModel) -> Values:
+    """Check that all rotated pairs turn with a token's position in texts.
+
+    llama.cpp does not turn the pairs 61 and 62 of Qwen3-VL, which transformers does.
+    """
+    recurrent.check_sections(data, interleaved=False)
+    return _qwen_experts(data, model) if data.architecture == "qwen3vlmoe" else {}
+
+
+def _hunyuan(data: Metadata, model: GgufModel) -> Values:
+    alpha, size = data.number("rope.scaling.alpha", 0.0), _head_size(data)
+    if alpha <= 0 or size <= 2:
+        return {}
+    return {"rope_theta": data.number("rope.freq_base", 10000.0) * alpha ** (size / (size - 2))}
+
+
+def _glm_experts(data: Metadata, model: GgufModel) -> Values:
+    recurrent.check_sections(data, interleaved=False)
+    return experts.sigmoids(data, model)
+
+
+def _ministral(data: Metadata, model: GgufModel) -> Values:
+    """Return the scaling of queries by their positions, which is part of the rotation's configuration."""
+    beta = data.number("attention.temperature_scale", 0.0)
+    if not beta:
+        return {}
+    length = data.optional_integer("rope.scaling.original_context_length") or data.integer("context_length")
+    given = _rope(data, model, _head_size(data) // 2).get("rope_scaling", {})
+    own = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": length}
+    return {"rope_scaling": {**given, **own}}
 
 
 def _falcon(data: Metadata, model: GgufModel) -> Values:
@@ -169,8 +202,9 @@ _FALCON = (
     Rule(r"input_layernorm", "attn_norm_2", when=_norms_apart),
     Rule(r"post_attention_layernorm", "attn_norm", when=_norms_apart),
 )
+_POST_ATTENTION = (Rule(r"post_attention_layernorm", "post_attention_norm"),)
 _GPT_OSS = (
-    Rule(r"post_attention_layernorm", "post_attention_norm"),
+    *_POST_ATTENTION,
     Rule(r"self_attn\.sinks", "attn_sinks.weight"),
 )
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
@@ -188,12 +222,24 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma4": GgufArchitecture(
         "gemma4_text", gemma.gemma4, rules=gemma.GEMMA4, adapted=gemma.as_in_file, unused=gemma.UNUSED, varies=True
     ),
+    "qwen2vl": GgufArchitecture("qwen2", _pictures),
+    "qwen3vl": GgufArchitecture("qwen3", _pictures),
+    "qwen3vlmoe": GgufArchitecture("qwen3_vl_moe_text", _pictures),
+    "mistral3": GgufArchitecture("ministral3", _ministral, permuted=True),
+    "arcee": GgufArchitecture("arcee", permuted=True),
+    "seed_oss": GgufArchitecture("seed_oss", rules=_POST_ATTENTION),
+    "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", _hunyuan),
+    "glm4moe": GgufArchitecture("glm4_moe", _glm_experts, rules=(*_POST_ATTENTION, *recurrent.SELECTION)),
+    "dots1": GgufArchitecture("dots1", experts.sigmoids, rules=recurrent.SELECTION, adapted=experts.with_selection),
+    "exaone-moe": GgufArchitecture(
+        "exaone_moe", experts.sigmoids, rules=recurrent.SELECTION, adapted=experts.with_selection
+    ),
     "phi2": GgufArchitecture("phi"),
     "phi3": GgufArchitecture("phi3"),
     "olmo": GgufArchitecture("olmo", _clip, permuted=True),
     "olmo2": GgufArchitecture("olmo2"),
     "granite": GgufArchitecture("granite", _multipliers, permuted=True),
-    "granitemoe": GgufArchitecture("granitemoe", _multipliers, permuted=True),
+    "granitemoe": GgufArchitecture("granitemoeshared", _multipliers, permuted=True),
     "starcoder2": GgufArchitecture("starcoder2"),
     "gpt2": GgufArchitecture("gpt2", lambda data, model: {"n_inner": data.integer("feed_forward_length")}),
     "gptneox": GgufArchitecture("gpt_neox", _parallel),
@@ -311,7 +357,8 @@ def _pattern(data: Metadata) -> Values:
     """Return the layers with a window: all layers except every n-th layer, or a list."""
     value = data.get("attention.sliding_window_pattern")
     if isinstance(value, np.ndarray):
-        return {"layer_types": ["sliding_attention" if flag else "full_attention" for flag in value.tolist()]}
+        flags = value.tolist()[: recurrent.without_drafts(data)]
+        return {"layer_types": ["sliding_attention" if flag else "full_attention" for flag in flags]}
     return {} if value is None else {"sliding_window_pattern": data.integer("attention.sliding_window_pattern")}
 
 
@@ -335,8 +382,7 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
     if kind == "none" or (factor == 1 and kind in ("linear", "yarn")):
         return values
     if kind == "yarn":
-        if data.architecture != "deepseek2" or not latent.log_multiplier(data):
-            magnitude *= yarn_magnitude(factor)
+        magnitude *= _yarn_growth(data, factor)
         scaling = {"type": "yarn", "factor": factor, "attention_factor": magnitude, **bounds}
         scaling["truncate"] = data.architecture not in _EXACT_YARN_BOUNDS
         return {**values, "rope_scaling": {**scaling, "original_max_position_embeddings": original}}
@@ -347,6 +393,14 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
         f"the supported types are none, linear, yarn, and longrope with the tensors {ROPE_LONG} and {ROPE_SHORT}",
         "convert the model again with a current convert_hf_to_gguf.py",
     )
+
+
+def _yarn_growth(data: Metadata, factor: float) -> float:
+    """Return the factor of cosines and sines with YaRN."""
+    own = latent.log_multiplier(data) if data.architecture in ("deepseek2", "mistral3") else 0.0
+    if data.architecture == "mistral3" and own:
+        return yarn_magnitude(factor) / yarn_magnitude(factor, own)
+    return 1.0 if own else yarn_magnitude(factor)
 
 
 def _scaling(data: Metadata, model: GgufModel, spec: DecoderSpec) -> RopeScaling | None:

@@ -12,11 +12,10 @@ from ..architectures.common import Rule
 from ..architectures.latent import LATENT
 from ..rope_scaling import YarnScaling
 from ..spec import DecoderSpec
-from . import recurrent
+from . import experts, recurrent
 from .metadata import Metadata
 
 Values = dict[str, Any]
-_SOFTMAX, _SIGMOID = 1, 2
 # Early files of GLM 4.7 Flash, which this number of layers and of tokens identify, lack expert_gating_func.
 _GLM_LAYERS, _GLM_TOKENS = (47, 48), 154880
 
@@ -28,10 +27,10 @@ def family(data: Metadata, model: GgufModel) -> str:
     kind = data.optional_integer("expert_gating_func")
     if not kind:
         is_glm = data.integer("block_count") in _GLM_LAYERS and model.info("token_embd.weight").shape[0] == _GLM_TOKENS
-        kind = _SIGMOID if is_glm else _SOFTMAX
-    if kind not in (_SOFTMAX, _SIGMOID):
+        kind = experts.SIGMOID if is_glm else experts.SOFTMAX
+    if kind not in (experts.SOFTMAX, experts.SIGMOID):
         raise data.wrong("expert_gating_func", kind, "1 (softmax) or 2 (sigmoid)")
-    return "deepseek_v3" if kind == _SIGMOID else "deepseek_v2"
+    return "deepseek_v3" if kind == experts.SIGMOID else "deepseek_v2"
 
 
 def deepseek2(data: Metadata, model: GgufModel) -> Values:
@@ -55,30 +54,21 @@ def deepseek2(data: Metadata, model: GgufModel) -> Values:
     kind = family(data, model)
     if kind == "youtu":
         return values
-    groups = data.optional_integer("expert_group_count")
-    return values | {
-        "n_routed_experts": data.integer("expert_count"), "num_experts_per_tok": data.integer("expert_used_count"),
-        "moe_intermediate_size": data.integer("expert_feed_forward_length"),
-        "n_shared_experts": data.optional_integer("expert_shared_count"),
-        "first_k_dense_replace": data.optional_integer("leading_dense_block_count"),
-        "routed_scaling_factor": data.number("expert_weights_scale", 0.0) or 1.0,
-        "norm_topk_prob": kind == "deepseek_v3" and data.flag("expert_weights_norm", False),
-        **({"n_group": groups, "topk_group": data.integer("expert_group_used_count")} if groups > 1 else {}),
-        **({"topk_method": "group_limited_greedy"} if groups > 1 and kind == "deepseek_v2" else {}),
-    }  # fmt: skip
+    found = experts.with_groups(data)
+    if kind == "deepseek_v2":
+        found |= {"norm_topk_prob": False, **({"topk_method": "group_limited_greedy"} if "n_group" in found else {})}
+    return values | found
 
 
 def as_in_file(spec: DecoderSpec, model: GgufModel) -> DecoderSpec:
     """Return the decoder with llama.cpp's scale of the scores, and with the parts of the router that a file has."""
     data = Metadata(model.metadata, model.architecture, model.path)
-    scaling, experts = spec.rope_scaling, spec.experts
+    spec, scaling = experts.with_selection(spec, model), spec.rope_scaling
     if isinstance(scaling, YarnScaling) and spec.attention_scale is not None:
         growth = 1 + log_multiplier(data) * math.log(scaling.factor)
         spec = replace(spec, attention_scale=spec.attention_scale * (growth * (scaling.attention_factor or 1.0)) ** 2)
-    if experts is not None:
-        selection = any(name.endswith("exp_probs_b.bias") for name in model)
-        normalized = data.flag("expert_weights_norm", False)
-        spec = replace(spec, experts=replace(experts, selection_bias=selection, normalized=normalized))
+    if spec.experts is not None:
+        spec = replace(spec, experts=replace(spec.experts, normalized=data.flag("expert_weights_norm", False)))
     return spec
 
 

@@ -101,7 +101,7 @@ def delta_net(data: Metadata, model: GgufModel) -> Values:
     if isinstance(flags, np.ndarray):
         linear = [bool(flag) for flag in flags.tolist()[:count]]
     heads, size = _heads(data)
-    _check_sections(data)
+    check_sections(data)
     values: Values = {
         "layer_types": ["linear_attention" if one else "full_attention" for one in linear],
         "linear_conv_kernel_dim": data.integer("ssm.conv_kernel"),
@@ -119,14 +119,16 @@ def delta_net(data: Metadata, model: GgufModel) -> Values:
     return values
 
 
-def _check_sections(data: Metadata) -> None:
+def check_sections(data: Metadata, *, interleaved: bool = True) -> None:
     """Check that all rotated pairs turn with a token's position in texts; pairs in no section do not turn."""
     sections = data.get("rope.dimension_sections")
     pairs = data.optional_integer("rope.dimension_count") // 2
     if sections is None:
         return
     is_list = isinstance(sections, np.ndarray) and sections.dtype.kind in "iu" and len(sections) >= 3
-    if not is_list or any(pair >= 3 * sections[pair % 3] for pair in range(pairs)):
+    if not is_list or (
+        any(pair >= 3 * sections[pair % 3] for pair in range(pairs)) if interleaved else sum(sections[:3]) < pairs
+    ):
         shown = sections.tolist() if isinstance(sections, np.ndarray) else sections
         raise data.wrong("rope.dimension_sections", shown, f"three sections that include {pairs} pairs")
 
