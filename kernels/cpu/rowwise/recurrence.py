@@ -18,7 +18,7 @@ from ..jit.memory import load, load_float32, read_float32, read_int32, read_int6
 from ..jit.native import native_op
 from ..jit.vector import LANES, multiply_add, splat_float32
 from ..jit.vector_math import UNARY
-from ..program.calls import NO_ROWS, PIECE, Call, Items, Rows, check_rows, pieces_of, row_at
+from ..program.calls import NO_ROWS, Call, Items, Rows, check_rows, row_at
 from ..program.step_table import ErrorCode, StepField
 
 
@@ -58,12 +58,16 @@ def _rows(context: int, sequence: int) -> Any:
     return np.int64(read_int32(starts + 4 * sequence)), np.int64(read_int32(starts + 4 * sequence + 4))
 
 
+# Columns in an item. A prompt of one sequence is shared among the threads by columns, because its rows are in order.
+_PIECE = 512
+
+
 @inline
 def _piece(item: int, pieces: int, width: int) -> Any:
     """Return the sequence of an item, and the columns [first, last) of the item's piece."""
     sequence = item // pieces
-    first = (item - sequence * pieces) * PIECE
-    return sequence, first, min(width, first + PIECE)
+    first = (item - sequence * pieces) * _PIECE
+    return sequence, first, min(width, first + _PIECE)
 
 
 @inline
@@ -89,7 +93,7 @@ def linear_recurrence(x: Rows, decay: Rows, out: Rows, layer: StateLayer) -> Cal
     """Return the call of an `ir.LinearRecurrence`."""
     for name, rows in (("x", x), ("decay", decay), ("out", out)):
         check_rows(name, rows, StepField.TOKENS, layer.size)
-    pieces = pieces_of(layer.size)
+    pieces = -(-layer.size // _PIECE)
     arguments = RecurrenceArguments(x=x, decay=decay, out=out, states=_states(layer), pieces=pieces)
     return Call(linear_recurrence_op, arguments, Items(StepField.SEQUENCES, factor=pieces))
 
@@ -158,7 +162,7 @@ def causal_conv(
         raise ValueError(
             f"a state has {layer.size} numbers, expected {taps - 1} x {op.dilation} rows of {channels} channels"
         )
-    pieces = pieces_of(channels)
+    pieces = -(-channels // _PIECE)
     arguments = ConvArguments(
         x=x, out=out, states=_states(layer), weight=np.ascontiguousarray(weight.reshape(channels, taps).T), bias=bias,
         taps=taps, dilation=op.dilation, pieces=pieces,
@@ -191,9 +195,12 @@ def causal_conv_op(arguments: ConvArguments, context: int, begin: int, end: int,
         source = _source(context, sequence, arguments.states.num_slots)
         if source < -1:
             return ErrorCode.SLOT.value
-        for column in range(first, last, LANES):
-            left = last - column
-            for row in range(begin_row, end_row):
+        for row in range(begin_row, end_row):
+            target = _target(context, row)
+            state = arguments.states.address + target * arguments.states.stride
+            # Row by row, because the columns of a row are neighbours in memory.
+            for column in range(first, last, LANES):
+                left = last - column
                 total = splat_float32(0.0)
                 for tap in range(taps):
                     value = _earlier(arguments, source, begin_row, row - (taps - 1 - tap) * dilation, column, left)
@@ -202,12 +209,9 @@ def causal_conv_op(arguments: ConvArguments, context: int, begin: int, end: int,
                 if arguments.bias != 0:
                     total = total + load(arguments.bias + 4 * column, left)
                 store(row_at(arguments.out, row) + 4 * column, total, left)
-                target = _target(context, row)
-                if target >= 0:
-                    state = arguments.states.address + target * arguments.states.stride
-                    for entry in range(history):
-                        value = _earlier(arguments, source, begin_row, row + 1 + entry - history, column, left)
-                        store(state + 4 * (entry * width + column), value, left)
+                for entry in range(history if target >= 0 else 0):
+                    value = _earlier(arguments, source, begin_row, row + 1 + entry - history, column, left)
+                    store(state + 4 * (entry * width + column), value, left)
     return 0
 
 
