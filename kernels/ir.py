@@ -288,6 +288,8 @@ class Linear(Op):
 
     Attributes:
         activation: function of a `Unary` op without parameters that a device has fused; "" = none.
+        gate: half of the projection's columns that is the gate if a device has fused a gate, "first" or "second": out =
+            activation(gate) * the other half. "" = no gate.
     """
 
     x: In
@@ -295,6 +297,7 @@ class Linear(Op):
     out: Out
     exact: bool
     activation: str = ""
+    gate: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..cache_layout import CacheLayer, PagedLayer
 from ..device import DeviceArray, Factors, StepContext, UnsupportedOp
-from ..fusion import fuse_activations, fuse_gated_linears
+from ..fusion import fuse_activations, fuse_gated_linears, fuse_halves
 from ..host_memory import HostMemory, TimedByHost
 from ..ir import (
     Attention,
@@ -41,7 +41,7 @@ from .linear.lora import CpuAdapter, fill_adapters, pack_adapter
 from .program import thread_pool
 from .program.bound_program import addresses_of
 from .program.calls import Program, Rows
-from .program.lower import has_prefill_linear, knows, lower, splits
+from .program.lower import can_halve, has_prefill_linear, knows, lower, splits
 from .program.packed_weights import PackedWeights, WeightLayouts
 from .program.step_table import ContextTable, StepField
 from .program.value_memory import COUNTED, Lowering
@@ -219,6 +219,7 @@ class _Segment:
         self._fresh = [name for name in made if name in self._kept and program.types[name].per is Per.LOGITS]
         self._source, self._layers, self._weights, self._threads = program, layers, weights, threads
         gated = fuse_gated_linears(ops, self._made, lambda a, b: weights.alike(a, b, program.constants))
+        gated = fuse_halves(gated, self._made, program.types, self._fits_gate)
         self._ops = fuse_activations(gated, self._made, self._fits_activation)
         self._split = self._split_values()
         self._bytes = sum(token_bytes(op, weights, program.constants) for op in self._ops)
@@ -235,9 +236,13 @@ class _Segment:
             return False
         return self._splits(linear)
 
+    def _fits_gate(self, linear: Linear) -> bool:
+        """Return True if the kernel of a linear layer can multiply one half of the columns by the other."""
+        return can_halve(linear) and self._fits_activation(linear)
+
     def _split_values(self) -> set[str]:
         """Return the results of activations that only matmuls of split weights of equal width read."""
-        made = {op.out: op for op in self._ops if isinstance(op, Linear) and op.activation}
+        made = {op.out: op for op in self._ops if isinstance(op, Linear) and op.activation and not op.gate}
         found = {name for name in made if name not in self._made and self._fits_activation(made[name])}
         for op in self._ops:
             reads = set(op.inputs)

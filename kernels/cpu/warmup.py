@@ -25,7 +25,7 @@ from .attention.pages import PAGE_KINDS
 from .attention.panels import Panels
 from .jit import isa, vector_math
 from .jit.native import Compiled
-from .linear.bfloat_tiles import PARTS, FloatWeights, HalfWeights, SplitWeights, fill_op, supported
+from .linear.bfloat_tiles import PARTS, DenseWeights, FloatWeights, HalfWeights, SplitWeights, fill_op, supported
 from .linear.decode import decode_op
 from .linear.dot import dot_for
 from .linear.embedding import gather_op
@@ -73,8 +73,9 @@ def _products() -> Iterator[object]:
         if isa.isa() == "amx" and supported(layout):
             yield prefill_op(FloatWeights(layout) if layout.wide else HalfWeights(layout), gate, "")
     if isa.isa() == "amx":
-        yield from (prefill_op(SplitWeights(), gate, "") for gate in ("", "gelu", "silu"))
-        yield from (prefill_op(SplitWeights(), "", "gelu", splits_results=splits) for splits in (False, True))
+        for weights in (SplitWeights(), DenseWeights(row_parts=PARTS)):
+            yield from (prefill_op(weights, gate, "") for gate in ("", "gelu", "silu"))
+            yield from (prefill_op(weights, "", "gelu", splits_results=splits) for splits in (False, True))
         yield from (fill_op(parts) for parts in (1, PARTS))
     dense: tuple[DenseType, ...] = ("float32", "float16", "bfloat16")
     for kind, gate in product(dense, _GATES):

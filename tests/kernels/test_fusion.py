@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.fusion import add_early, fuse_activations, norm_late
+from genai.kernels.cpu.executor import CpuExecutor
+from genai.kernels.fusion import add_early, fuse_activations, fuse_halves, norm_late
 from genai.kernels.ir import (
+    Binary,
     DenseWeight,
     Linear,
     LogitsRows,
@@ -20,6 +22,7 @@ from genai.kernels.ir import (
     Per,
     Projection,
     RowsType,
+    SliceColumns,
     Unary,
 )
 from genai.kernels.reference.executor import ReferenceExecutor
@@ -118,3 +121,68 @@ def test_activations_of_linear_layers() -> None:
     ):
         assert fuse_activations(others, ["c", "e"], lambda linear: True) == others
     assert fuse_activations([first, gelu], ["a", "c"], lambda linear: True) == [first, gelu]
+
+
+def gate_of_halves(function: str = "gelu", *, gate_first: bool = True) -> list[Op]:
+    """A gate whose activated half and other half are slices of one linear layer's result."""
+    starts = (0, WIDTH) if gate_first else (WIDTH, 0)
+    slices = [SliceColumns("both", first, name) for first, name in zip(starts, ("gate", "up"), strict=True)]
+    active: list[Op] = [Unary(function, "gate", "active")]
+    if function == "silu":
+        active = [Unary("sigmoid", "gate", "squashed"), Binary("multiply", "gate", "squashed", "active")]
+    linear = Linear("x", Projection(DenseWeight("w", 2 * WIDTH, WIDTH), "bias"), "both", True)
+    return [linear, *slices, *active, Binary("multiply", "active", "up", "out")]
+
+
+WIDTHS = dict.fromkeys(("x", "gate", "up", "squashed", "active", "out"), WIDTH) | {"both": 2 * WIDTH}
+
+
+@pytest.mark.parametrize("function", ["gelu", "silu"])
+@pytest.mark.parametrize("gate_first", [True, False])
+def test_gates_of_halves(function: str, gate_first: bool) -> None:
+    """The gate, the activation and the multiplication become one op, whose results are the reference's."""
+    rng, parts = np.random.default_rng(2), gate_of_halves(function, gate_first=gate_first)
+    linear, swapped = parts[0], [*parts[:-1], Binary("multiply", "up", "active", "out")]
+    assert isinstance(linear, Linear)
+    constants = MadeUpConstants()
+    types = program(parts, WIDTHS, constants, ["out"]).types
+    fused = replace(linear, out="out", activation=function, gate="first" if gate_first else "second")
+    for ops in (parts, swapped):
+        assert fuse_halves(ops, ["out"], types, lambda linear: True) == [fused]
+    constants.arrays |= {"bias": rng.standard_normal(2 * WIDTH).astype(np.float32)}
+    constants.arrays["w"] = rng.standard_normal((WIDTH, 2 * WIDTH)).astype(np.float32)
+    whole = replace(program(parts, WIDTHS, constants, ["out"]), whole_sequences=True)
+    given = {"x": rng.standard_normal((7, WIDTH)).astype(np.float32)}
+    found, expected = (
+        executor.compile(whole, []).run(step_of([3, 4], [3, 4], prefill=2), given)["out"]
+        for executor in (CpuExecutor(1), ReferenceExecutor(1))
+    )
+    assert relative_error(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "position, other",
+    [
+        (0, Linear("x", Projection(DenseWeight("w", 2 * WIDTH, WIDTH)), "both", True, activation="relu")),
+        (1, SliceColumns("both", WIDTH, "gate")),
+        (1, SliceColumns("x", 0, "gate")),
+        (3, Unary("leaky_relu", "gate", "active", (0.1,))),
+        (3, Unary("gelu", "up", "active")),
+        (4, Binary("add", "active", "up", "out")),
+        (4, Binary("multiply", "active", "active", "out")),
+        (4, Binary("multiply", "active", "", "out", b_constant="w")),
+    ],
+)
+def test_gates_that_are_not_halves(position: int, other: Op) -> None:
+    parts = gate_of_halves()
+    types = program(parts, WIDTHS, MadeUpConstants(), ["out"]).types
+    parts[position] = other
+    assert fuse_halves(parts, ["out"], types, lambda linear: True) == parts
+
+
+@pytest.mark.parametrize("kept", ["both", "gate", "up", "active", "squashed"])
+def test_gates_whose_parts_are_read_elsewhere(kept: str) -> None:
+    parts = gate_of_halves("silu")
+    types = program(parts, WIDTHS, MadeUpConstants(), ["out"]).types
+    assert fuse_halves(parts, ["out", kept], types, lambda linear: True) == parts
+    assert fuse_halves(parts, ["out"], types, lambda linear: False) == parts

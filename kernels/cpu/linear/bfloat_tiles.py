@@ -12,7 +12,8 @@ even).
 Float32 numbers can be split into PARTS bfloat16 numbers whose sum is exact: x = x1 + x2 + x3, where each part is the
 rest after the parts before it, rounded or truncated. Six of the nine products of parts are computed; the others are
 smaller than 2 ** -22 of the whole product (Henry et al. 2019, "Leveraging the bfloat16 artificial intelligence datatype
-for higher-precision computations"). The tiles of the parts are adjacent.
+for higher-precision computations"). If the weights are bfloat16, there are only three products, and none is left out.
+The tiles of the parts are adjacent.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class HalfWeights:
 
     layout: RecordLayout
     parts = 1
+    row_parts = 1
 
     @property
     def name(self) -> str:
@@ -164,6 +166,7 @@ class FloatWeights:
 
     layout: RecordLayout
     parts = 1
+    row_parts = 1
 
     @property
     def name(self) -> str:
@@ -210,12 +213,20 @@ class DenseLayout:
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """Weights that are already bfloat16: only the order of the numbers changes."""
+    """Weights that are already bfloat16: only the order of the numbers changes.
+
+    Attributes:
+        row_parts: 1 to round activations to bfloat16, PARTS to split them into parts.
+    """
 
     layout: DenseLayout = DenseLayout()
-    name = "dense"
+    row_parts: int = 1
     unscale = 1.0 / ROWS_SCALE
     parts = 1
+
+    @property
+    def name(self) -> str:
+        return f"dense{'_by_parts' * (self.row_parts > 1)}"
 
     def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
         return None
@@ -240,6 +251,7 @@ class SplitWeights:
     name = "split"
     unscale = 1.0 / ROWS_SCALE
     parts = PARTS
+    row_parts = PARTS
 
     def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
         return None
@@ -263,7 +275,7 @@ class SplitWeights:
 
 # Kinds of dequantisation. `factors` loads the scales and zero points of a block. `quarter` writes a quarter of a tile
 # to `target`, and yields after each row and part. `unscale` reverses the powers of two of weights and activations.
-# `parts` is the number of bfloat16 numbers that a weight and an activation are split into.
+# `parts` is the number of bfloat16 numbers that a weight is split into, and `row_parts` the same for an activation.
 TileWeights = HalfWeights | FloatWeights | DenseWeights | SplitWeights
 
 

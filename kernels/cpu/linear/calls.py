@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,18 +112,35 @@ def _grid(matrix: Matrix) -> NDArray[np.uint8] | None:
     return matrix.grid if isinstance(matrix, BlockMatrix) else None
 
 
+def halves_of(projection: Affine) -> tuple[Affine, Affine]:
+    """Return the first and the second half of the columns of a linear layer without addend, as views."""
+    matrix, bias = projection.matrix, projection.bias
+    assert isinstance(matrix, DenseMatrix)
+    rows = matrix.rows // 2
+    if matrix.rows % (2 * TILE_ROWS) or projection.addend is not None:
+        raise ValueError(f"{matrix.rows} columns, or columns with an addend, do not have halves of whole tiles")
+    first, second = (
+        Affine(
+            replace(matrix, rows=rows, data=matrix.data[begin // TILE_ROWS : (begin + rows) // TILE_ROWS]),
+            None if bias is None else bias[begin : begin + rows],
+        )
+        for begin in (0, rows)
+    )
+    return first, second
+
+
 def has_prefill(matrix: Matrix) -> bool:
     """Return True if `prefill_call` supports this matrix on this machine."""
     if not has_bfloat_products():
         return False
     if isinstance(matrix, DenseMatrix):
-        return matrix.type == "bfloat16" and matrix.padded_columns % STEP_COLUMNS == 0
+        return matrix.type == "bfloat16" and not matrix.narrowed and matrix.padded_columns % STEP_COLUMNS == 0
     return supported(matrix.layout)
 
 
 def can_split(matrix: Matrix) -> bool:
     """Return True if `prefill_call` can multiply by this matrix in bfloat16 parts, as accurately as in float32."""
-    if not has_bfloat_products() or not isinstance(matrix, DenseMatrix) or matrix.type != "float32":
+    if not has_bfloat_products() or not isinstance(matrix, DenseMatrix) or matrix.type == "float16":
         return False
     return matrix.padded_columns % STEP_COLUMNS == 0 and _SPLIT_RANGE[0] <= matrix.largest <= _SPLIT_RANGE[1]
 
@@ -149,10 +166,11 @@ def has_bfloat_products() -> bool:
     return isa() == "amx"
 
 
-def _tile_weights(first: Matrix, second: Matrix) -> TileWeights:
+def _tile_weights(first: Matrix, second: Matrix, row_parts: int) -> TileWeights:
     if isinstance(first, BlockMatrix) and isinstance(second, BlockMatrix):
         return weights_of(first, second)
-    return SplitWeights() if can_split(first) else DenseWeights()
+    assert isinstance(first, DenseMatrix)
+    return SplitWeights() if first.type == "float32" else DenseWeights(row_parts=row_parts)
 
 
 def prefill_call(
@@ -162,7 +180,7 @@ def prefill_call(
     """Return a call that computes the same as `decode_call`, in bfloat16 tiles; see `has_prefill` and `can_split`.
 
     Args:
-        x: tiles that `row_tiles_call` fills from some rows of the step.
+        x: tiles that `row_tiles_call` fills from some rows of the step; in PARTS parts if the matrix is to be split.
         projection, gate, gated: as for `decode_call`; addends are rows of the whole step.
         activation: key of UNARY, applied to the result; only for weights that are split, and without a gate.
         out: rows of the whole step. Only the rows of x are written. If `can_split_results`, out may be row tiles.
@@ -176,18 +194,18 @@ def prefill_call(
     _check_shapes(projection, out, bool(gate), gated)
     if not all(has_prefill(one) or can_split(one) for one in (matrix, second.matrix)):
         raise ValueError(f"this machine has no tile kernel for the matrix {matrix}")
-    weights = _tile_weights(matrix, second.matrix)
-    if (x.columns, x.parts) != (matrix.padded_columns, weights.parts):
+    weights = _tile_weights(matrix, second.matrix, x.parts)
+    if (x.columns, x.parts) != (matrix.padded_columns, weights.row_parts):
         raise ValueError(
             f"row tiles have {x.columns} columns in {x.parts} parts, but the padded matrix has "
-            f"{matrix.padded_columns} columns in {weights.parts} parts"
+            f"{matrix.padded_columns} columns in {weights.row_parts} parts"
         )
     tile_bytes = matrix.records * kind_of(matrix, quantized=False).record_bytes
     steps = matrix.padded_columns // STEP_COLUMNS
     table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
     table[:TABLE_ZEROS] = TILE_CONFIG
     pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
-    span = span_steps(steps, weights.parts)
+    span = span_steps(steps, weights)
     blocks = max(1, _BYTES_TOGETHER // (2 * BLOCK_ROWS * x.columns * x.parts))
     together = WAITING_PAIRS if span < steps else max(1, _BYTES_TOGETHER // (2 * tile_bytes))
     arguments = PrefillArguments(
@@ -198,7 +216,7 @@ def prefill_call(
         table=table,
     )  # fmt: skip
     items = Items(factor=pairs, grain=min(_PAIRS_TOGETHER, max(1, pairs // 8)))
-    if weights.parts > 1:
+    if weights.row_parts > 1:
         items = items._replace(counted=x.counted, divisor=BLOCK_ROWS)
     op = prefill_op(weights, gate, activation, splits_results=split is not NO_TARGET_TILES)
     return Call(op, arguments, items, PREFILL_SCRATCH_BYTES)

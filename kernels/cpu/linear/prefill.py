@@ -2,7 +2,8 @@
 
 Products are computed in tiles of bfloat16. Weights are dequantised on the fly, the activations of a row are rounded
 once (see `bfloat_tiles`), and sums are float32 in the order of columns. Float32 weights and their activations are split
-into bfloat16 parts instead, and their products are as accurate as with float32 multiply-adds.
+into bfloat16 parts instead, and their products are as accurate as with float32 multiply-adds. If float32 weights are
+bfloat16 numbers, only the activations are split.
 
 Rows are processed in blocks of 128, and wide matrices in spans of columns, so that a block's row tiles stay in the
 second-level cache while all pairs are multiplied by them. A pair is two weight tiles: two of one matrix, or one each of
@@ -34,7 +35,6 @@ from .bfloat_tiles import (
     TILE_COLUMNS,
     RowTiles,
     SplitTarget,
-    SplitWeights,
     TileWeights,
     column_writer,
     power_of_results,
@@ -94,10 +94,10 @@ class PrefillArguments(Arguments):
     table: Address
 
 
-def span_steps(steps: int, parts: int = 1) -> int:
+def span_steps(steps: int, weights: TileWeights) -> int:
     """Return the number of steps of a span: the columns divided evenly, in whole chunks."""
-    sizes = step_sizes(parts)
-    spans = -(-steps * sizes.nbytes * BLOCK_ROWS // TILE_ROWS // _SPAN_BYTES)
+    sizes = step_sizes(weights)
+    spans = -(-steps * sizes.row_bytes * BLOCK_ROWS // TILE_ROWS // _SPAN_BYTES)
     return -(-steps // (spans * sizes.chunk)) * sizes.chunk
 
 
@@ -238,7 +238,7 @@ def _span_multiplier(weights: TileWeights) -> Any:
     """Return a function that selects the micro-kernel by the number of rows."""
     one, two, four = (span_kernel(weights, pairs) for pairs in (1, 2, 4))
     # The products of parts take so long that up to sixteen rows, such as a query, are worth a separate kernel.
-    few = span_kernel(weights, 1, single=True) if weights.parts > 1 else one
+    few = span_kernel(weights, 1, single=True) if weights.row_parts > 1 else one
 
     @inline
     def multiply(rows: int, values: Any) -> None:
@@ -262,7 +262,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
         out_columns: bytes that a pair's results occupy in a row.
     """
     multiply, dequantise, store_sums = _span_multiplier(weights), dequantise_kernel(weights), store_sums_kernel()
-    step_bytes, chunk_steps, _, step_ahead = step_sizes(weights.parts)
+    _, step_bytes, chunk_steps, _, step_ahead = step_sizes(weights)
 
     @inline
     def multiply_block(
@@ -330,13 +330,13 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
 def prefill_op(weights: TileWeights, gate: str, activation: str, *, splits_results: bool = False) -> NativeOp:
     """Return the operator for a kind of weights. Items are pairs of tiles.
 
-    A gate, or an activation without a gate, is a key of UNARY, or "". Only SplitWeights can have an activation.
+    A gate, or an activation without a gate, is a key of UNARY, or "". Only activations in parts can have an activation.
 
     Args:
         splits_results: True to write the results of an activation as row tiles; see PrefillArguments.split.
     """
     unscale = np.float32(weights.unscale)
-    is_plain = isinstance(weights, SplitWeights)
+    is_plain = weights.row_parts > 1
     if activation and (gate or not is_plain):
         raise ValueError(f"weights of the kind {weights.name} with the gate {gate!r} have no activation {activation!r}")
     if splits_results:

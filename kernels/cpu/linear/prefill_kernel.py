@@ -41,30 +41,35 @@ _PAIR_QUARTERS = 2 * QUARTERS
 
 
 class StepSizes(NamedTuple):
-    """Sizes that depend on the number of bfloat16 parts of a number.
+    """Sizes that depend on the numbers of bfloat16 parts of weights and activations.
 
     Attributes:
-        nbytes: bytes of a step of a row tile or of a tile of weights: [STEP_TILES][parts] tiles.
+        nbytes: bytes of a step of a tile of weights: [STEP_TILES][parts] tiles.
+        row_bytes: bytes of a step of a row tile: [STEP_TILES][row_parts] tiles.
         chunk: number of steps of a chunk.
         panel_tile: bytes of one of the two tiles of weights in a panel: [chunk] steps.
         ahead: bytes of the next block's row tiles that are prefetched per step and pair of row tiles.
     """
 
     nbytes: int
+    row_bytes: int
     chunk: int
     panel_tile: int
     ahead: int
 
 
-def step_sizes(parts: int) -> StepSizes:
-    """Return the sizes for a number of parts. The two panels and a pair's sums fit in the first-level cache."""
-    nbytes, chunk = parts * STEP_TILES * TILE_BYTES, 2 if parts == 1 else 1
-    return StepSizes(nbytes, chunk, chunk * nbytes, len(_part_products(parts)) * _LINES_AHEAD * _LINE)
+def step_sizes(weights: TileWeights) -> StepSizes:
+    """Return the sizes for a kind of weights. The two panels and a pair's sums fit in the first-level cache."""
+    nbytes, row_bytes = (parts * STEP_TILES * TILE_BYTES for parts in (weights.parts, weights.row_parts))
+    chunk = 2 if weights.parts == 1 else 1
+    return StepSizes(nbytes, row_bytes, chunk, chunk * nbytes, len(_part_products(weights)) * _LINES_AHEAD * _LINE)
 
 
-def _part_products(parts: int) -> Sequence[tuple[int, int]]:
+def _part_products(weights: TileWeights) -> Sequence[tuple[int, int]]:
     """Return the parts (of rows, of weights) to multiply, small products first. Consecutive pairs share a part."""
-    return ((0, 0),) if parts == 1 else ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0))
+    if weights.parts == 1:
+        return [(part, 0) for part in reversed(range(weights.row_parts))]
+    return ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ def dequantise_kernel(weights: TileWeights) -> Any:
     Arguments: the addresses of the tiles; the first step; the panel; steps [begin, end) of the panel, not empty.
     """
 
-    sizes = step_sizes(weights.parts)
+    sizes = step_sizes(weights)
 
     def emit(e: Emitter, first: Any, second: Any, step: Any, panel: Any, begin: Any, end: Any) -> None:
         b = e.builder
@@ -180,7 +185,7 @@ def span_kernel(weights: TileWeights, pairs: int, *, single: bool = False) -> An
     Its arguments are the fields of _Span. The quarters of a chunk are divided evenly among the pairs. With three pairs,
     the last pair repeats the quarters of the second pair. With `single`, only the first row tile is multiplied.
     """
-    sizes = step_sizes(weights.parts)
+    sizes = step_sizes(weights)
     return micro_kernel(lambda e, *values: _SpanWriter(e, weights, pairs, _Span(*values), sizes, single).emit())
 
 
@@ -224,7 +229,7 @@ class _SpanWriter:
         zero = b.and_(is_first, b.icmp_signed("!=", span.fresh, INT64(0)))
         sums = choose(zero, span.zeros, span.sums)
         tile, stride = (choose(zero, INT64(0), INT64(size)) for size in (TILE_BYTES, TILE_ROW_BYTES))
-        rows = e.at(span.rows, b.mul(done, INT64(self.sizes.nbytes)))
+        rows = e.at(span.rows, b.mul(done, INT64(self.sizes.row_bytes)))
         asked = asked_first, asked_second, asked_step
         return _Chunk(panel, other, count, is_first, rows, first, second, step, *asked, sums, tile, stride)
 
@@ -262,18 +267,20 @@ class _SpanWriter:
     ) -> tuple[Any, Any]:  # fmt: skip
         """Emit a step: four or eight tile products for each product of parts, with all other work in between."""
         e, span, parts = self.e, self.span, self.weights.parts
-        quarters, products = _PAIR_QUARTERS // self.pairs, _part_products(parts)
+        quarters, products = _PAIR_QUARTERS // self.pairs, _part_products(self.weights)
         total = STEP_TILES * ((2 if self.pairs == 1 else 1) + QUARTERS * quarters * parts)
         slots = (2 if self.single else 4) * STEP_TILES * len(products)
         fill = _spread(self._dequantised(chunk, pair, index), total, slots)
         loaded: tuple[Any, Any] = None, None
         for half, (row_part, part) in product(range(STEP_TILES), products):
-            start = e.at(e.builder.mul(index, INT64(self.sizes.nbytes)), half * parts * TILE_BYTES)
             row_a = row_b = one = two = None
             if loaded[0] != (half, row_part):
-                row_a, row_b = (e.at(e.at(row, start), row_part * TILE_BYTES) for row in rows)
+                moved = e.builder.mul(index, INT64(self.sizes.row_bytes))
+                offset = (half * self.weights.row_parts + row_part) * TILE_BYTES
+                row_a, row_b = (e.at(e.at(row, moved), offset) for row in rows)
             if loaded[1] != (half, part):
-                one = e.at(e.at(chunk.panel, start), part * TILE_BYTES)
+                moved = e.builder.mul(index, INT64(self.sizes.nbytes))
+                one = e.at(e.at(chunk.panel, moved), (half * parts + part) * TILE_BYTES)
                 two = e.at(one, self.sizes.panel_tile)
             change = switch if loaded == (None, None) else None
             loaded = (half, row_part), (half, part)

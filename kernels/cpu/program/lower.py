@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ... import ir
 from ...cache_layout import PagedLayer, StateLayer
 from ...device import UnsupportedOp
-from ...weight_layout import BlockMatrix
+from ...weight_layout import TILE_ROWS, BlockMatrix
 from ..attention.phases import attention_phases
 from ..linear import calls as products
 from ..linear.activations import Inputs, input_bytes, input_call, inputs_at
@@ -200,11 +200,15 @@ def _multiply(op: ir.Linear | ir.GatedLinear, at: Lowering) -> None:
     if isinstance(op, ir.GatedLinear):
         options = {"gate": op.activation, "gated": gated[0]}
     x = at.rows(op.x)
+    if isinstance(op, ir.Linear) and op.gate:
+        halves = products.halves_of(first)
+        first, options["gated"] = halves if op.gate == "first" else halves[::-1]
+        options["gate"] = op.activation
     matrices = [one.matrix for one in (first, *gated)]
     if at.whole_sequences and x.counted == StepField.TOKENS and splits(op, matrices):
         tiles, key = _row_tiles(at, op.x, x, first.matrix.padded_columns, PARTS)
         addends = [projection.addend for projection in projections if projection.addend]
-        activation = op.activation if isinstance(op, ir.Linear) else ""
+        activation = op.activation if isinstance(op, ir.Linear) and not op.gate else ""
         out: Rows | RowTiles
         if op.out in at.split and can_split_results(first, activation):
             columns = first.matrix.rows
@@ -241,10 +245,15 @@ def has_prefill_linear(op: ir.Linear | ir.GatedLinear, matrix: Matrix) -> bool:
     return not op.exact and has_prefill(matrix)
 
 
+def can_halve(op: ir.Linear) -> bool:
+    """Return True if the halves of a linear layer's columns are whole tiles, and it adds nothing but a bias."""
+    return op.projection.weight.rows % (2 * TILE_ROWS) == 0 and not op.projection.addend
+
+
 def splits(op: ir.Linear | ir.GatedLinear, matrices: Sequence[Matrix]) -> bool:
-    """Return True if the rows of whole sequences are multiplied by float32 matrices in bfloat16 parts."""
+    """Return True if the rows of whole sequences are multiplied by dense matrices in bfloat16 parts."""
     adapted = any(projection.delta is not None for projection in ir.projections(op))
-    return op.exact and not adapted and all(map(can_split, matrices))
+    return not adapted and all(map(can_split, matrices))
 
 
 def _affine(projection: ir.Projection, at: Lowering) -> products.Affine:

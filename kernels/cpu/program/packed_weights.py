@@ -16,7 +16,7 @@ from ...ir import BlockWeight, Constants, DenseWeight, Weight
 from ...weight_layout import BlockMatrix, num_records, num_tiles
 from ..jit.native import LIBRARY, Compiled
 from ..linear.calls import alike
-from ..linear.dense import DenseMatrix, Matrix, dense_bits, dense_shape, pack_dense
+from ..linear.dense import DenseMatrix, Matrix, dense_bits, dense_shape, has_bfloats, pack_dense
 from ..linear.formats import pack_weight, record_layout
 from ..linear.packing import find_difference, fits_half, layout_of, pack_matrix, pack_op, stored_blocks
 from ..moe.products import ExpertMatrices, StoredExperts, dense_experts, pack_dense_experts, pack_experts
@@ -104,8 +104,12 @@ class WeightLayouts(PackedWeights):
     def _pack(self, weight: Weight, constants: Constants) -> Matrix:
         rows, columns = weight.rows, weight.columns
         if isinstance(weight, DenseWeight):
-            type_, bits = dense_bits(constants.array(weight.data))
-            return DenseMatrix(rows, columns, type_, self._array(dense_shape(rows, columns), bits.dtype))
+            array = constants.array(weight.data)
+            type_, bits = dense_bits(array)
+            dtype, narrowed = bits.dtype, has_bfloats(array)
+            if narrowed:
+                type_, dtype = "bfloat16", np.dtype(np.uint16)
+            return DenseMatrix(rows, columns, type_, self._array(dense_shape(rows, columns), dtype), narrowed)
         if weight.is_uniform:
             size = weight.block_size
             data, scales, points = _block_arrays(weight, constants)

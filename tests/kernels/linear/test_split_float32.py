@@ -19,7 +19,15 @@ from genai.kernels.cpu.linear.bfloat_tiles import (
     row_tiles_in,
     row_tiles_size,
 )
-from genai.kernels.cpu.linear.calls import Affine, can_split, can_split_results, decode_call, prefill_call
+from genai.kernels.cpu.linear.calls import (
+    Affine,
+    can_split,
+    can_split_results,
+    decode_call,
+    halves_of,
+    has_prefill,
+    prefill_call,
+)
 from genai.kernels.cpu.linear.dense import pack_dense
 from genai.kernels.cpu.linear.prefill import prefill_op
 from genai.kernels.cpu.program.calls import Rows, program_of
@@ -68,6 +76,11 @@ def multiply_adds(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return out
 
 
+def narrowed(values: np.ndarray) -> np.ndarray:
+    """Round to bfloat16 numbers, towards zero."""
+    return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
 def exact(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.asarray(x.astype(np.float64) @ weight.astype(np.float64).T)
 
@@ -81,6 +94,31 @@ def test_as_accurate_as_multiply_adds(normal: Normal, rows: int, columns: int) -
     assert np.abs(whole - expected).max() <= worst
     for count in (1, 16, 17, 33, 65, 129):  # every number of tiles, alone or with other rows
         np.testing.assert_array_equal(split(x[-count:], weight), whole[-count:])
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 64), (33, 448), (70, 1088), (20, 8192)])
+def test_weights_that_are_bfloat16_numbers(normal: Normal, rows: int, columns: int) -> None:
+    """They are stored in half the bytes, and multiplied as accurately, with the bits of any other number of rows."""
+    x, weight = normal(133, columns), narrowed(normal(rows, columns))
+    x[:, ::41] *= 30
+    matrix = pack_dense(weight, transposed=True)
+    assert (matrix.type, matrix.narrowed, matrix.largest) == ("bfloat16", True, np.abs(weight).max())
+    assert not has_prefill(matrix)  # unless all rows belong to whole sequences, activations are not rounded
+    expected, whole = exact(x, weight), split(x, weight)
+    worst = np.abs(multiply_adds(x, weight) - expected).max()
+    assert np.abs(whole - expected).max() <= worst
+    for count in (1, 16, 17, 33, 65, 129):
+        np.testing.assert_array_equal(split(x[-count:], weight), whole[-count:])
+    weight[0, -1] = 1 + 2.0**-20
+    assert not pack_dense(weight, transposed=True).narrowed
+
+
+def test_multiply_adds_of_bfloat16_numbers(normal: Normal) -> None:
+    """The results are the same to the bit as with float32 weights."""
+    x, weight = normal(7, 64), narrowed(normal(33, 64))
+    wide = np.concatenate([weight, np.full((1, 64), 1 / 3, np.float32)])
+    assert not pack_dense(wide, transposed=True).narrowed
+    np.testing.assert_array_equal(multiply_adds(x, weight), multiply_adds(x, wide)[:, :-1])
 
 
 def test_no_bias_of_the_products_that_are_left_out(normal: Normal) -> None:
@@ -168,6 +206,22 @@ def test_bias_addend_and_gate(normal: Normal) -> None:
     outer = split(x, up) + addend[:, 7:57]
     expected = inner * (1 + np.vectorize(erf)(inner / np.sqrt(2))) / 2 * outer
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_halves(normal: Normal) -> None:
+    """The halves of a matrix are a gate and what it multiplies, without a copy."""
+    x, weight, bias = normal(20, 64) / 8, normal(96, 64), normal(96)
+    both = Affine(pack_dense(weight, transposed=True), bias)
+    first, second = halves_of(both)
+    assert np.shares_memory(first.matrix.data, both.matrix.data)  # type: ignore[union-attr]
+    for one, expected in ((first, weight[:48]), (second, weight[48:])):
+        start = 0 if one is first else 48
+        out = np.zeros((20, 48), np.float32)
+        tiles = tiles_of(64, 20)
+        run(x, [[row_tiles_call(Rows.of(x), tiles)], [prefill_call(tiles, one, Rows.of(out))]])
+        np.testing.assert_array_equal(out, split(x, expected, bias[start : start + 48]))
+    with pytest.raises(ValueError, match="whole tiles"):
+        halves_of(Affine(pack_dense(weight[:80], transposed=True)))
 
 
 def test_activation(normal: Normal) -> None:
