@@ -88,7 +88,9 @@ def _name_prompt(error: ModelFolderError, ctx: Any) -> None:
 
 
 def _name_quantize_onnx(error: GenaiError) -> None:
-    """Add the command that quantises graphs that generate no text to the error for such a graph."""
+    """Add the way to quantise a model that generates no text to the error for such a model."""
+    if "`genai embed` or `genai rerank`" in error.fix:  # a checkpoint
+        error.fix = "use `genai embed` or `genai rerank`, which take quantised weights with --precision int8 or int4"
     if re.search("`genai (run|embed|rerank) ", error.fix):
         error.fix += "; to quantise the graph, use `genai quantize-onnx`"
 

@@ -157,6 +157,8 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
     sizes = read_json(folder / "sentence_bert_config.json")
     tokenizer = read_json(folder / "tokenizer_config.json")
     settings = read_json(folder / "config_sentence_transformers.json")
+    if not isinstance(model_type := config.get("model_type"), str | None):
+        raise _malformed(folder / "config.json", "model_type", model_type, "a name")
     longest = _longest(folder, config)
     limits = [
         _whole(folder / "sentence_bert_config.json", sizes, "max_seq_length"),

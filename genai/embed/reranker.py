@@ -14,7 +14,7 @@ import numpy as np
 
 from ..common.log import logger
 from ..common.single import Single
-from ..errors import InputError, OptionError, StateError, UnsupportedModelError, kind_of
+from ..errors import ConfigError, InputError, OptionError, StateError, UnsupportedModelError, kind_of
 from ..models.encoder import EncoderInfo, TokenSequence
 from ..models.folders import folder_errors
 from ..models.model_options import check_model_options
@@ -252,6 +252,13 @@ class Reranker(Single, AbstractContextManager["Reranker"]):
             path = ours.get("activation_fn") if isinstance(ours, dict) else None
             path = path or self._description.activation or config.get("sbert_ce_default_activation_function")
             name = str(path).rpartition(".")[2] if path else "Sigmoid" if self.num_labels == 1 else "Identity"
+            if name not in _ACTIVATIONS:
+                raise ConfigError(
+                    f"{self.folder}: the function of the scores is {path!r:.80}",
+                    f"the known functions are {', '.join(_ACTIVATIONS)}",
+                    "correct activation_fn in config.json or config_sentence_transformers.json, or choose one with "
+                    "activation= in Python or `--activation`",
+                )
         if not isinstance(name, str) or name not in _ACTIVATIONS:
             raise OptionError(
                 f"activation = {name!r:.80}", f"choose from {', '.join(_ACTIVATIONS)}", "pass one of these names"

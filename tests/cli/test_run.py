@@ -206,3 +206,12 @@ def test_quantising_an_encoder_names_the_command_for_graphs(tmp_path: Path, caps
     encoder = Path(__file__).parents[1] / "embed" / "models" / "electra" / "onnx" / "model.onnx"
     assert run(["quantize", str(encoder), "-o", str(tmp_path / "out")]) == 1
     assert "to quantise the graph, use `genai quantize-onnx`" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "model.safetensors").touch()
+    assert run(["quantize", str(tmp_path), "-o", str(tmp_path / "out")]) == 1
+    assert "use `genai embed` or `genai rerank`, which take quantised weights with --precision int8" in (
+        capsys.readouterr().err
+    )
+    (tmp_path / "config.json").write_text('{"model_type": ["bert"]}')
+    assert run(["info", str(tmp_path)]) == 1
+    assert "model_type is ['bert']" in capsys.readouterr().err

@@ -396,6 +396,7 @@ def _edited(folder: Path, file: str, **changes: Any) -> None:
         ("sentence_bert_config.json", {"max_seq_length": "many"}, genai.ConfigError, "max_seq_length is 'many'"),
         ("sentence_bert_config.json", {"max_seq_length": -3}, genai.ConfigError, "max_seq_length is -3"),
         ("config.json", {"max_position_embeddings": 0}, genai.ConfigError, "max_position_embeddings"),
+        ("config.json", {"model_type": ["bert"]}, genai.ConfigError, r"model_type is \['bert'\]"),
     ],
 )
 def test_malformed_files(copied: Copied, file: str, changes: Any, error: Any, message: str) -> None:
@@ -403,7 +404,7 @@ def test_malformed_files(copied: Copied, file: str, changes: Any, error: Any, me
     if file == "config.json":
         changes = {**changes, "n_positions": None}
     _edited(folder, file, **changes)
-    if file == "config.json":
+    if "max_position_embeddings" in changes:
         return  # 0 counts as "not named"
     with pytest.raises(error, match=message):
         Embedder(folder)
@@ -604,7 +605,7 @@ def test_graphs(copied: Copied) -> None:
         Embedder(MODELS / "bert", device="cuda")
 
 
-def test_reranker_options(caplog: pytest.LogCaptureFixture) -> None:
+def test_reranker_options(copied: Copied, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with Reranker(MODELS / "deberta_v2_reranker", threads=1, label=0, activation="Sigmoid") as made:
         assert made.num_labels == 3
@@ -632,6 +633,14 @@ def test_reranker_options(caplog: pytest.LogCaptureFixture) -> None:
         Reranker(MODELS / "deberta_v2_reranker", label=3)
     with pytest.raises(genai.OptionError, match="choose from Identity"):
         Reranker(MODELS / "bert_reranker", activation="tanhh")
+    config = json.loads((MODELS / "bert_reranker" / "config.json").read_text())
+    (folder := copied("bert_reranker")).joinpath("config.json").write_text(
+        json.dumps({**config, "sentence_transformers": {"activation_fn": "torch.nn.Evil"}})
+    )
+    with pytest.raises(genai.ConfigError, match=r"the function of the scores is 'torch.nn.Evil'"):
+        Reranker(folder, threads=1)
+    with Reranker(folder, threads=1, activation="Sigmoid") as other:
+        assert other.activation == "Sigmoid"
     with pytest.raises(genai.StateError, match="closed"):
         made.score("cat", ["dog"])
 

@@ -152,8 +152,13 @@ def is_encoder(config: Mapping[str, Any], *, has_modules: bool) -> bool:
 
     Args:
         has_modules: True if the checkpoint has the modules.json of sentence-transformers.
+
+    Raises:
+        ConfigError: model_type is not a text.
     """
-    model_type = config.get("model_type")
+    model_type = config.get("model_type", "")
+    if not isinstance(model_type, str | None):
+        raise ConfigError(f"config.json: model_type is {model_type!r:.80}", "a name is expected", "correct the file")
     if model_type in _DECODERS and not has_modules:
         names = config.get("architectures") or []
         return bool(names) and not any("ForCausalLM" in str(name) for name in names)
