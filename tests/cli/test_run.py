@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from safetensors.numpy import save_file
 
 from genai.cli.app import run
 from genai.models.folders import bundled_model
@@ -207,7 +208,7 @@ def test_quantising_an_encoder_names_the_command_for_graphs(tmp_path: Path, caps
     assert run(["quantize", str(encoder), "-o", str(tmp_path / "out")]) == 1
     assert "to quantise the graph, use `genai quantize-onnx`" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    (tmp_path / "model.safetensors").touch()
+    save_file({"norm": np.ones(8, np.float32)}, tmp_path / "model.safetensors")
     assert run(["quantize", str(tmp_path), "-o", str(tmp_path / "out")]) == 1
     assert "use `genai embed` or `genai rerank`, which take quantised weights with --precision int8" in (
         capsys.readouterr().err
