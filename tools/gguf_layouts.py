@@ -104,10 +104,13 @@ def deepseek2(shape: Any, matrix: Matrix, hidden: int, vocab: int) -> Named:
     keys, split = shape.keys, "attention.key_length_mla" in shape.keys
     rank, query_rank = keys["attention.kv_lora_rank"], keys["attention.q_lora_rank"]
     key, value = (keys[f"attention.{part}_length{'_mla' if split else ''}"] for part in ("key", "value"))
-    rotated, wide = keys["rope.dimension_count"], keys["expert_shared_count"] * 256
+    rotated, wide = keys["rope.dimension_count"], keys.get("expert_shared_count", 0) * 256
     yield "token_embd.weight", matrix(vocab, hidden, scale=0.5)
     yield from _norms(matrix, hidden, "output_norm")
-    yield "output.weight", matrix(vocab, hidden)
+    if not shape.tied:
+        yield "output.weight", matrix(vocab, hidden)
+    for name in shape.divisors:
+        yield f"{name}.weight", np.linspace(1, 6 if name.endswith("long") else 3, rotated // 2).astype(np.float32)
     for layer in range(shape.layers):
         path = f"blk.{layer}"
         yield from _norms(matrix, hidden, f"{path}.attn_norm", f"{path}.ffn_norm")
@@ -140,4 +143,5 @@ LAYOUTS: dict[str, Callable[[Any, Matrix, int, int], Named]] = {
     "gemma4": gemma4,
     "gemma3n": gemma3n,
     "deepseek2": deepseek2,
+    "minicpm3": deepseek2,
 }

@@ -176,6 +176,14 @@ SHAPES: dict[str, Shape] = {
         },
     ),
     "mistral3_not_scaled": Shape("mistral3", tied=True),
+    "apertus": Shape(
+        "apertus",
+        {
+            "xielu.alpha_p": [0.8, 0.3], "xielu.alpha_n": [0.2, -0.4], "xielu.beta": [0.5, 0.5],
+            "xielu.eps": [-1e-6, -1e-6],
+        },
+        gated=False, qk="head", divisors=("rope_freqs",),
+    ),
     "arcee": Shape("arcee", gated=False),
     "seed_oss": Shape("seed_oss", bias=("qkv",)),
     "hunyuan-dense": Shape("hunyuan-dense", {"rope.scaling.alpha": 50.0}, qk="head", tied=True),
@@ -247,6 +255,14 @@ SHAPES: dict[str, Shape] = {
     "lfm2moe": Shape(
         "lfm2moe", {"shortconv.l_cache": 3, **_SIGMOIDS},
         layers=4, tied=True, qk="head", recurrent="conv", experts=4, dense=1,
+    ),
+    "minicpm3": Shape(
+        "minicpm3",
+        {
+            "attention.kv_lora_rank": 64, "attention.q_lora_rank": 96, "rope.dimension_count": 16,
+            "attention.layer_norm_rms_epsilon": 1e-6, "attention.key_length": 48, "attention.value_length": 64,
+        },
+        kv_heads=4, tied=True, dense=2, divisors=("rope_factors_short", "rope_factors_long"),
     ),
     "deepseek2": Shape(
         "deepseek2",
@@ -392,7 +408,8 @@ def metadata(shape: Shape) -> dict[str, Any]:
         own |= {"rope.dimension_count": shape.rotated, "rope.freq_base": 10000.0}
     if shape.experts:
         own |= {"expert_count": shape.experts, "expert_used_count": 2, "expert_feed_forward_length": 256}
-    return {f"{shape.arch}.{key}": value for key, value in (own | dict(shape.keys)).items()} | vocabulary()
+    named = {key if "xielu" in key else f"{shape.arch}.{key}": value for key, value in (own | dict(shape.keys)).items()}
+    return named | vocabulary()
 
 
 def vocabulary() -> dict[str, Any]:

@@ -121,6 +121,7 @@ HYBRIDS |= {
     "queries by position": (
         "deepseek2", {"attention.temperature_scale": 0.1}, UnsupportedModelError, "temperature_scale is set",
     ),
+    "values of another size": ("minicpm3", {"attention.value_length": 32}, InputError, r"expected \[256, 128\]|shape"),
     "sections of too few pairs": ("qwen3vl", {"rope.dimension_sections": [8, 8, 8, 0]}, ConfigError, "32 pairs"),
     "experts of a softmax": ("dots1", {"expert_gating_func": 1}, ConfigError, "expert_gating_func is 1"),
     "sections of two": ("glm4moe", {"rope.dimension_sections": [8, 8]}, ConfigError, "dimension_sections is"),
@@ -136,6 +137,21 @@ def test_metadata_of_hybrids(name: str, tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf", SHAPES[shape], **{f"{shape}.{key}": v for key, v in changes.items()})
     with pytest.raises(error, match=message) as caught:
         build_model(source, tmp_path / "model")
+    assert caught.value.why and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("xielu.beta", [0.5, 0.25], r"xielu.beta is 0.25"),
+        ("xielu.eps", 0.1, r"xielu.eps is 0.1"),
+        ("xielu.alpha_p", [0.8], r"xielu.alpha_p is \[0.8"),
+        ("xielu.alpha_n", None, r"has no xielu.alpha_n"),
+    ],
+)
+def test_learned_activations(key: str, value: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        plan_build(write_model(tmp_path / "a.gguf", SHAPES["apertus"], **{key: value}))
     assert caught.value.why and caught.value.fix
 
 

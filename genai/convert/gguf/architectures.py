@@ -21,7 +21,7 @@ from ..hf_config import HFConfig
 from ..rope import scaled_frequencies
 from ..rope_scaling import FrequencyFactors, LongRope, RopeScaling, YarnScaling, yarn_magnitude
 from ..spec import DecoderSpec
-from . import experts, gemma, latent, recurrent
+from . import experts, gemma, latent, recurrent, xielu
 from .metadata import Metadata
 
 Values = dict[str, Any]
@@ -50,6 +50,7 @@ class GgufArchitecture:
         rules: rules for tensors with unusual names.
         adapted: returns the decoder with the parts that only GGUF files have.
         unused: regular expression for the names of tensors that do not affect the logits.
+        tensors: returns further tensors, which are metadata in files.
         hybrid: True if some layers have no attention, and therefore no key/value heads.
         latent: True if keys and values are latent rows, of other sizes than the heads.
         varies: True if layers differ in the width of the feed-forward layer and in the number of key/value heads, which
@@ -62,6 +63,7 @@ class GgufArchitecture:
     rules: tuple[Rule, ...] = ()
     adapted: Callable[[DecoderSpec, GgufModel], DecoderSpec] = lambda spec, model: spec
     unused: str = ""
+    tensors: Callable[[Metadata, GgufModel], dict[str, NDArray[Any]]] = lambda data, model: {}
     hybrid: bool = False
     latent: bool = False
     varies: bool = False
@@ -227,6 +229,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "qwen3vlmoe": GgufArchitecture("qwen3_vl_moe_text", _pictures),
     "mistral3": GgufArchitecture("ministral3", _ministral, permuted=True),
     "arcee": GgufArchitecture("arcee", permuted=True),
+    "apertus": GgufArchitecture("apertus", rules=xielu.RULES, tensors=xielu.activations),
     "seed_oss": GgufArchitecture("seed_oss", rules=_POST_ATTENTION),
     "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", _hunyuan),
     "glm4moe": GgufArchitecture("glm4_moe", _glm_experts, rules=(*_POST_ATTENTION, *recurrent.SELECTION)),
@@ -253,6 +256,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "nemotron": GgufArchitecture("nemotron"),
     "ernie4_5": GgufArchitecture("ernie4_5"),
     "gpt-oss": GgufArchitecture("gpt_oss", _experts, rules=_GPT_OSS),
+    "minicpm3": GgufArchitecture("minicpm3", latent.sizes, latent=True),
     "deepseek2": GgufArchitecture("deepseek_v3", latent.deepseek2, adapted=latent.as_in_file, latent=True),
     "granitehybrid": GgufArchitecture(
         "granitemoehybrid", _granite_hybrid, permuted=True, rules=recurrent.MAMBA, hybrid=True
@@ -287,7 +291,14 @@ def gguf_architecture_of(model: GgufModel) -> GgufArchitecture:
     if name == "deepseek2":
         kind = latent.family(Metadata(model.metadata, name, model.path), model)
         return replace(ARCHITECTURES[name], model_type=kind, rules=latent.rules(model))
+    if name == "minicpm3":
+        return replace(ARCHITECTURES[name], rules=latent.rules(model))
     return ARCHITECTURES[name]
+
+
+def tensors_of(model: GgufModel) -> dict[str, NDArray[Any]]:
+    """Return the tensors that are metadata in a file, by their names."""
+    return gguf_architecture_of(model).tensors(Metadata(model.metadata, model.architecture, model.path), model)
 
 
 def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:

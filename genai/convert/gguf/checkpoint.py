@@ -16,7 +16,7 @@ from ...errors import UnsupportedModelError
 from ...weight_files.gguf import GgufModel
 from ..architectures.common import Architecture
 from ..checkpoint import Checkpoint
-from .architectures import ROPE_TENSORS, TABLE, architecture_of, config_of, gguf_architecture_of
+from .architectures import ROPE_TENSORS, TABLE, architecture_of, config_of, gguf_architecture_of, tensors_of
 from .tokenizer import write_tokenizer
 
 _ADAPTER = "adapter"
@@ -51,6 +51,7 @@ class GgufCheckpoint(Checkpoint):
         rows = model.info(TABLE).shape[0] if TABLE in model else 0
         tokens = write_tokenizer(model, rows, self.folder) if rows else {}
         self.config, unread = config_of(model, tokens)
+        self._more = tensors_of(model)
         self.remarks = [f"{self.source.name} contains keys that are ignored: {', '.join(unread)}"] if unread else []
 
     @property
@@ -58,22 +59,23 @@ class GgufCheckpoint(Checkpoint):
         return architecture_of(self.model)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self.model[name]
+        return self._more[name] if name in self._more else self.model[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.model and name not in ROPE_TENSORS
+        return name in self._more or (name in self.model and name not in ROPE_TENSORS)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self.model if name not in ROPE_TENSORS)
+        yield from self._more
+        yield from (name for name in self.model if name not in ROPE_TENSORS)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.model.info(name).shape
+        return self._more[name].shape if name in self._more else self.model.info(name).shape
 
     def kind(self, name: str) -> np.dtype[Any]:
-        return self.model[name].dtype
+        return self[name].dtype
 
     def nbytes(self, name: str) -> int:
-        return self.model[name].nbytes
+        return self[name].nbytes

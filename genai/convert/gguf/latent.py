@@ -1,4 +1,7 @@
-"""llama.cpp's metadata and tensors of latent attention: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash and Youtu-LLM."""
+"""llama.cpp's metadata and tensors of latent attention.
+
+They are DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Youtu-LLM and MiniCPM 3.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ def family(data: Metadata, model: GgufModel) -> str:
     return "deepseek_v3" if kind == experts.SIGMOID else "deepseek_v2"
 
 
-def deepseek2(data: Metadata, model: GgufModel) -> Values:
-    """Return the configuration of latent attention, and of experts if there are any."""
+def sizes(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of latent attention; the size of a value defaults to hidden_size / heads."""
     if data.number("attention.temperature_scale", 0.0):
         raise UnsupportedModelError(
             f"{model.path}: {data.architecture}.attention.temperature_scale is set",
@@ -42,16 +45,22 @@ def deepseek2(data: Metadata, model: GgufModel) -> Values:
         )  # fmt: skip
     rotated = data.integer("rope.dimension_count")
     key, value = (data.optional_integer(f"attention.{part}_length_mla") for part in ("key", "value"))
-    key, value = key or data.integer("attention.key_length"), value or data.integer("attention.value_length")
+    key = key or data.integer("attention.key_length")
+    default = max(data.integer("embedding_length") // data.integer("attention.head_count"), 1)
+    value = value or data.integer("attention.value_length", default)
     if key <= rotated:
         raise data.wrong("attention.key_length_mla", key, f"a number greater than rope.dimension_count = {rotated}")
     has_rank = "blk.0.attn_q_a.weight" in model
-    values: Values = {
+    return {
         "kv_lora_rank": data.integer("attention.kv_lora_rank"), "qk_rope_head_dim": rotated,
         "q_lora_rank": data.integer("attention.q_lora_rank") if has_rank else 0,
         "qk_nope_head_dim": key - rotated, "v_head_dim": value, "partial_rotary_factor": 1.0,
     }  # fmt: skip
-    kind = family(data, model)
+
+
+def deepseek2(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of latent attention, and of experts if there are any."""
+    values, kind = sizes(data, model), family(data, model)
     if kind == "youtu":
         return values
     found = experts.with_groups(data)
