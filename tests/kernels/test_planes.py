@@ -55,8 +55,9 @@ def test_planes_without_elements_and_of_other_types():
 
 @pytest.mark.parametrize(
     "first, second",
-    [((1, 6, 5, 40), (1, 6, 1, 1)), ((1, 7, 33), (33,)), ((4, 1), (1, 19)), ((3, 5), ()), ((1, 9), (4, 1, 9))],
-)
+    [((1, 6, 5, 40), (1, 6, 1, 1)), ((1, 7, 33), (33,)), ((4, 1), (1, 19)), ((3, 5), ()), ((1, 9), (4, 1, 9)),
+     ((3, 6, 5, 7), (1, 6, 1, 1)), ((2, 3, 4, 5), (2, 1, 4, 1)), ((3, 1, 2, 1, 9), (1, 4, 1, 5, 1))],
+)  # fmt: skip
 @pytest.mark.parametrize("function, exact", [("add", np.add), ("divide", np.divide), ("subtract", np.subtract)])
 def test_broadcast_operands(first, second, function, exact, rng, threads):
     for shapes in ((first, second), (second, first)):
@@ -65,9 +66,11 @@ def test_broadcast_operands(first, second, function, exact, rng, threads):
 
 
 def test_operands_that_are_not_combined(rng):
-    """A caller computes them in another way: batches of planes, views with gaps, no elements, and no common shape."""
+    """A caller computes them in another way: many parts, views with gaps, no elements, and no common shape."""
     x = rng.standard_normal((4, 6, 8)).astype(np.float32)
-    for other in (x[:1, :, :1], x[:, :1, :].swapaxes(0, 2), x[:, :, :0], x[:3]):
+    many = rng.standard_normal((65, 1, 2)).astype(np.float32)
+    assert combined("add", many, many[:1, :, :1].repeat(2, 1)) is None
+    for other in (x[:, :1, :].swapaxes(0, 2), x[:, :, :0], x[:3]):
         assert combined("add", x, other) is None
 
 

@@ -25,6 +25,8 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("ReduceSumSquare", {"x": PLANES}, {"noop_with_empty_axes": 1}, {}),
     ("GlobalAveragePool", {"x": PLANES}, {}, {}),
     ("GlobalMaxPool", {"x": PLANES}, {}, {}),
+    ("MaxPool", {"x": (2, 3, 11, 13)}, {"kernel_shape": [5, 4], "strides": [2, 3], "pads": [2, 1, 4, 3]}, {}),
+    ("MaxPool", {"x": (1, 2, 9, 9)}, {"kernel_shape": [5, 5], "strides": [1, 1], "pads": [2, 2, 2, 2]}, {}),
     ("InstanceNormalization", {"x": PLANES, **VECTORS}, {}, {}),
     ("GroupNormalization", {"x": PLANES, **VECTORS}, {"num_groups": 3}, {}),
     ("BatchNormalization", {"x": PLANES, **VECTORS, "m": (6,), "v": (6,)}, {}, {}),

@@ -27,6 +27,9 @@ def test_equals_what_onnxruntime_gave(path, level):
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     session = ort.InferenceSession(path, options)
-    for name, value in zip(expected, session.run(list(expected), feed), strict=True):
+    results = [session.run(list(expected), feed) for _ in range(3)]  # the third run uses a faster form of the plan
+    for first, third in zip(results[0], results[2], strict=True):
+        np.testing.assert_array_equal(third, first)
+    for name, value in zip(expected, results[2], strict=True):
         assert value.dtype == expected[name].dtype
         np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-5)

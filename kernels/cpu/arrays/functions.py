@@ -5,6 +5,7 @@ The calls are cached for each shape and format of the operands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -44,6 +45,8 @@ _NANOSECONDS_PER_EXPERT_BYTE = 0.1
 _KEPT = 8
 _NANOSECONDS_PER_ACTIVATION = 0.7
 _NANOSECONDS_PER_SUM = 0.25
+# Maximum number of parts of a broadcast whose calls are separate.
+_MAX_PARTS = 64
 
 
 def activation(function: str, x: Float32, *parameters: float, threads: Threads | None = None) -> Float32:
@@ -68,9 +71,10 @@ def _unary_program(function: str, size: int, parameters: tuple[float, ...]) -> N
 
 
 def combined(function: str, a: Float32, b: Float32, *, threads: Threads | None = None) -> Float32 | None:
-    """Apply a function of BINARY to two float32 arrays, one of which is broadcast.
+    """Apply a function of BINARY to two float32 arrays, one of which may be broadcast.
 
-    Returns None unless both are contiguous, and each is a whole array, a vector for all rows, or a number for each row.
+    Returns None unless both are contiguous, and each is a whole array, a vector for all rows, or a number for each row,
+    or this is true for each part of the first axes.
     """
     a, b = np.asarray(a), np.asarray(b)  # NumPy returns scalars for arrays without axes
     found = _combined_program(function, a.shape, b.shape)
@@ -103,16 +107,25 @@ def _combined_program(
             parts[-1] = parts[-1][0] * extent, whole
         elif extent > 1:
             parts.append((extent, whole))
-    if 0 in shape or not 1 <= len(parts) <= 2:
+    outer = parts[:-2]
+    if 0 in shape or not parts or math.prod(size for size, _ in outer) > _MAX_PARTS:
         return None
-    (rows, along), (width, across) = parts if len(parts) == 2 else [(1, (True, True)), parts[0]]
+    (rows, along), (width, across) = parts[-2:] if len(parts) > 1 else [(1, (True, True)), parts[0]]
     numbers = [width if has_columns else 1 for has_columns in across]
-    first, second = (
-        Rows(Binding(name), 4 * count if has_rows else 0, count)
-        for name, count, has_rows in zip("ab", numbers, along, strict=True)
-    )
-    out = Rows(Binding("out"), 4 * width, width)
-    return NodeProgram([[binary(function, first, second, out)]]), shape, rows
+    steps = [4 * count if has_rows else 0 for count, has_rows in zip(numbers, along, strict=True)]
+    # The bytes of a part of each operand.
+    sizes = [4 * count * (rows if has_rows else 1) for count, has_rows in zip(numbers, along, strict=True)]
+    calls = []
+    for number, index in enumerate(np.ndindex(*(size for size, _ in outer))):
+        operands = []
+        for side, name in enumerate("ab"):
+            place = 0
+            for (size, whole), position in zip(outer, index, strict=True):
+                place = place * size + position if whole[side] else place
+            operands.append(Rows(Binding(name, place * sizes[side]), steps[side], numbers[side]))
+        out = Rows(Binding("out", 4 * number * rows * width), 4 * width, width)
+        calls.append(binary(function, *operands, out))
+    return NodeProgram([calls]), shape, rows
 
 
 def gated(function: str, gate: Float32, up: Float32, *, threads: Threads | None = None) -> Float32:
