@@ -251,6 +251,14 @@ SHAPES: dict[str, Shape] = {
     "nemotron_h": Shape(
         "nemotron_h", {**_MAMBA, "attention.layer_norm_epsilon": 1e-5}, layers=4, recurrent="alone"
     ),
+    "nemotron_h_moe": Shape(
+        "nemotron_h_moe",
+        {
+            **_MAMBA, "attention.layer_norm_epsilon": 1e-5, "expert_shared_feed_forward_length": 512,
+            "expert_weights_norm": True, "expert_weights_scale": 2.5, "moe_latent_size": 128,
+        },
+        layers=4, recurrent="alone", experts=4, shared=512,
+    ),
     "lfm2": Shape("lfm2", {"shortconv.l_cache": 3}, layers=4, tied=True, qk="head", recurrent="conv"),
     "lfm2moe": Shape(
         "lfm2moe", {"shortconv.l_cache": 3, **_SIGMOIDS},
@@ -335,7 +343,7 @@ _FLOAT_PARTS = ("norm", "gate_inp", "position", "rope", "conv1d", "shortconv.con
 
 def add_tensor(writer: Any, name: str, values: NDArray[np.float32], kind: str, random: np.random.RandomState) -> None:
     """Add a tensor; matrices become random blocks with the same RMS; norms, routers and biases stay floats."""
-    if kind == "F32" or values.ndim == 1 or any(part in name for part in _FLOAT_PARTS):
+    if kind == "F32" or values.ndim == 1 or values.shape[-1] == 1 or any(part in name for part in _FLOAT_PARTS):
         writer.add_tensor(name, values)
         return
     number = gguf.GGMLQuantizationType[kind]
@@ -511,6 +519,16 @@ def _experts(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArra
 def _alone(shape: Shape, path: str, kind: int, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
     if kind == 0:
         yield from _recurrent(shape, path, matrix)
+    elif kind == 1 and shape.experts:
+        latent = shape.keys["moe_latent_size"]
+        yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, HIDDEN, scale=0.3)
+        yield f"{path}.exp_probs_b.bias", matrix(shape.experts, scale=0.1)
+        yield f"{path}.ffn_latent_down.weight", matrix(latent, HIDDEN)
+        yield f"{path}.ffn_latent_up.weight", matrix(HIDDEN, latent)
+        yield f"{path}.ffn_up_exps.weight", matrix(shape.experts, 256, latent)
+        yield f"{path}.ffn_down_exps.weight", matrix(shape.experts, latent, 256)
+        yield f"{path}.ffn_up_shexp.weight", matrix(shape.shared, HIDDEN)
+        yield f"{path}.ffn_down_shexp.weight", matrix(HIDDEN, shape.shared)
     elif kind == 1:
         yield f"{path}.ffn_up.weight", matrix(shape.width, HIDDEN)
         yield f"{path}.ffn_down.weight", matrix(HIDDEN, shape.width)

@@ -46,8 +46,9 @@ computed at once, and token by token. The tests accept errors of up to 2e-4
 
 For each of these architectures, the converted models also run unchanged in onnxruntime-genai and compute the same
 logits, if onnxruntime's operators support the sizes (head sizes that are multiples of 8):
-[tests/convert/test_written_for_others.py](../../tests/convert/test_written_for_others.py). The exception is Gemma 4
-with experts, because onnxruntime has no CPU kernel for experts with a gated GELU.
+[tests/convert/test_written_for_others.py](../../tests/convert/test_written_for_others.py). The exceptions are
+Gemma 4 and Nemotron 3 with experts, because onnxruntime has no CPU kernel for experts with a gated GELU or a squared
+ReLU.
 
 | `model_type` | models | checkpoint | RoPE | error, at once | error, token by token |
 |---|---|---|---|---|---|

@@ -166,20 +166,33 @@ def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str, 
         "Reshape", [scores, graph.int64([-1, experts.count])], f"{path}/Reshape", ["tokens", experts.count]
     )
     flat, total = _write_routing(export, layer, path, flat, experts)
-    output = _write_operator(export, layer, experts, root, flat)
+    given, width = root, experts.width(size)
+    if experts.latent_size:
+        given = _write_latent(export, layer, "latent_in_proj", root, width, size)
+    output = _write_operator(export, layer, experts, given, flat)
     if total is not None:
         shape = graph.node("Shape", [root], f"{path}/Shape", [3], element=INT64)
         tokens = graph.node("Slice", [shape, *map(graph.int64, ([0], [2]))], f"{path}/Slice", [2], element=INT64)
         target = graph.node("Concat", [tokens, graph.int64([1])], f"{path}/Concat", [3], element=INT64, axis=0)
         total = graph.node("Reshape", [total, target], f"{path}/total/Reshape", hidden_dims(1))
-        output = graph.node("Mul", [output, total], f"{path}/Mul", hidden_dims(size))
+        output = graph.node("Mul", [output, total], f"{path}/Mul", hidden_dims(width))
     if experts.routed_scale != 1:
         scale = graph.float32(experts.routed_scale)
-        output = graph.node("Mul", [output, scale], f"{path}/scale/Mul", hidden_dims(size))
+        output = graph.node("Mul", [output, scale], f"{path}/scale/Mul", hidden_dims(width))
+    if experts.latent_size:
+        output = _write_latent(export, layer, "latent_out_proj", output, size, width)
     if experts.shared_intermediate_size:
         shared = _write_shared_expert(export, layer, experts, root)
         output = graph.node("Add", [output, shared], f"{path}/Add", hidden_dims(size))
     return output
+
+
+def _write_latent(export: Export, layer: int, name: str, root: str, rows: int, columns: int) -> str:
+    """Write the projection to the width of the experts, or back from this width."""
+    projection = Projection(
+        f"/model/layers.{layer}/moe/{name}", (f"model.layers.{layer}.mlp.{name}",), (rows,), columns
+    )
+    return write_linear(export, projection, root, precision=export.options.precision, bias=export.spec.mlp_bias)
 
 
 def _write_routing(export: Export, layer: int, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
@@ -297,32 +310,32 @@ def _write_sparse_mixer(export: Export, path: str, scores: str, experts: Experts
 
 
 def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str, scores: str) -> str:
-    graph, options, size = export.graph, export.options, export.spec.hidden_size
-    name = f"/model/layers.{layer}/moe"
+    graph, options, size = export.graph, export.options, experts.width(export.spec.hidden_size)
+    name, parts = f"/model/layers.{layer}/moe", _matrices(experts)
     attributes: dict[str, Any] = {
         "k": experts.per_token,
         "activation_type": experts.activation,
         "activation_alpha": experts.alpha,
         "activation_beta": experts.beta,
         **({"swiglu_limit": experts.limit} if experts.limit < math.inf else {}),
-        "swiglu_fusion": 1,
+        **({"swiglu_fusion": 1} if experts.gated else {}),
         "normalize_routing_weights": 1,
     }
-    biases = [_write_expert_biases(export, layer, experts, which) if experts.biased else "" for which in _MATRICES]
-    names = [name for which in _MATRICES for name in _expert_names(layer, experts, which)]
+    biases = [_write_expert_biases(export, layer, experts, which) if experts.biased else "" for which in parts]
+    names = [name for which in parts for name in _expert_names(layer, experts, which)]
     kinds = export.weights.kinds(names)
     if options.precision == "kept" and any(kind.names for kind in kinds):
         level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
         weight_format = common_format(export, names)
         if weight_format is None:
             weight_format = uniform_format(8, expert_block(kinds))
-            whole = [_write_integers(export, layer, experts, which, weight_format.block_size) for which in _MATRICES]
+            whole = [_write_integers(export, layer, experts, which, weight_format.block_size) for which in parts]
         else:
-            whole = [_write_blocks(export, layer, experts, which) for which in _MATRICES]
+            whole = [_write_blocks(export, layer, experts, which) for which in parts]
         inputs = _inputs([root, scores], whole, biases)
         attributes |= {"expert_weight_bits": weight_format.bits, "block_size": weight_format.block_size, **level}
         return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
-    first, second = (_write_matrices(export, layer, experts, which) for which in _MATRICES)
+    first, second = (_write_matrices(export, layer, experts, which) for which in parts)
     if options.precision not in BITS:
         inputs = [root, scores, *first, biases[0], *second, *filter(None, biases[1:])]
         return graph.node("MoE", inputs, f"{name}/MoE", hidden_dims(size), domain=CONTRIB, **attributes)
@@ -345,12 +358,14 @@ def _inputs(names: list[str], matrices: list[list[str]], biases: list[str]) -> l
     ]
 
 
-_MATRICES = ("gate_up_proj", "down_proj")
+def _matrices(experts: ExpertsSpec) -> tuple[str, str]:
+    """Return the names of the two matrices of all experts; the first contains the gates, if there are any."""
+    return "gate_up_proj" if experts.gated else "up_proj", "down_proj"
 
 
 def _write_expert_biases(export: Export, layer: int, experts: ExpertsSpec, which: str) -> str:
     """Write a layer's biases [experts, rows]; the biases of gate and up are interleaved in the order of their rows."""
-    size = export.spec.hidden_size if which == "down_proj" else experts.intermediate_size
+    size = experts.width(export.spec.hidden_size) if which == "down_proj" else experts.intermediate_size
     names = [name.removesuffix(".weight") + ".bias" for name in _expert_names(layer, experts, which)]
     vectors = np.stack([export.weights.vector(name, size) for name in names])
     rows = vectors.reshape(experts.count, -1, size).swapaxes(1, 2).reshape(experts.count, -1)
@@ -366,7 +381,7 @@ def _expert_names(layer: int, experts: ExpertsSpec, which: str) -> Iterator[str]
 def _stored_experts(
     export: Export, layer: int, experts: ExpertsSpec, which: str
 ) -> tuple[tuple[int, int], Matrices]:  # the shape of a matrix, and all matrices as they are stored
-    hidden, wide = export.spec.hidden_size, experts.intermediate_size
+    hidden, wide = experts.width(export.spec.hidden_size), experts.intermediate_size
     shape = (hidden, wide) if which == "down_proj" else (wide, hidden)
     return shape, ((one, in_own_order(export, one, shape)) for one in _expert_names(layer, experts, which))
 
@@ -419,7 +434,7 @@ def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str
 
 def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> Matrices:
     """Yield each expert's matrix [rows, columns]; the rows of gate and up are interleaved, as the operators expect."""
-    hidden, wide = export.spec.hidden_size, experts.intermediate_size
+    hidden, wide = experts.width(export.spec.hidden_size), experts.intermediate_size
     factors = _factors(export, layer, experts, which)
     for expert in range(experts.count):
         source = f"model.layers.{layer}.mlp.experts.{expert}"
@@ -427,6 +442,10 @@ def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: st
             name = f"{source}.down_proj.weight"
             matrix = export.weights.tensor(name, (hidden, wide))
             yield name, matrix.astype(np.float32) * factors[expert] if experts.scaled else matrix
+            continue
+        if which == "up_proj":
+            name = f"{source}.up_proj.weight"
+            yield name, export.weights.tensor(name, (wide, hidden))
             continue
         parts = [export.weights.tensor(f"{source}.{part}_proj.weight", (wide, hidden)) for part in ("gate", "up")]
         yield f"{source}.gate_proj.weight", np.stack(parts, axis=1).reshape(2 * wide, hidden)
@@ -437,8 +456,8 @@ def _write_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str
 
     Returns the names of the initializers.
     """
-    options, hidden, wide = export.options, export.spec.hidden_size, experts.intermediate_size
-    rows, columns = (hidden, wide) if which == "down_proj" else (2 * wide, hidden)
+    options, hidden, wide = export.options, experts.width(export.spec.hidden_size), experts.intermediate_size
+    rows, columns = {"down_proj": (hidden, wide), "up_proj": (wide, hidden)}.get(which, (2 * wide, hidden))
     name = f"model.layers.{layer}.moe.experts.{which}"
 
     def matrices() -> Matrices:

@@ -30,7 +30,11 @@ class ExpertsSpec:
         shared_intermediate_size: width of the shared expert that processes every token; 0 means none.
         shared_gate: True if the shared expert's output is multiplied by the sigmoid of a learned score.
         biased: True if the router and the experts have biases.
-        activation: "swiglu", or "geglu", which is the tanh approximation of gelu(g) * u.
+        activation: "swiglu"; "geglu", which is the tanh approximation of gelu(g) * u; or "relu2", the square of
+            relu(u), for experts that consist of two matrices and have no gate.
+        latent_size: width of the vectors that the selected experts read and write. One matrix projects the hidden
+            vectors to this width, and another matrix projects the sum of the experts back. 0 means that the experts
+            read the hidden vectors.
         beside_mlp: True if the layer also has an ordinary feed-forward layer (Gemma 4). Both read the residual stream
             with separate norms, and their normalised outputs are added. The router reads the stream after a norm with
             a separate weight.
@@ -53,12 +57,22 @@ class ExpertsSpec:
     shared_intermediate_size: int = 0
     shared_gate: bool = False
     biased: bool = False
-    activation: Literal["swiglu", "geglu"] = "swiglu"
+    activation: Literal["swiglu", "geglu", "relu2"] = "swiglu"
+    latent_size: int = 0
     beside_mlp: bool = False
     scaled: bool = False
     alpha: float = 1.0
     beta: float = 0.0
     limit: float = math.inf
+
+    @property
+    def gated(self) -> bool:
+        """True if each expert has a gate."""
+        return self.activation != "relu2"
+
+    def width(self, hidden_size: int) -> int:
+        """Return the width of the vectors that the selected experts read."""
+        return self.latent_size or hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)

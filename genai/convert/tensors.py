@@ -55,7 +55,7 @@ def _tensors(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
 def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
     if spec.feed_forward_layers is not None:
         yield from _learned(spec, "input_layernorm")
-        yield from _mixer(spec, layer) if spec.has_mixer(layer) else _mlp(spec, "mlp", spec.mlp_size(layer))
+        yield from _mixer(spec, layer) if spec.has_mixer(layer) else _feed_forward(spec, layer)
         return
     if spec.pre_norms:
         yield from _learned(spec, "input_layernorm")
@@ -66,11 +66,7 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
     if spec.post_norms:
         yield from _learned(spec, "post_feedforward_layernorm")
     yield from _mixer(spec, layer)
-    experts = spec.routed(layer)
-    if experts is None or experts.beside_mlp:
-        yield from _mlp(spec, "mlp", spec.mlp_size(layer))
-    if experts is not None:
-        yield from _experts(spec, experts)
+    yield from _feed_forward(spec, layer)
     if (inputs := spec.per_layer_inputs) is not None:
         yield "per_layer_input_gate.weight", (inputs.size, spec.hidden_size)
         yield "per_layer_projection.weight", (spec.hidden_size, inputs.size)
@@ -79,6 +75,14 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
         yield from _altup(spec.altup, spec.hidden_size)
     if spec.layer_scales:
         yield "layer_scalar", (1,)
+
+
+def _feed_forward(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
+    experts = spec.routed(layer)
+    if experts is None or experts.beside_mlp:
+        yield from _mlp(spec, "mlp", spec.mlp_size(layer))
+    if experts is not None:
+        yield from _experts(spec, experts)
 
 
 def _mixer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -189,11 +193,16 @@ def _mlp(spec: DecoderSpec, path: str, width: int) -> Iterator[tuple[str, Shape]
 
 
 def _experts(spec: DecoderSpec, experts: ExpertsSpec) -> Iterator[tuple[str, Shape]]:
-    hidden, wide = spec.hidden_size, experts.intermediate_size
+    hidden, wide, given = spec.hidden_size, experts.intermediate_size, experts.width(spec.hidden_size)
     yield from _linear("mlp.gate", experts.count, hidden, experts.biased)
+    shapes = {"gate": (wide, given), "up": (wide, given), "down": (given, wide)}
     for expert in range(experts.count):
-        for name, shape in (("gate", (wide, hidden)), ("up", (wide, hidden)), ("down", (hidden, wide))):
-            yield from _linear(f"mlp.experts.{expert}.{name}_proj", *shape, experts.biased)
+        for name, shape in shapes.items():
+            if experts.gated or name != "gate":
+                yield from _linear(f"mlp.experts.{expert}.{name}_proj", *shape, experts.biased)
+    if experts.latent_size:
+        yield from _linear("mlp.latent_in_proj", given, hidden, spec.mlp_bias)
+        yield from _linear("mlp.latent_out_proj", hidden, given, spec.mlp_bias)
     if experts.shared_intermediate_size:
         yield from _mlp(spec, "mlp.shared_expert", experts.shared_intermediate_size)
     if experts.selection_bias:

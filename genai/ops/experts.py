@@ -15,7 +15,7 @@ from .registry import KernelError, NodeSpec, operator
 from .shape_rules import same_as_input, shape_rule
 from .weights import check_stored, uniform_weight
 
-_PLAIN = {"silu": "silu", "relu": "relu", "gelu": "gelu_tanh", "identity": "copy"}
+_PLAIN = {"silu": "silu", "relu": "relu", "gelu": "gelu_tanh", "relu2": "relu_squared", "identity": "copy"}
 
 
 def _compiled(spec: NodeSpec) -> Any:

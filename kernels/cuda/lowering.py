@@ -27,8 +27,8 @@ _ELEMENTS, _ELEMENT_THREADS, _EMBEDDING_THREADS = 1024, 256, 128
 _PARAMETERS = 3
 UNARY = (
     "abs", "clip", "copy", "cube", "elu", "erf", "exp", "gelu", "gelu_tanh", "hard_sigmoid", "hard_swish", "leaky_relu",
-    "log", "neg", "quick_gelu", "reciprocal", "relu", "round_to_float16", "sigmoid", "silu", "softcap", "softplus",
-    "sqrt", "square", "tanh",
+    "log", "neg", "quick_gelu", "reciprocal", "relu", "relu_squared", "round_to_float16", "sigmoid", "silu", "softcap",
+    "softplus", "sqrt", "square", "tanh",
 )  # fmt: skip
 BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
 

@@ -28,6 +28,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "neg": np.negative,
     "quick_gelu": lambda x, alpha: x / (1 + np.exp(-alpha * x)),
     "relu": lambda x: np.maximum(x, 0),
+    "relu_squared": lambda x: np.maximum(x, 0) ** 2,
     "round_to_float16": lambda x: x.astype(np.float16).astype(np.float64),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "silu": lambda x: x / (1 + np.exp(-x)),

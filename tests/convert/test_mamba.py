@@ -31,7 +31,11 @@ def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
         ("granitemoehybrid", {"layer_types": ["rwkv"] * 7}, "contains 'rwkv'"),
         ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         ("bamba", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is [0.0, 0.1]"),
-        ("nemotron_h", {"layers_block_type": ["moe", "mlp"]}, "contains 'moe'"),
+        ("nemotron_h", {"layers_block_type": ["rwkv", "mlp"]}, "contains 'rwkv'"),
+        ("nemotron_h_experts", {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu'"),
+        ("nemotron_h_experts", {"moe_latent_size": 0}, "moe_latent_size is 0"),
+        ("nemotron_h_experts", {"moe_latent_size": "wide"}, "moe_latent_size is 'wide'"),
+        ("nemotron_h_experts", {"num_experts_per_tok": 9}, "9"),
         ("nemotron_h", {"layers_block_type": ["mlp", "mlp"]}, "every layer consists of a feed-forward layer"),
         ("nemotron_h", {"layers_block_type": []}, "layers_block_type is []"),
         (

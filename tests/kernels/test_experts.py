@@ -71,7 +71,7 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 2e-5) -> 
 
 @pytest.mark.parametrize("normalized", [0, 1])
 @pytest.mark.parametrize("k", [1, 2, EXPERTS])
-@pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu", "silu", "gelu", "identity"])
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu", "relu2", "silu", "gelu", "identity"])
 def test_moe(floats: dict[str, np.ndarray], normal: Any, normalized: int, k: int, activation: str) -> None:
     gated = activation in ("swiglu", "geglu")
     fc1 = floats["fc1"] if gated else floats["fc1"][:, ::2]

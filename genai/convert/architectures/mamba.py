@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig
-from ..spec import DecoderSpec, MambaSpec
+from ..spec import DecoderSpec, ExpertsSpec, MambaSpec
 from . import common
 from .common import Rule, architecture, decoder
 from .llama import GRANITE_EXPERTS, GRANITE_SHARED, multipliers
@@ -190,12 +190,15 @@ def falcon_h1(config: HFConfig) -> DecoderSpec:
     )  # fmt: skip
 
 
-# Keys of Nemotron-H for training, for other runtimes, and for experts, which checkpoints without experts have, too.
+# Keys of Nemotron-H for training and for other runtimes.
 _IGNORED = (
-    "chunk_size expand mamba_ssm_cache_dtype moe_intermediate_size moe_shared_expert_intermediate_size "
-    "moe_shared_expert_overlap mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob "
-    "num_experts_per_tok rescale_prenorm_residual routed_scaling_factor time_step_floor time_step_max time_step_min "
-    "topk_group use_mamba_kernels"
+    "chunk_size expand mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type n_shared_experts "
+    "rescale_prenorm_residual time_step_floor time_step_max time_step_min use_mamba_kernels"
+).split()
+# Keys of experts, which checkpoints without experts also have.
+_OF_EXPERTS = (
+    "moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size n_group n_routed_experts norm_topk_prob "
+    "num_experts_per_tok routed_scaling_factor topk_group"
 ).split()
 _BLOCKS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 
@@ -211,30 +214,52 @@ def _blocks(config: HFConfig) -> list[str]:
     if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
         raise config.wrong("layers_block_type", kinds, "a list with the kind of each layer")
     kinds = [{"mamba": "linear_attention", "attention": "full_attention"}.get(kind, kind) for kind in kinds]
-    if other := sorted(set(kinds) - {"linear_attention", "full_attention", "mlp"}):
+    if other := sorted(set(kinds) - set(_BLOCKS.values())):
         raise UnsupportedModelError(
-            f"layers_block_type in config.json contains {other[0]!r}",
-            "layers of experts without gates are not supported" if other[0] == "moe" else "the kind is not known",
-            "use a checkpoint whose layers are Mamba-2, attention and feed-forward layers",
-        )
+            f"layers_block_type in config.json contains {other[0]!r}", "the kind is not known",
+            "use a checkpoint whose layers are Mamba-2, attention, feed-forward layers and experts",
+        )  # fmt: skip
     return kinds
 
 
+def _experts(config: HFConfig, act: str) -> ExpertsSpec:
+    """Return the experts of Nemotron 3, which have no gates."""
+    if act != "relu2":
+        raise config.wrong("mlp_hidden_act", act, "relu2, because other experts without gates are not supported")
+    latent = config.get("moe_latent_size")
+    return ExpertsSpec(
+        count=config.integer("n_routed_experts", default=8), per_token=config.integer("num_experts_per_tok", default=2),
+        intermediate_size=config.integer("moe_intermediate_size", default=7688), routing="sigmoid",
+        normalized=config.flag("norm_topk_prob", default=True), selection_bias=True, activation="relu2",
+        routed_scale=config.number("routed_scaling_factor", default=1.0),
+        shared_intermediate_size=config.integer("moe_shared_expert_intermediate_size", default=7688),
+        latent_size=0 if latent is None else config.integer("moe_latent_size"),
+        **common.expert_groups(config, scores=2),
+    )  # fmt: skip
+
+
 @architecture(
-    "Nemotron-H (without experts)",
+    "Nemotron-H, Nemotron 3",
     *_IN_PROJECTION,
     Rule(r"^model\.embed_tokens", "backbone.embeddings"),
     Rule(r"^model\.norm\.", "backbone.norm_f."),
     Rule(r"^model\.layers", "backbone.layers"),
     Rule(r"\.input_layernorm", ".norm"),
+    *common.SIGMOID_ROUTER,
+    Rule(r"mlp\.latent_in_proj", "mlp.fc1_latent_proj"),
+    Rule(r"mlp\.latent_out_proj", "mlp.fc2_latent_proj"),
     Rule(r"\.(?:self_attn|mamba|mlp)\.", ".mixer."),
+    unused=r"^mtp\.",  # heads that predict further tokens
 )
 def nemotron_h(config: HFConfig) -> DecoderSpec:
-    """Nemotron-H and Nemotron Nano 2 (NVIDIA): each layer is Mamba-2, attention or a feed-forward layer."""
+    """Nemotron-H and Nemotron Nano 2 (NVIDIA): each layer is Mamba-2, attention or a feed-forward layer.
+
+    In Nemotron 3, experts without gates replace the feed-forward layers.
+    """
     kinds = _blocks(config)
     layers = {kind: tuple(layer for layer, one in enumerate(kinds) if one == kind) for kind in _BLOCKS.values()}
     _check_steps(config)
-    for name in _IGNORED:
+    for name in _IGNORED + ([] if layers["moe"] else _OF_EXPERTS):
         config.get(name)
     if (own := config.text("mamba_hidden_act", default="silu")) != "silu":
         raise config.wrong("mamba_hidden_act", own, "silu")
@@ -246,7 +271,8 @@ def nemotron_h(config: HFConfig) -> DecoderSpec:
     )  # fmt: skip
     act = common.activation(config.text("mlp_hidden_act", default="relu2"))
     return decoder(
-        config, epsilon=1e-5, head_size=128, num_layers=len(kinds), feed_forward_layers=layers["mlp"], rope_layers=(),
-        recurrent=mamba if mamba.layers else None, gated_mlp=False, hidden_activation=act,
-        mlp_bias=config.flag("mlp_bias"),
+        config, epsilon=1e-5, head_size=128, num_layers=len(kinds), rope_layers=(), gated_mlp=False,
+        feed_forward_layers=tuple(sorted((*layers["mlp"], *layers["moe"]))),
+        experts=_experts(config, act) if layers["moe"] else None, dense_layers=layers["mlp"] if layers["moe"] else (),
+        recurrent=mamba if mamba.layers else None, hidden_activation=act, mlp_bias=config.flag("mlp_bias"),
     )  # fmt: skip

@@ -221,6 +221,22 @@ def nemotron_h(data: Metadata, model: GgufModel) -> Values:
         "layers_block_type": kinds, "mamba_num_heads": mamba["mamba_n_heads"], "mamba_head_dim": mamba["mamba_d_head"],
         "n_groups": mamba["mamba_n_groups"], "ssm_state_size": mamba["mamba_d_state"],
         "conv_kernel": mamba["mamba_d_conv"], "use_conv_bias": mamba["mamba_conv_bias"],
+        **(_nemotron_experts(data) if "moe" in kinds else {}),
+    }  # fmt: skip
+
+
+def _nemotron_experts(data: Metadata) -> Values:
+    data.optional_integer("expert_shared_count")  # the width below is that of all shared experts together
+    groups = data.optional_integer("expert_group_count") or 1
+    latent = data.optional_integer("moe_latent_size")
+    return {
+        "n_routed_experts": data.integer("expert_count"), "num_experts_per_tok": data.integer("expert_used_count"),
+        "moe_intermediate_size": data.integer("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": data.integer("expert_shared_feed_forward_length"),
+        "norm_topk_prob": data.flag("expert_weights_norm", False),
+        "routed_scaling_factor": data.number("expert_weights_scale", 0.0) or 1.0, "n_group": groups,
+        "topk_group": data.integer("expert_group_used_count") if groups > 1 else 1,
+        **({"moe_latent_size": latent} if latent else {}),
     }  # fmt: skip
 
 
@@ -263,5 +279,11 @@ MAMBA = (
     Rule(r"mamba\.D$", "ssm_d", _flat),
     Rule(r"mamba\.norm", "ssm_norm", _flat),
     Rule(r"mamba\.out_proj", "ssm_out"),
+)
+NEMOTRON = (
+    *MAMBA,
+    *SELECTION,
+    Rule(r"mlp\.latent_in_proj", "ffn_latent_down"),
+    Rule(r"mlp\.latent_out_proj", "ffn_latent_up"),
 )
 FALCON_H1 = (*MAMBA, Rule(r"post_attention_layernorm\.weight", "ffn_norm"))  # this name has no ".weight"

@@ -272,6 +272,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "quick_gelu": lambda x, alpha: x * sigmoid(x * alpha),
     "reciprocal": lambda x: 1.0 / x,
     "relu": lambda x: maximum(x, 0.0),
+    "relu_squared": lambda x: maximum(x, 0.0) * maximum(x, 0.0),
     "round_to_float16": vector.round_to_half,
     "sigmoid": sigmoid,
     "silu": lambda x: x * sigmoid(x),

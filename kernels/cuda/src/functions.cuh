@@ -41,6 +41,7 @@ FUNCTION(neg, -x);
 FUNCTION(quick_gelu, x / (1.0f + expf(-p[0] * x)));
 FUNCTION(reciprocal, 1.0f / x);
 FUNCTION(relu, larger(x, 0.0f));
+FUNCTION(relu_squared, larger(x, 0.0f) * larger(x, 0.0f));
 FUNCTION(round_to_float16, rounded_to_half(x));
 FUNCTION(sigmoid, 1.0f / (1.0f + expf(-x)));
 FUNCTION(silu, x / (1.0f + expf(-x)));

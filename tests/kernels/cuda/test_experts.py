@@ -109,7 +109,7 @@ def test_floats(driver: HostDriver, dtype: str, tokens: int) -> None:
     assert relative_error(ours, theirs) < 2e-6
 
 
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu_tanh", "copy", "geglu"])
+@pytest.mark.parametrize("activation", ["relu", "relu_squared", "silu", "gelu_tanh", "copy", "geglu"])
 def test_activations_without_parameters(driver: HostDriver, activation: str) -> None:
     rng = np.random.default_rng(0)
     of = layers(rng, width=37, gated=activation == "geglu", bias=True)

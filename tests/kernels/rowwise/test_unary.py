@@ -31,6 +31,7 @@ CASES: dict[str, tuple[tuple[float, ...], float, float]] = {
     "quick_gelu": ((1.702,), 3e-6, 1e-6),
     "reciprocal": ((), 1e-7, 1e-45),
     "relu": ((), 0, 0),
+    "relu_squared": ((), 1e-7, 1e-45),
     "round_to_float16": ((), 0, 0),
     "sigmoid": ((), 1e-6, 2e-38),
     "silu": ((), 3e-6, 2e-36),
