@@ -78,6 +78,8 @@ class CacheGroup:
         return min(every, (self.window + min(step_tokens, tokens)) // block_size + 3)
 
     def __str__(self) -> str:
+        if not self.layers:
+            return "no layers with keys and values"
         count = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
         match self.kind:
             case GroupKind.WINDOW:
@@ -104,7 +106,8 @@ def plan_groups(layer_bytes: Sequence[int], kinds: Sequence[tuple[GroupKind, int
 
     Returns:
         The groups. Groups with full attention come first, and one group of all layers with states comes last. Layers of
-        a single kind form one group.
+        a single kind form one group. If no layer caches rows, the first group has no layers: its blocks occupy no
+        memory, and record which prefixes have been computed.
     """
     states = tuple(layer for layer, (kind, _) in enumerate(kinds) if kind is GroupKind.STATE)
     last = [CacheGroup(states, GroupKind.STATE)] if states else []
@@ -112,6 +115,8 @@ def plan_groups(layer_bytes: Sequence[int], kinds: Sequence[tuple[GroupKind, int
     for layer, of_layer in enumerate(kinds):
         if of_layer[0] is not GroupKind.STATE:
             by_kind.setdefault(of_layer, []).append(layer)
+    if not by_kind:
+        return (CacheGroup(()), *last)
     ordered = sorted(by_kind.items(), key=lambda one: (one[0][0] is not GroupKind.FULL, one[1]))
     best: list[CacheGroup] = []
     least = math.inf

@@ -41,7 +41,7 @@ class Shape:
         recurrent: the part in place of the attention of all layers except every third: "", "conv" (LFM2), "mamba"
             (Mamba-2), or Gated DeltaNet with its projections in "apart" (Qwen 3.5) or "joined" (Qwen3-Next) tensors;
             "beside" is Mamba-2 beside the attention of every layer. In "alone", the layers are Mamba-2, a feed-forward
-            layer and attention in turns.
+            layer and attention in turns. In "only", all layers are Mamba-2.
         dense: number of layers at the start that have no experts.
     """
 
@@ -73,7 +73,7 @@ class Shape:
 
     def has_attention(self, layer: int) -> bool:
         """Return True if a layer has attention."""
-        return self.recurrent in ("", "beside") or layer % 3 == 2
+        return self.recurrent in ("", "beside") or (self.recurrent != "only" and layer % 3 == 2)
 
 
 _LAYER_NORM: dict[str, Any] = {"layer_norm": True, "norm_biases": True, "gated": False}
@@ -248,6 +248,9 @@ SHAPES: dict[str, Shape] = {
     ),
     "olmoe": Shape("olmoe", kv_heads=4, width=256, qk="all", experts=4),
     "falcon-h1": Shape("falcon-h1", _MAMBA, recurrent="beside"),
+    "mamba2": Shape(
+        "mamba2", {**_MAMBA, "attention.head_count": 0, "feed_forward_length": 0}, tied=True, recurrent="only"
+    ),
     "nemotron_h": Shape(
         "nemotron_h", {**_MAMBA, "attention.layer_norm_epsilon": 1e-5}, layers=4, recurrent="alone"
     ),
@@ -482,8 +485,8 @@ def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str,
             yield from _attention(shape, path, linear, norm, matrix)
         else:
             yield from norm(f"{path}.attn_norm")
-        if shape.recurrent == "alone":
-            yield from _alone(shape, path, layer % 3, matrix)
+        if shape.recurrent in ("alone", "only"):
+            yield from _alone(shape, path, layer % 3 if shape.recurrent == "alone" else 0, matrix)
             continue
         if not shape.has_attention(layer) or shape.recurrent == "beside":
             yield from _recurrent(shape, path, matrix)
@@ -540,7 +543,7 @@ def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDAr
         yield f"{path}.shortconv.conv.weight", matrix(HIDDEN, shape.keys["shortconv.l_cache"])
         yield f"{path}.shortconv.out_proj.weight", matrix(HIDDEN, HIDDEN)
         return
-    if shape.recurrent in ("mamba", "beside", "alone"):
+    if shape.recurrent in ("mamba", "beside", "alone", "only"):
         width, heads, groups = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "group_count"))
         channels = width + 2 * groups * shape.keys["ssm.state_size"]
         yield f"{path}.ssm_in.weight", matrix(width + channels + heads, HIDDEN)

@@ -475,6 +475,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
         },
     ),
+    "mamba2": (
+        "mamba2",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 36,
+            "num_hidden_layers": 3,
+            "num_heads": 6,
+            "head_dim": 12,
+            "n_groups": 3,
+            "state_size": 18,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "nemotron_h_experts": (
         "nemotron_h",
         {

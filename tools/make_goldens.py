@@ -9,6 +9,7 @@ and shape of every tensor of the checkpoint. The weights are not stored, because
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -97,8 +98,10 @@ def logits_of(model: Any, tokens: Any, past: Any = None) -> tuple[np.ndarray, An
     """Return the logits [length, vocabulary] of tokens that follow a cache, and the cache with these tokens added."""
     import torch
 
-    result = model(torch.tensor(np.array(tokens)[None]), past_key_values=past, use_cache=True)
-    return result.logits[0].numpy(), result.past_key_values
+    # Mamba-2 ignores an argument `past_key_values`.
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    result = model(torch.tensor(np.array(tokens)[None]), **{name: past}, use_cache=True)
+    return result.logits[0].numpy(), getattr(result, name)
 
 
 def step_by_step(model: Any, tokens: np.ndarray, *, keep: bool) -> tuple[np.ndarray, list[int]]:

@@ -239,7 +239,8 @@ def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str]
         else _tensor_bytes(spec, options, name, shape)
         for name, shape in tensor_shapes(spec).items()
     )
-    tables = 2 * 4 * spec.context_length * (max(spec.rotary_size, spec.local_rotary_size) // 2)
+    rotated = max(spec.rotary_size, spec.local_rotary_size) if any(map(spec.rotated, range(spec.num_layers))) else 0
+    tables = 2 * 4 * spec.context_length * (rotated // 2)
     copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta or spec.query_scaling else 1
     return weights + copies * tables + _BESIDE_WEIGHTS
 

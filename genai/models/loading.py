@@ -46,6 +46,9 @@ from .memory_plan import budget_cache, plan_memory
 _log = logger(__name__)
 # Maximum size of the pool, in full contexts. More blocks would only enlarge the free list.
 MAX_CONTEXTS_IN_POOL = 256
+# Maximum number of blocks of a model without keys and values. Their contexts have up to a million tokens, and the free
+# list needs about 50 bytes per block.
+_MOST_EMPTY_BLOCKS = 1 << 20
 # Devices that use the host's memory.
 _ON_THE_HOST = ("cpu", "reference")
 
@@ -130,6 +133,8 @@ def _load_on(
     kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
     inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
     most = -(-cache.context_size // BLOCK_SIZE) * len(source.layout.groups) * MAX_CONTEXTS_IN_POOL
+    if not source.layout.bytes_per_token:
+        most = min(most, _MOST_EMPTY_BLOCKS)
     step_tokens = executor.step_sizes.fast
     fitting, num_slots = blocks_and_slots(source.layout, cache.cache_bytes, cache.context_size, step_tokens)
     num_blocks = min(fitting, most)

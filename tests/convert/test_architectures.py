@@ -125,7 +125,6 @@ def test_layers_with_experts_may_be_listed() -> None:
     ("model_type", "reason"),
     [
         ("jamba", "Mamba-1"),
-        ("mamba2", "no layer has attention"),
         ("recurrent_gemma", "RG-LRU"),
         ("llama4_text", "chunks of the sequence"),
         ("zamba2", "share one attention layer"),

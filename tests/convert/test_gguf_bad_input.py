@@ -92,6 +92,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any], type[GenaiError], str]] = {
     "a list that is too short": ("lfm2", {"attention.head_count_kv": [0, 0]}, GenaiError, "layer_types|head_count_kv"),
     "no attention at all": ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, GenaiError, "head_count_kv"),
     "fewer sections": ("qwen35", {"rope.dimension_sections": [3, 3]}, ConfigError, "dimension_sections is"),
+    "no multiple of the hidden size": ("mamba2", {"ssm.inner_size": 520}, ConfigError, "ssm.inner_size is 520"),
     "groups without a number": (
         "nemotron_h_moe", {"expert_group_count": 2}, ConfigError, "has no nemotron_h_moe.expert_group_used_count",
     ),

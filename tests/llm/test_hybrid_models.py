@@ -34,6 +34,10 @@ HYBRIDS: dict[str, dict[str, Any]] = {
             layers=(0, 1, 2, 3), kernel=4, heads=4, head_size=16, state_size=16, groups=2, beside_attention=True
         ),
     },
+    "mamba2": {  # no layer has keys and values, or a feed-forward layer
+        "feed_forward_layers": (),
+        "recurrent": MambaSpec(layers=(0, 1, 2, 3), kernel=4, heads=4, head_size=16, state_size=16, groups=2),
+    },
     "latent": {  # it has no state, but one row per token for all heads
         "num_key_value_heads": 1,
         "head_size": 48,
@@ -41,7 +45,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "latent": LatentSpec(rank=32, rope_size=16, nope_size=16, value_size=16),
     },
 }
-DRAWN = ("falcon_h1", "latent")
+DRAWN = ("falcon_h1", "latent", "mamba2")
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 RNG = np.random.default_rng(3)
 

@@ -145,6 +145,7 @@ def decoder(
     epsilon: float = 1e-6,
     tied: bool = False,
     head_size: int | None = None,
+    heads: int | None = None,
     rope_kind: str | None = None,
     family: str = "decoder",
     **fields: Any,
@@ -152,7 +153,7 @@ def decoder(
     """Return a decoder with the values that nearly every config.json has; `fields` adds values or overrides them.
 
     Args:
-        theta, epsilon, tied, head_size: the architecture's defaults for keys that its config.json may omit.
+        theta, epsilon, tied, head_size, heads: the architecture's defaults for keys that its config.json may omit.
         partial: default for the fraction of each head to rotate; None if the architecture rotates only whole heads.
         rope_kind: kind of layers to read the rotation for, if the kinds differ.
         family: model type for genai_config.json: a type that onnxruntime-genai supports, or "decoder".
@@ -165,7 +166,7 @@ def decoder(
         raise UnsupportedModelError(
             f"config.json sets {name} to {config.get(name)}", why, "use a float checkpoint of a causal decoder"
         )
-    heads = config.integer("num_attention_heads", "n_head")
+    heads = config.integer("num_attention_heads", "n_head", **({} if heads is None else {"default": heads}))
     hidden = config.integer("hidden_size", "n_embd")
     vocab = config.integer("vocab_size")
     stop = config.ends(vocab)

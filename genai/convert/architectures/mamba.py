@@ -190,6 +190,45 @@ def falcon_h1(config: HFConfig) -> DecoderSpec:
     )  # fmt: skip
 
 
+# Keys of Mamba-2 for training, and for sizes that other keys determine.
+_MAMBA2_IGNORED = (
+    "chunk_size norm_before_gate pad_vocab_size_multiple rescale_prenorm_residual rms_norm time_step_floor "
+    "time_step_max time_step_min time_step_rank"
+).split()
+# The states of recurrent layers have no limit of tokens. This is llama.cpp's number for such models.
+_UNLIMITED = 1 << 20
+
+
+@architecture(
+    "Mamba 2, Codestral Mamba",
+    *_IN_PROJECTION,
+    Rule(r"^model\.embed_tokens", "backbone.embeddings"),
+    Rule(r"^model\.norm\.", "backbone.norm_f."),
+    Rule(r"^model\.layers", "backbone.layers"),
+    Rule(r"\.input_layernorm", ".norm"),
+    Rule(r"\.mamba\.", ".mixer."),
+)
+def mamba2(config: HFConfig) -> DecoderSpec:
+    """Mamba 2: each layer consists of Mamba-2; there is no attention and no feed-forward layer."""
+    _check_steps(config)
+    for name in _MAMBA2_IGNORED:
+        config.get(name)
+    heads, size = config.integer("num_heads", default=128), config.integer("head_dim", default=64)
+    width = config.integer("expand", default=2) * config.integer("hidden_size")
+    if heads * size != width:
+        raise config.wrong("head_dim", size, f"{width} / {heads}, the width of Mamba-2 divided by its heads")
+    mamba = MambaSpec(
+        layers=tuple(range(config.num_layers)), heads=heads, head_size=size,
+        groups=config.integer("n_groups", default=8), state_size=config.integer("state_size", default=128),
+        kernel=config.integer("conv_kernel", default=4), biased=config.flag("use_bias"),
+        conv_biased=config.flag("use_conv_bias", default=True),
+    )  # fmt: skip
+    return decoder(
+        config, epsilon=1e-5, heads=heads, recurrent=mamba, feed_forward_layers=(), rope_layers=(),
+        intermediate_size=width, context_length=config.integer("max_position_embeddings", default=_UNLIMITED),
+    )  # fmt: skip
+
+
 # Keys of Nemotron-H for training and for other runtimes.
 _IGNORED = (
     "chunk_size expand mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type n_shared_experts "

@@ -268,6 +268,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "nemotron_h_moe": GgufArchitecture("nemotron_h", recurrent.nemotron_h, rules=recurrent.NEMOTRON, hybrid=True),
     "lfm2": GgufArchitecture("lfm2", recurrent.lfm2, rules=recurrent.LFM2, hybrid=True),
     "lfm2moe": GgufArchitecture("lfm2_moe", recurrent.lfm2_moe, rules=recurrent.LFM2, hybrid=True),
+    "mamba2": GgufArchitecture("mamba2", recurrent.mamba2, rules=recurrent.MAMBA),
     "qwen3next": GgufArchitecture("qwen3_next", recurrent.delta_net, rules=recurrent.QWEN3_NEXT, hybrid=True),
     "qwen35": GgufArchitecture(
         "qwen3_5_text", recurrent.delta_net, rules=recurrent.QWEN3_5, adapted=recurrent.tiled, hybrid=True
@@ -319,7 +320,7 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
             f"{model.path}: {model.architecture}.attention.causal is false", "only causal attention is supported",
             "use another model",
         )  # fmt: skip
-    heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
+    heads, hidden = _query_heads(data), data.integer("embedding_length")
     size = _head_size(data)
     if (other := data.integer("attention.value_length", size)) != size and not architecture.latent:
         raise UnsupportedModelError(
@@ -360,8 +361,16 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
     return config, [key for key in data.unread if not key.startswith(known)]
 
 
+def _query_heads(data: Metadata) -> int:
+    """Return the number of query heads. Files without attention contain 0; other heads replace them."""
+    if data.architecture == "mamba2":
+        data.optional_integer("attention.head_count")
+        return data.integer("ssm.time_step_rank")
+    return data.integer("attention.head_count")
+
+
 def _head_size(data: Metadata) -> int:
-    heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
+    heads, hidden = _query_heads(data), data.integer("embedding_length")
     return data.integer("attention.key_length", max(hidden // heads, 1))
 
 

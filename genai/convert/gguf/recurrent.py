@@ -1,6 +1,6 @@
 """llama.cpp's metadata and tensors of decoders with recurrent parts.
 
-They are LFM2, Qwen3-Next, Qwen 3.5, Granite 4, Falcon H1 and Nemotron-H.
+They are LFM2, Qwen3-Next, Qwen 3.5, Granite 4, Falcon H1, Mamba 2 and Nemotron-H.
 """
 
 from __future__ import annotations
@@ -208,6 +208,18 @@ def falcon_h1(data: Metadata, model: GgufModel) -> Values:
     return {
         **_mamba(data, model), "mamba_d_ssm": data.integer("ssm.inner_size"), "mamba_norm_before_gate": False,
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in model,
+    }  # fmt: skip
+
+
+def mamba2(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Mamba-2 without attention."""
+    mamba, inner, hidden = _mamba(data, model), data.integer("ssm.inner_size"), data.integer("embedding_length")
+    if inner % hidden:
+        raise data.wrong("ssm.inner_size", inner, f"a multiple of embedding_length = {hidden}")
+    return {
+        "num_heads": mamba["mamba_n_heads"], "head_dim": mamba["mamba_d_head"], "n_groups": mamba["mamba_n_groups"],
+        "state_size": mamba["mamba_d_state"], "conv_kernel": mamba["mamba_d_conv"], "expand": inner // hidden,
+        "use_conv_bias": mamba["mamba_conv_bias"],
     }  # fmt: skip
 
 
