@@ -136,7 +136,7 @@ def test_experts_that_are_whole_numbers_stay_exact(kind: str, tmp_path: Path) ->
     assert not plan.rounded
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", pytest.param("Q6_K", marks=pytest.mark.drawn(2))])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=DRAWN) for kind in ("Q8_0", "Q6_K")])
 def test_factors_of_experts_are_part_of_their_scales(kind: str, tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf", SHAPES["gemma4_experts"], kind)
     plan = plan_build(source)
