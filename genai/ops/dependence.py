@@ -32,11 +32,11 @@ _SHAPE_INPUTS = {
 # an input of some type or layout, its results are in memory that no program has written.
 _NATIVE = frozenset(
     """
-    Abs Add AveragePool BlockedConv Clip Concat Conv DenseAttention Div Elu Erf Exp Expand FastGelu Flatten FromBlocked
-    GRU Gather Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity LSTM LayerNormalization LeakyRelu Linear
-    LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization ReduceMax ReduceMin ReduceSum Relu Reshape
-    Sigmoid SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split
-    Sqrt Squeeze Sub SwiGLU Swish ToBlocked Transpose Unsqueeze
+    Abs Add AveragePool BlockedConv Cast Clip Concat Conv DenseAttention Div Elu Erf Exp Expand FastGelu Flatten
+    FromBlocked GRU Gather Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity LSTM LayerNormalization LeakyRelu
+    Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization ReduceMax ReduceMin ReduceSum Relu
+    Reshape Sigmoid SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax
+    Split Sqrt Squeeze Sub SwiGLU Swish ToBlocked Transpose Unsqueeze
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.

@@ -419,9 +419,15 @@ class _JoinedKernel:
         self._fallback = Plan(tuple(segment.ops), initial, {}, (), outputs)
         made = [segment.produced[slot] for slot in outputs]
         buffers = list(dict.fromkeys(place[0] for place, _ in made))
-        # The buffers of results are allocated for each run; the results are views of them.
-        self._buffers = [(buffer.size, buffer.start) for buffer in buffers if isinstance(buffer, _Buffer)]
-        self._results = [(buffers.index(place[0]), place[1], layout) for place, layout in made]
+        # The buffers of results are allocated for each run. A result is a whole buffer or a view.
+        whole = {place[0]: layout for place, layout in made if _is_whole(place, layout)}
+        self._buffers = [
+            (whole.get(buffer), buffer.size, buffer.start) for buffer in buffers if isinstance(buffer, _Buffer)
+        ]
+        self._results = [
+            (buffers.index(place[0]), place[1], None if whole.get(place[0]) is layout else layout)
+            for place, layout in made
+        ]
         indices: dict[Any, int] = {slot: index for index, slot in enumerate(self._slots)}
         indices.update({buffer: len(self._slots) + index for index, buffer in enumerate(buffers)})
         offsets, size = _inner_offsets(segment, set(buffers))
@@ -447,16 +453,29 @@ class _JoinedKernel:
                 or array.dtype != dtype
             ):
                 return run_slots(self._fallback, zip(self._slots, inputs, strict=True), context)
-        roots = [_memory(size, start) for size, start in self._buffers]
+        roots = [
+            _memory(size, start) if whole is None else np.empty(whole.shape, whole.dtype)
+            for whole, size, start in self._buffers
+        ]
         addresses = [first_element(array) for array in inputs]
         addresses += [first_element(root) for root in roots]
         self._program.run(addresses)
         return tuple(
             [
-                np.ndarray(made.shape, made.dtype, roots[index], offset, made.strides)
+                roots[index] if made is None else np.ndarray(made.shape, made.dtype, roots[index], offset, made.strides)
                 for index, offset, made in self._results
             ]
         )
+
+
+def _is_whole(place: _Place, layout: _Layout) -> bool:
+    """Return True if a value in C order fills its buffer, so that it can be allocated without a view."""
+    where, size = place[0], layout.dtype.itemsize
+    for extent, stride in zip(reversed(layout.shape), reversed(layout.strides), strict=True):
+        if stride != size and extent > 1:
+            return False
+        size *= extent
+    return isinstance(where, _Buffer) and where.size == size
 
 
 def _memory(size: int, start: int) -> Any:

@@ -192,6 +192,8 @@ JOINED = {
         a = Relu(x) b = Pad(a, sides, one) z = Exp(b) }""",
     "functions": """g (float[2, 6] x, float[6] y) => (float[2, 6] z) <float two = {2}> {
         a = Pow(x, two) b = Sqrt(a) c = Neg(b) d = Abs(c) e = Div(d, y) f = Sub(e, y) z = Mul(f, f) }""",
+    "types": """g (float[2, 6] x) => (float[2, 6] z) {
+        a = Cast<to = 10>(x) b = Cast<to = 1>(a) z = Relu(b) }""",
     "indices": """g (float[3, 2, 6] x) => (float[2, 6] z, float[1, 6] v) <int64 two = {-1}, int64[1] zero = {0}> {
         a = Gather(x, two) b = Relu(a) z = Exp(b) c, d = Split<axis = 0, num_outputs = 2>(b) v = Exp(d) }""",
     "branches": """g (float[2, 6] x) => (float[2, 6] z) <int64 one = {1}, int64 six = {6}> {

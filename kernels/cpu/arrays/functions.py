@@ -124,7 +124,7 @@ def _combined_program(
                 place = place * size + position if whole[side] else place
             operands.append(Rows(Binding(name, place * sizes[side]), steps[side], numbers[side]))
         out = Rows(Binding("out", 4 * number * rows * width), 4 * width, width)
-        calls.append(binary(function, *operands, out))
+        calls.append(binary(function, operands[0], operands[1], out))
     return NodeProgram([calls]), shape, rows
 
 
