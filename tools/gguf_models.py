@@ -267,6 +267,7 @@ SHAPES: dict[str, Shape] = {
         "lfm2moe", {"shortconv.l_cache": 3, **_SIGMOIDS},
         layers=4, tied=True, qk="head", recurrent="conv", experts=4, dense=1,
     ),
+    "minicpm": Shape("minicpm", {"embedding_scale": 12.0, "residual_scale": 0.5, "logit_scale": 4.0}, tied=True),
     "minicpm3": Shape(
         "minicpm3",
         {

@@ -112,6 +112,16 @@ def _multipliers(data: Metadata, model: GgufModel) -> Values:
     return {**values, **({**_experts(data, model), **shared} if data.architecture == "granitemoe" else {})}
 
 
+def _minicpm(data: Metadata, model: GgufModel) -> Values:
+    """Return the multipliers of MiniCPM under Granite's keys; early files lack them."""
+    return {
+        "attention_multiplier": _head_size(data) ** -0.5,
+        "embedding_multiplier": data.number("embedding_scale", 12.0),
+        "residual_multiplier": data.number("residual_scale", 1.4 / data.integer("block_count") ** 0.5),
+        "logits_scaling": data.number("logit_scale", data.integer("embedding_length") / 256),
+    }
+
+
 def _granite_hybrid(data: Metadata, model: GgufModel) -> Values:
     return {**_multipliers(data, model), **recurrent.granite_hybrid(data, model)}
 
@@ -256,6 +266,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "nemotron": GgufArchitecture("nemotron"),
     "ernie4_5": GgufArchitecture("ernie4_5"),
     "gpt-oss": GgufArchitecture("gpt_oss", _experts, rules=_GPT_OSS),
+    "minicpm": GgufArchitecture("granite", _minicpm, permuted=True),
     "minicpm3": GgufArchitecture("minicpm3", latent.sizes, latent=True),
     "deepseek2": GgufArchitecture("deepseek_v3", latent.deepseek2, adapted=latent.as_in_file, latent=True),
     "granitehybrid": GgufArchitecture(
