@@ -15,7 +15,7 @@ import numpy as np
 
 from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 from genai.kernels.cpu.program.bound_program import first_element
-from genai.kernels.cpu.program.recording import JoinedProgram, RecordedRun, Recorder, recorded
+from genai.kernels.cpu.program.recording import POISON, JoinedProgram, RecordedRun, Recorder, recorded
 from genai.ops.control import If
 from genai.ops.dependence import is_native, needs_values, reads_only_shapes, shape_inputs
 
@@ -253,7 +253,7 @@ class _Recording:
             else:
                 regions.add(array, slot, 0)
         places = [None if value is None else regions.place_of_result(value) for value in results]
-        if not recorder.is_short or not regions.is_valid:
+        if not (recorder.is_short and recorder.is_complete and regions.is_valid):
             return False
         for _, memory in recorder.own:
             regions.add(memory, _Buffer(memory.nbytes, first_element(memory) % _LINE), 0)
@@ -319,6 +319,8 @@ class _Recording:
         )
 
 
+# Number of runs in which a program is compared with the calls that it replaces.
+_CHECKS = 2
 # The place of an address that never changes.
 _FIXED: _Place = (-1, 0)
 # Calls of segments with fewer programs are not joined.
@@ -410,7 +412,10 @@ def _joined(segment: _Segment, outputs: tuple[int, ...], initial: tuple[Any, ...
 
 
 class _JoinedKernel:
-    """The kernel of a segment: one program for arrays of the recorded layouts, the segment's calls for others."""
+    """The kernel of a segment: one program for arrays of the recorded layouts, the segment's calls for others.
+
+    The first runs compare the program with the calls. A program that does not give the same bits is not used again.
+    """
 
     def __init__(self, segment: _Segment, outputs: tuple[int, ...], initial: tuple[Any, ...]) -> None:
         self._expected = [(known.shape, known.strides, known.dtype) for known in segment.outer.values()]
@@ -443,6 +448,7 @@ class _JoinedKernel:
             return -1, offsets[where] + offset
 
         self._program = JoinedProgram([run for run, _ in segment.runs], place, size)
+        self._checks_left, self._is_wrong = _CHECKS, False
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         for array, (shape, strides, dtype) in zip(inputs, self._expected, strict=True):
@@ -452,20 +458,51 @@ class _JoinedKernel:
                 or array.strides != strides
                 or array.dtype != dtype
             ):
-                return run_slots(self._fallback, zip(self._slots, inputs, strict=True), context)
+                return self._run_calls(context, inputs)
+        if self._is_wrong or self._checks_left:
+            return self._checked(context, inputs)
+        return self._run_program(inputs)
+
+    def _checked(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the results of the calls, and compare them with the program's unless the program is known to be wrong.
+
+        Memory that the program does not write would often contain the results of an earlier run.
+        """
+        expected = self._run_calls(context, inputs)
+        if not self._is_wrong:
+            found = self._run_program(inputs, poison=True)
+            self._is_wrong = not all(map(_are_same, found, expected))
+            self._checks_left -= 1
+        return expected
+
+    def _run_calls(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return run_slots(self._fallback, zip(self._slots, inputs, strict=True), context)
+
+    def _run_program(self, inputs: Sequence[Any], *, poison: bool = False) -> tuple[Any, ...]:
+        """Run the program. `poison`: True to overwrite the memory of results and of inner values before."""
         roots = [
             _memory(size, start) if whole is None else np.empty(whole.shape, whole.dtype)
             for whole, size, start in self._buffers
         ]
+        if poison:
+            for root in roots:
+                root.reshape(-1).view(np.uint8).fill(POISON)
         addresses = [first_element(array) for array in inputs]
         addresses += [first_element(root) for root in roots]
-        self._program.run(addresses)
+        self._program.run(addresses, poison=poison)
         return tuple(
             [
                 roots[index] if made is None else np.ndarray(made.shape, made.dtype, roots[index], offset, made.strides)
                 for index, offset, made in self._results
             ]
         )
+
+
+def _are_same(found: Any, expected: Any) -> bool:
+    """Return True if two results have the same type, shape and bits."""
+    return (
+        found.dtype == expected.dtype and found.shape == expected.shape and bool(found.tobytes() == expected.tobytes())
+    )
 
 
 def _is_whole(place: _Place, layout: _Layout) -> bool:

@@ -109,9 +109,14 @@ def run_call(
     except Exception as error:
         if op.op_type == PROVIDED and isinstance(error, GenaiError):
             raise  # the error already names the node
-        kind = ArgumentError if isinstance(error, IndexError) else NodeError
+        kind = ArgumentError if _is_of_index(error) else NodeError
         what = error.what if isinstance(error, GenaiError) else error
         raise kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error
     if profiler is not None:
         profiler.record(op, begin, time.perf_counter_ns(), round((compile_seconds() - compiled) * 1e9))
     return results
+
+
+def _is_of_index(error: BaseException | None) -> bool:
+    """Return True if a kernel, or a kernel of a node's subgraph, raised IndexError."""
+    return isinstance(error, IndexError) or (isinstance(error, GenaiError) and _is_of_index(error.__cause__))

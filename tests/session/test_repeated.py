@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+from genai.errors import ArgumentError
+from genai.kernels.cpu.program.recording import JoinedProgram
 from genai.session.config import SessionConfig
 from genai.session.session import Session
 
@@ -236,3 +238,44 @@ def test_absent_results():
     session = Session(onnx.parser.parse_model(text), SessionConfig(threads=1))
     _agree(session, [{"x": _numbers(2, 3, 16), "y": _numbers(2, 3, 16)} for _ in range(4)])
     assert _form(session) == ["Joined"]
+
+
+def test_a_copy_that_only_numpy_makes():
+    """The program for the inner part is recorded, but NumPy pads four axes of two words."""
+    session = _session(
+        "g (double[3,4,3,4] x) => (double[A,B,C,D] z) <int64[8] pads = {1,0,0,2,2,1,1,1}, double fill = {1.5}>\n"
+        "{ a = Relu(x) z = Pad(a, pads, fill) }"
+    )
+    _agree(session, [{"x": RNG.standard_normal((3, 4, 3, 4))} for _ in range(5)])
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_program_with_other_results_is_not_used(runs, monkeypatch):
+    session, count = _session(LAYERS), 0
+    run = JoinedProgram.run
+
+    def forgetful(program, addresses, **options):
+        nonlocal count
+        count += 1
+        if count >= runs:
+            return None
+        return run(program, addresses, **options)
+
+    monkeypatch.setattr(JoinedProgram, "run", forgetful)
+    _agree(session, [_feed() for _ in range(6)])
+    assert count == runs
+
+
+def test_an_index_in_a_branch_is_refused_in_every_run():
+    session = _session(
+        "g (float[4] x, int64[1] i) => (float[1] z) <bool yes = {1}> { z = If(yes) <\n"
+        "then_branch = t () => (float[1] p) { q = Relu(x) p = Gather(q, i) },\n"
+        "else_branch = e () => (float[1] p) { q = Neg(x) p = Gather(q, i) }> }"
+    )
+    for index in (1, 9, 2, 9, 3, 9, 9):
+        feed = {"x": np.arange(4, dtype=np.float32), "i": np.array([index])}
+        if index < 4:
+            assert session.run(feed)["z"] == index
+        else:
+            with pytest.raises(ArgumentError, match=r"Gather .*index 9 is out of bounds"):
+                session.run(feed)

@@ -108,7 +108,7 @@ def concatenated(values: tuple[NDArray[Any], ...], axis: int) -> NDArray[Any] | 
     sizes = [value.shape[along] for value in values]
     out = np.empty((*first.shape[:along], sum(sizes), *first.shape[along + 1 :]), first.dtype)
     parts = np.split(out, np.cumsum(sizes)[:-1].tolist(), axis=along)
-    return out if all(copy_recorded(value, part) for value, part in zip(values, parts, strict=True)) else None
+    return _used(out, all(copy_recorded(value, part) for value, part in zip(values, parts, strict=True)))
 
 
 def padded(x: NDArray[Any], pads: list[tuple[int, int]], mode: str, fill: Any = 0) -> NDArray[Any] | None:
@@ -131,4 +131,12 @@ def padded(x: NDArray[Any], pads: list[tuple[int, int]], mode: str, fill: Any = 
             if part.size:
                 source = np.broadcast_to(number, part.shape) if mode == "constant" else mirrored
                 done = done and copy_recorded(source, part)
+    return _used(out, done)
+
+
+def _used(out: NDArray[Any], done: bool) -> NDArray[Any] | None:
+    """Return an array if all its parts were copied; otherwise, the memory is used for other arrays."""
+    recorder = recorder_of_thread()
+    if recorder is not None and not done:
+        recorder.is_complete = False
     return out if done else None

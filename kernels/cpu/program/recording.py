@@ -22,6 +22,8 @@ from .step_table import StepField
 from .thread_pool import NO_STEP, Threads, recorder_of_thread, set_recorder
 
 _ALONE = Threads(1)
+# The bytes of memory that a program should write before it is read.
+POISON = 0xA5
 
 
 @dataclass
@@ -34,12 +36,14 @@ class Recorder:
             too small is also listed), and temporary arrays.
         fixed: arrays whose addresses never change.
         is_short: True if every run used only the calling thread.
+        is_complete: False if a kernel did not use the results of a run.
     """
 
     runs: list[RecordedRun] = field(default_factory=list)
     own: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
     fixed: list[NDArray[Any]] = field(default_factory=list)
     is_short: bool = True
+    is_complete: bool = True
 
     def own_memory(self, name: str, size: int) -> NDArray[np.uint8]:
         """Return memory with this name, as `thread_pool.own_memory` does."""
@@ -129,13 +133,23 @@ class JoinedProgram:
         else:
             self._outer.append((entry, placed[0], placed[1] + binding.offset))
 
-    def run(self, addresses: Sequence[int]) -> None:
-        """Run the program with these addresses. Raises StepError if an operator rejects its input."""
+    def run(self, addresses: Sequence[int], *, poison: bool = False) -> None:
+        """Run the program with these addresses.
+
+        Args:
+            addresses: the addresses that change.
+            poison: True to overwrite the memory for inner values before.
+
+        Raises:
+            StepError: an operator rejects its input.
+        """
         try:
             copy = self._copies.pop()
         except IndexError:
             copy = self._copy()
-        program, view, _ = copy
+        program, view, memory = copy
+        if poison:
+            memory.fill(POISON)
         for entry, index, offset in self._outer:
             view[entry] = addresses[index] + offset
         _ALONE.run(program, NO_STEP, nanoseconds=0.0)
