@@ -459,7 +459,7 @@ class _JoinedKernel:
                 or array.dtype != dtype
             ):
                 return self._run_calls(context, inputs)
-        if self._is_wrong or self._checks_left:
+        if self._is_wrong or self._checks_left > 0:
             return self._checked(context, inputs)
         return self._run_program(inputs)
 
