@@ -192,8 +192,8 @@ def falcon_h1(config: HFConfig) -> DecoderSpec:
 
 # Keys of Mamba-2 for training, and for sizes that other keys determine.
 _MAMBA2_IGNORED = (
-    "chunk_size norm_before_gate pad_vocab_size_multiple rescale_prenorm_residual rms_norm time_step_floor "
-    "time_step_max time_step_min time_step_rank"
+    "chunk_size norm_before_gate pad_vocab_size_multiple rescale_prenorm_residual residual_in_fp32 rms_norm "
+    "time_step_floor time_step_max time_step_min time_step_rank"
 ).split()
 # The states of recurrent layers have no limit of tokens. This is llama.cpp's number for such models.
 _UNLIMITED = 1 << 20
