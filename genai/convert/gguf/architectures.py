@@ -167,7 +167,7 @@ def _hunyuan(data: Metadata, model: GgufModel) -> Values:
 
 def _glm_experts(data: Metadata, model: GgufModel) -> Values:
     recurrent.check_sections(data, interleaved=False)
-    return experts.sigmoids(data, model)
+    return {**experts.sigmoids(data, model), "use_qk_norm": "blk.0.attn_q_norm.weight" in model}
 
 
 def _ministral(data: Metadata, model: GgufModel) -> Values:
@@ -369,6 +369,7 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
     known = tuple(f"{model.architecture}.{key}" for key in _HARMLESS)
     config = HFConfig(values)
     assert config.model_type  # mark the key as read
+    config.get(*experts.ALIASES)
     return config, [key for key in data.unread if not key.startswith(known)]
 
 

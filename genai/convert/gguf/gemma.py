@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...weight_files.gguf import GgufModel
 from ..architectures.common import Rule
 from ..spec import AltUpSpec, DecoderSpec
+from . import experts
 from .metadata import Metadata
 
 Values = dict[str, Any]
@@ -54,11 +55,7 @@ def gemma4(data: Metadata, model: GgufModel) -> Values:
         "final_logit_softcapping": data.number("final_logit_softcapping", 0.0) or None,
     }  # fmt: skip
     if data.optional_integer("expert_count"):
-        values |= {
-            "enable_moe_block": True, "num_experts": data.integer("expert_count"),
-            "top_k_experts": data.integer("expert_used_count"),
-            "moe_intermediate_size": data.integer("expert_feed_forward_length"),
-        }  # fmt: skip
+        values |= {**experts.routed(data), "enable_moe_block": True}
     return values
 
 
@@ -118,10 +115,10 @@ def _sparsities(data: Metadata) -> list[float]:
 
 def as_in_file(spec: DecoderSpec, model: GgufModel) -> DecoderSpec:
     """Return the decoder of Gemma 4 without the learned factors that a file lacks, which are then 1."""
-    experts = spec.experts
-    if experts is not None:
-        experts = replace(experts, scaled="blk.0.ffn_down_exps.scale" in model)
-    return replace(spec, experts=experts, layer_scales="blk.0.layer_output_scale.weight" in model)
+    mixture = spec.experts
+    if mixture is not None:
+        mixture = replace(mixture, scaled="blk.0.ffn_down_exps.scale" in model)
+    return replace(spec, experts=mixture, layer_scales="blk.0.layer_output_scale.weight" in model)
 
 
 def laurel(spec: DecoderSpec, model: GgufModel) -> DecoderSpec:

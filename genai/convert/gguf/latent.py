@@ -63,7 +63,7 @@ def deepseek2(data: Metadata, model: GgufModel) -> Values:
     values, kind = sizes(data, model), family(data, model)
     if kind == "youtu":
         return values
-    found = experts.with_groups(data)
+    found = experts.routed(data)
     if kind == "deepseek_v2":
         found |= {"norm_topk_prob": False, **({"topk_method": "group_limited_greedy"} if "n_group" in found else {})}
     return values | found

@@ -17,6 +17,7 @@ from ..architectures.common import Rule, TensorView
 from ..architectures.hybrid import half_of_heads, part_of_groups
 from ..architectures.mamba import rows_of
 from ..spec import DecoderSpec, DeltaNetSpec
+from . import experts
 from .metadata import Metadata
 
 Values = dict[str, Any]
@@ -58,23 +59,9 @@ def lfm2(data: Metadata, model: GgufModel) -> Values:
     }  # fmt: skip
 
 
-def experts(data: Metadata) -> Values:
-    """Return the number and size of experts under the keys that most architectures use."""
-    return {
-        "num_experts": data.integer("expert_count"),
-        "num_experts_per_tok": data.integer("expert_used_count"),
-        "moe_intermediate_size": data.integer("expert_feed_forward_length"),
-    }
-
-
 def lfm2_moe(data: Metadata, model: GgufModel) -> Values:
     """Return the configuration of LFM2 with experts."""
-    return {
-        **lfm2(data, model),
-        **experts(data),
-        "num_dense_layers": data.optional_integer("leading_dense_block_count"),
-        "routed_scaling_factor": data.number("expert_weights_scale", 0.0) or 1.0,
-    }
+    return {**lfm2(data, model), **experts.sigmoids(data, model), "norm_topk_prob": True}
 
 
 def _convolution(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
@@ -112,7 +99,7 @@ def delta_net(data: Metadata, model: GgufModel) -> Values:
     }
     if data.optional_integer("expert_count"):
         values |= {
-            **experts(data),
+            **experts.routed(data),
             "shared_expert_intermediate_size": data.integer("expert_shared_feed_forward_length"),
             "norm_topk_prob": True,
         }
@@ -238,17 +225,10 @@ def nemotron_h(data: Metadata, model: GgufModel) -> Values:
 
 
 def _nemotron_experts(data: Metadata) -> Values:
-    data.optional_integer("expert_shared_count")  # the width below is that of all shared experts together
-    groups = data.optional_integer("expert_group_count") or 1
     latent = data.optional_integer("moe_latent_size")
     return {
-        "n_routed_experts": data.integer("expert_count"), "num_experts_per_tok": data.integer("expert_used_count"),
-        "moe_intermediate_size": data.integer("expert_feed_forward_length"),
+        **experts.routed(data), **({"moe_latent_size": latent} if latent else {}),
         "moe_shared_expert_intermediate_size": data.integer("expert_shared_feed_forward_length"),
-        "norm_topk_prob": data.flag("expert_weights_norm", False),
-        "routed_scaling_factor": data.number("expert_weights_scale", 0.0) or 1.0, "n_group": groups,
-        "topk_group": data.integer("expert_group_used_count") if groups > 1 else 1,
-        **({"moe_latent_size": latent} if latent else {}),
     }  # fmt: skip
 
 
@@ -264,13 +244,13 @@ def _mamba(data: Metadata, model: GgufModel) -> Values:
 def granite_hybrid(data: Metadata, model: GgufModel) -> Values:
     """Return the configuration of Granite 4, without its multipliers."""
     kinds = ["mamba" if mamba else "attention" for mamba in layers_without_attention(data)]
-    experts, width = data.optional_integer("expert_count"), data.integer("feed_forward_length")
+    count, width = data.optional_integer("expert_count"), data.integer("feed_forward_length")
     values: Values = {
-        **_mamba(data, model), "layer_types": kinds, "position_embedding_type": "rope", "num_local_experts": experts,
+        **_mamba(data, model), "layer_types": kinds, "position_embedding_type": "rope", "num_local_experts": count,
         "mamba_expand": data.integer("ssm.inner_size") // data.integer("embedding_length"),
         "shared_intermediate_size": width,
     }  # fmt: skip
-    if experts:
+    if count:
         values |= {
             "num_experts_per_tok": data.integer("expert_used_count"), "intermediate_size": width,
             "shared_intermediate_size": data.integer("expert_shared_feed_forward_length"),
