@@ -37,7 +37,7 @@ def test_questions_and_a_bar(hub: LocalHub, chatting: dict[str, bytes], tmp_path
     assert (tmp_path / "out" / "genai_config.json").is_file()
 
     terminal = opened("rm", "tiny-llama")
-    terminal.wait_for(r"Remove [^?]+\?\s+\[y/N\] ")
+    terminal.wait_for(r"Remove\s[^?]+\?\s+\[y/N\] ")  # a long path wraps
     terminal.type("\r")
     terminal.wait_for("nothing was removed")
     assert terminal.exit_code() == 1
