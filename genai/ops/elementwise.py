@@ -77,9 +77,8 @@ def _broadcasting(name: str, function: Callable[[Any, Any], Any]) -> Callable[..
     known = _COMPILED[name]
 
     def of_two(a: Any, b: Any, *, threads: Threads | None) -> Any:
-        larger, smaller = max(a.size, b.size), min(a.size, b.size)
-        is_large = smaller < larger >= _MIN_RESULT or (larger > 0 and recorder_of_thread() is not None)
-        if threads is not None and is_large and a.dtype == b.dtype == _FLOAT32:
+        is_large = a.shape != b.shape and a.size != b.size and max(a.size, b.size) >= _MIN_RESULT
+        if (is_large or recorder_of_thread() is not None) and threads is not None and a.dtype == b.dtype == _FLOAT32:
             found = combined(known, a, b, threads=threads)
             if found is not None:
                 return found

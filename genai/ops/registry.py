@@ -290,7 +290,8 @@ def from_function(function: Callable[..., Any], **makers: Maker) -> KernelFactor
         count = len(spec.inputs) if most is None else most
 
         def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-            return as_tuple(call(*inputs[:count]))
+            value = call(*inputs[:count])
+            return value if isinstance(value, tuple) else (value,)
 
         return kernel
 

@@ -28,20 +28,26 @@ class InputCheck:
         self.name = value.name
         self.type = value.type
         self._dtype, shape = _declared(value)
+        # The element type of arrays that are accepted as they are; strings need a closer look.
+        self._plain = None if self._dtype is None or self._dtype.hasobject else self._dtype
+        # The last accepted shape, which most calls repeat.
+        self._known: tuple[int, ...] | None = None
         # onnxruntime does not check scalars: exporters declare a scalar where they mean an array with one element.
         self._rank = len(shape) if shape else -1
         self._fixed = [(axis, dim) for axis, dim in enumerate(shape or ()) if isinstance(dim, int)]
 
     def __call__(self, value: Any) -> Any:
         """Return the value in the form that kernels accept. Values in device memory remain there."""
-        if type(value) is np.ndarray and value.dtype is self._dtype and not value.dtype.hasobject:
-            array = value
-        elif isinstance(self.type, TensorType) or self.type is None:
+        if type(value) is np.ndarray and value.dtype is self._plain:
+            if value.shape != self._known:
+                self._check_shape(value)
+                self._known = value.shape
+            return value
+        if isinstance(self.type, TensorType) or self.type is None:
             array = self._array(value)
         else:
             return _container(self.name, self.type, value)
-        if self._rank >= 0:
-            self._check_shape(array)
+        self._check_shape(array)
         return array
 
     def _array(self, value: Any) -> Any:
@@ -84,6 +90,8 @@ class InputCheck:
         return converted if same_kind else array
 
     def _check_shape(self, array: Any) -> None:
+        if self._rank < 0:
+            return
         shape = array.shape
         if len(shape) != self._rank:
             raise ArgumentError(
@@ -126,8 +134,14 @@ class FeedCheck:
     def __call__(self, feed: Mapping[str, Any]) -> list[tuple[int, Any]]:
         """Return (slot, value) for each input in the feed."""
         checks = self._checks
+        result = []
         try:
-            result = [(checks[name][0], self._placed(name, checks[name][1](value))) for name, value in feed.items()]
+            for name, value in feed.items():
+                slot, check = checks[name]
+                array = check(value)
+                if type(array) is not np.ndarray:
+                    array = self._placed(name, array)
+                result.append((slot, array))
         except KeyError:
             unknown = [str(name) for name in feed if name not in checks]
             raise ArgumentError(
@@ -139,13 +153,18 @@ class FeedCheck:
             raise ArgumentError(
                 f"the feed is a {type(feed).__name__}", "a feed must map input names to arrays", "pass a dict"
             ) from None
-        if missing := [name for name in self._required if name not in feed]:
-            raise ArgumentError(
-                f"required inputs ({missing}) are missing from input feed ({list(feed)})",
-                f"the model needs {self._required}",
-                "add the missing inputs to the feed",
-            )
+        for needed in self._required:
+            if needed not in feed:
+                raise self._missing(feed)
         return result
+
+    def _missing(self, feed: Mapping[str, Any]) -> ArgumentError:
+        missing = [name for name in self._required if name not in feed]
+        return ArgumentError(
+            f"required inputs ({missing}) are missing from input feed ({list(feed)})",
+            f"the model needs {self._required}",
+            "add the missing inputs to the feed",
+        )
 
     def _placed(self, name: str, value: Any) -> Any:
         return value.numpy() if isinstance(value, DeviceTensor) and name not in self.on_device else value
@@ -192,17 +211,40 @@ class ResultCheck:
 
     def __init__(self, outputs: Sequence[Value]) -> None:
         self._outputs = [(value, *_declared(value)) for value in outputs]
+        # The last accepted shape of each output, which most runs repeat.
+        self._known: list[Any] = [None] * len(self._outputs)
 
     def __call__(self, results: Sequence[Any], feeds: Sequence[tuple[int, Any]]) -> list[Any]:
         """Return the results in order."""
-        taken = {id(root_of(array)) for _, value in feeds for array in arrays_in(value)}
+        taken: set[int] = set()
+        for _, value in feeds:
+            if type(value) is np.ndarray:
+                taken.add(id(value if value.base is None else root_of(value)))
+            else:
+                taken.update(id(root_of(array)) for array in arrays_in(value))
         checked: list[Any] = []
-        for (value, dtype, shape), result in zip(self._outputs, results, strict=True):
-            owned = _owned(result, taken)
-            if isinstance(owned, np.ndarray | DeviceTensor):
-                _check(value, dtype, shape, owned)
+        known = self._known
+        for index, ((value, dtype, shape), result) in enumerate(zip(self._outputs, results, strict=True)):
+            owned = result
+            if type(result) is np.ndarray and _is_new(result) and id(result) not in taken:
+                taken.add(id(result))
+                if result.dtype is not dtype or result.shape != known[index]:
+                    known[index] = result.shape if _check(value, dtype, shape, result) else None
+            else:
+                owned = _owned(result, taken)
+                if isinstance(owned, _CHECKED):
+                    _check(value, dtype, shape, owned)
             checked.append(owned)
         return checked
+
+
+_CHECKED = (np.ndarray, DeviceTensor)
+
+
+def _is_new(array: Any) -> bool:
+    """Return True if no other array is known to share the memory of an array that can be returned as it is."""
+    flags = array.flags
+    return array.base is None and flags.carray and flags.owndata
 
 
 def _owned(value: Any, taken: set[int]) -> Any:
@@ -212,8 +254,9 @@ def _owned(value: Any, taken: set[int]) -> Any:
     if not isinstance(value, np.ndarray | np.generic):
         return value
     array = np.asarray(value)
-    root = root_of(array)
-    if id(root) in taken or not array.flags.writeable or not array.flags.c_contiguous or not root.flags.owndata:
+    root, flags = root_of(array), array.flags
+    is_owned = (flags if root is array else root.flags).owndata
+    if id(root) in taken or not (is_owned and flags.writeable and flags.c_contiguous):
         return np.array(array, order="C")
     taken.add(id(root))
     return array
@@ -234,7 +277,8 @@ def _declared(value: Value) -> tuple[Any, tuple[int | str | None, ...] | None]:
     return None if dtype is DataType.UNDEFINED else dtype.numpy_dtype, value.type.shape
 
 
-def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None, array: Any) -> None:
+def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None, array: Any) -> bool:
+    """Return True if an output has the declared shape. Raises NodeError if it has another element type."""
     if dtype is not None and array.dtype != dtype:
         raise NodeError(
             f"output {value.name!r} is {array.dtype}, but the model declares {value.type}",
@@ -242,11 +286,13 @@ def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None,
             "correct the output's element type in the model",
         )
     if shape is None or array.shape == shape:
-        return
+        return True
     fixed = [(axis, dim) for axis, dim in enumerate(shape) if isinstance(dim, int)]
-    if len(shape) != array.ndim or any(array.shape[axis] != dim for axis, dim in fixed):
+    is_declared = len(shape) == array.ndim and all(array.shape[axis] == dim for axis, dim in fixed)
+    if not is_declared:
         # Converters often declare wrong shapes for correct values, so this is only a warning, as in onnxruntime.
         warn_caller(
             f"output {value.name!r} has shape {list(array.shape)}, but the model declares "
             f"{[dim if isinstance(dim, int) else '?' for dim in shape]}"
         )
+    return is_declared

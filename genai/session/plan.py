@@ -355,7 +355,7 @@ class SubplanKernel:
             if context.record is not None:
                 return run_slots(self.plan, zip(self._slots, inputs, strict=False), context, recorded_call)
             return run_slots(self.plan, zip(self._slots, inputs, strict=False), context)
-        return self._repeated.run(zip(self._slots, inputs, strict=False))
+        return self._repeated.run([*zip(self._slots, inputs, strict=False)])
 
 
 def _known_type(known: Any) -> tuple[Any, tuple[int | None, ...] | None]:

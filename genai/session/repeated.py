@@ -7,8 +7,10 @@ than their work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from genai.ops.control import If
 from genai.ops.dependence import is_native, needs_values, reads_only_shapes, shape_inputs
 
 from .arguments import root_of
-from .loop import OpCall, Plan, RunContext, call as default_call, run_slots, with_lifetimes
+from .loop import Explain, OpCall, Plan, RunContext, call, explained, run_slots, run_unobserved, with_lifetimes
 
 Call = Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]]
 Feeds = Sequence[tuple[int, Any]]
@@ -41,38 +43,42 @@ class RepeatedPlan:
     def __init__(self, plan: Plan, *, limits_blas: bool = False) -> None:
         """`limits_blas`: True to limit BLAS to one thread during runs of kernels that may call it."""
         self._plan, self._limits_blas = plan, limits_blas
-        self._forms: dict[Any, Plan | None] = {}
+        self._forms: dict[Any, Plan] = {}
         self._seen: set[Any] = set()
 
-    def run(self, feeds: Iterable[tuple[int, Any]], call: Call = default_call) -> tuple[Any, ...]:
-        """Run the plan; see `run_slots`."""
-        feeds = list(feeds)
+    def run(self, feeds: Feeds, explain: Explain = explained) -> tuple[Any, ...]:
+        """Run the plan; see `run_unobserved`."""
         key = _key(feeds)
-        form = None if key is None else self._forms.get(key)
-        if form is not None or key is None or key in self._forms:
-            return self._run(form or self._plan, feeds, call)
-        if key not in self._seen:
-            self._seen = {*self._seen, key} if len(self._seen) < _MAX_SEEN else {key}
-            return self._run(self._plan, feeds, call)
-        recording = _Recording(self._plan, feeds, call)
-        results = self._run(self._plan, feeds, recording.call)
+        plan = None if key is None else self._forms.get(key)
+        if plan is None:
+            if key is not None:
+                if key in self._seen:
+                    return self._record(feeds, key, explain)
+                self._seen = {*self._seen, key} if len(self._seen) < _MAX_SEEN else {key}
+            plan = self._plan
+        if not (self._limits_blas and plan.calls_blas):
+            return run_unobserved(plan, feeds, explain)
+        with BLAS_THREADS.single():
+            return run_unobserved(plan, feeds, explain)
+
+    def _record(self, feeds: Feeds, key: Any, explain: Explain) -> tuple[Any, ...]:
+        """Record a run, and add the faster form to the forms; the plan itself stands for no faster form."""
+        recording = _Recording(self._plan, feeds, partial(call, explain=explain))
+        with BLAS_THREADS.single() if self._limits_blas and self._plan.calls_blas else nullcontext():
+            results = run_slots(self._plan, feeds, None, recording.call)
         forms = self._forms if len(self._forms) < _MAX_FORMS else {}
-        self._forms = {**forms, key: recording.plan()}
+        self._forms = {**forms, key: recording.plan() or self._plan}
         return results
 
-    def _run(self, plan: Plan, feeds: Feeds, call: Call) -> tuple[Any, ...]:
-        if not (self._limits_blas and plan.calls_blas):
-            return run_slots(plan, feeds, None, call)
-        with BLAS_THREADS.single():
-            return run_slots(plan, feeds, None, call)
 
-
-def _key(feeds: Sequence[tuple[int, Any]]) -> Any:
+def _key(feeds: Feeds) -> Any:
     """Return the shapes of arrays, or None if an input is not an array."""
-    for _, array in feeds:
+    key: list[Any] = []
+    for slot, array in feeds:
         if type(array) is not np.ndarray:
             return None
-    return tuple([(slot, array.shape, array.dtype) for slot, array in feeds])
+        key += slot, array.shape, array.dtype
+    return tuple(key)
 
 
 @dataclass(frozen=True)
@@ -375,8 +381,8 @@ class _Regions:
         result = []
         for run in runs:
             places: dict[int, _Place] = {}
-            for _, _, binding in run.program.open:
-                address = run.addresses[binding.name]
+            for _, name, _ in run.program.open:
+                address = run.addresses[name]
                 found = self.find(address)
                 if found is None or not run.can_join:
                     return None

@@ -14,7 +14,7 @@ from ..common.atomic_files import write_whole
 from ..devices import compile_seconds
 from ..errors import ArgumentError, GenaiError, InputError, NodeError, ProviderError, RunStopped
 from .execution_providers import PROVIDED
-from .loop import OpCall, RunContext, circumstances
+from .loop import OpCall, RunContext, call, circumstances
 
 
 class Profiler:
@@ -102,19 +102,21 @@ def run_call(
     if context is not None:
         context.check()
     begin, compiled = (0, 0.0) if profiler is None else (time.perf_counter_ns(), compile_seconds())
-    try:
-        results = op.kernel(context, inputs)
-    except (MemoryError, RunStopped, ProviderError):
-        raise
-    except Exception as error:
-        if op.op_type == PROVIDED and isinstance(error, GenaiError):
-            raise  # the error already names the node
-        kind = ArgumentError if _is_of_index(error) else NodeError
-        what = error.what if isinstance(error, GenaiError) else error
-        raise kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error
+    results = call(op, context, inputs, node_error)
     if profiler is not None:
         profiler.record(op, begin, time.perf_counter_ns(), round((compile_seconds() - compiled) * 1e9))
     return results
+
+
+def node_error(op: OpCall, inputs: Sequence[Any], error: Exception) -> Exception:
+    """Return the error of a session's run for a kernel that failed; see `run_call`."""
+    if isinstance(error, MemoryError | RunStopped | ProviderError):
+        return error
+    if op.op_type == PROVIDED and isinstance(error, GenaiError):
+        return error  # the error already names the node
+    kind = ArgumentError if _is_of_index(error) else NodeError
+    what = error.what if isinstance(error, GenaiError) else error
+    return kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error))
 
 
 def _is_of_index(error: BaseException | None) -> bool:

@@ -32,7 +32,7 @@ from .config import SessionConfig
 from .loop import OpCall, Plan, RunContext, run_slots
 from .prepare import Prepared, prepare
 from .repeated import RepeatedPlan
-from .running import Profiler, run_call
+from .running import Profiler, node_error, run_call
 from .tensors import on_host
 
 Stop = Callable[[], bool]
@@ -123,9 +123,9 @@ class Session(Single):
             ProviderError, DeviceError, OutOfMemoryError, RunStopped, InternalError: see their descriptions.
         """
         try:
-            positions = self.positions(outputs)
+            selected = self.positions(outputs) if outputs else None
             results = self.compute(self.checked(feeds), stop)
-            found = on_host([results[index] for index in positions])
+            found = on_host(results if selected is None else [results[index] for index in selected])
         except GenaiError:
             raise
         except MemoryError as error:
@@ -134,7 +134,8 @@ class Session(Single):
             raise gpu_failed("Session.run", error) from error
         except Exception as error:
             raise _unforeseen("the model cannot be run on these inputs", error) from error
-        return {self.outputs[index].name: value for index, value in zip(positions, found, strict=True)}
+        names = self._positions if selected is None else [self.outputs[index].name for index in selected]
+        return dict(zip(names, found, strict=True))
 
     def observe(self, feeds: Mapping[str, Any], observer: Observer, *, stop: Stop | None = None) -> None:
         """Run the model and pass each value to a function as soon as it is computed; no values need be stored.
@@ -193,9 +194,16 @@ class Session(Single):
 
         Raises: the same errors as `run`.
         """
-        plan, repeated, profiler, begin = self.plan, self._repeated, self.profiler, time.perf_counter_ns()
+        plan, repeated, profiler = self.plan, self._repeated, self.profiler
+        begin = 0 if profiler is None else time.perf_counter_ns()
         try:
-            results = _run(plan, feeds, stop, profiler, partial(run_call, profiler), repeated)
+            if stop is None and profiler is None:
+                check_unchanged(plan.files)
+                results = repeated.run(feeds, node_error)
+            else:
+                results = _run(plan, feeds, stop, profiler, partial(run_call, profiler))
+        except MemoryError as error:
+            raise out_of_memory("while running the model", error) from error
         except ProviderError as error:
             if not self.falls_back:
                 raise
@@ -259,18 +267,13 @@ def _known(values: Iterable[Value]) -> list[Value]:
     return [replace(value) for value in values]
 
 
-def _run(
-    plan: Plan, feeds: Feeds, stop: Stop | None, profiler: Profiler | None, call: RunCall,
-    repeated: RepeatedPlan | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Run a plan and return its outputs in order. `repeated` runs the plan if no call has to be observed."""
+def _run(plan: Plan, feeds: Feeds, stop: Stop | None, profiler: Profiler | None, call: RunCall) -> tuple[Any, ...]:
+    """Run a plan whose calls are observed, and return its outputs in order."""
     context = None
     if stop is not None or profiler is not None:
         context = RunContext(stop or _never, None if profiler is None else profiler.record)
     try:
         check_unchanged(plan.files)
-        if repeated is not None and context is None:
-            return repeated.run(feeds, call)
         if not plan.calls_blas:
             return run_slots(plan, feeds, context, call)
         with BLAS_THREADS.single():

@@ -29,6 +29,8 @@ def arrays_in(value: Any) -> Iterator[NDArray[Any]]:
 def on_host(values: Sequence[Any]) -> list[Any]:
     """Copy values in device memory to host arrays, with one transfer per memory region; other values are unchanged."""
     found = list(values)
+    if DeviceTensor not in map(type, found):
+        return found
     if away := [index for index, value in enumerate(found) if isinstance(value, DeviceTensor)]:
         for index, copy in zip(away, to_host([found[index] for index in away]), strict=True):
             found[index] = copy

@@ -181,7 +181,7 @@ def test_empty_and_large_values():
     session = _session("g (float[N] x) => (float[N] z) { a = Relu(x) z = Exp(a) }")
     for size in (0, 1 << 17):
         _agree(session, [{"x": _numbers(size)} for _ in range(3)])
-    assert set(session._repeated._forms.values()) == {None}
+    assert all(form is session.plan for form in session._repeated._forms.values())
 
 
 # Graphs whose calls become one program.
@@ -279,3 +279,32 @@ def test_an_index_in_a_branch_is_refused_in_every_run():
         else:
             with pytest.raises(ArgumentError, match=r"Gather .*index 9 is out of bounds"):
                 session.run(feed)
+
+
+def test_checks_after_accepted_shapes():
+    """The shapes of the last run are not checked again; other shapes, views and shared results are."""
+    session = _session("g (float[N, 2] x) => (float[N, 2] y, float[N, 2] same, float[N, 2] z) "
+                       "{ y = Identity(x) same = Identity(x) z = Neg(x) }")  # fmt: skip
+    whole = _numbers(6, 2)
+    for x in (whole, whole, whole[:3], whole, whole[::2]):
+        found = session.run({"x": x})
+        for name, expected in (("y", x), ("same", x), ("z", -x)):
+            np.testing.assert_array_equal(found[name], expected)
+        arrays = [x, *found.values()]
+        assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
+        assert all(value.flags.writeable and value.flags.c_contiguous for value in found.values())
+        for wrong, message in ((_numbers(6, 3), "invalid dimensions"), (_numbers(12), "invalid rank")):
+            with pytest.raises(ArgumentError, match=message):
+                session.run({"x": wrong})
+        with pytest.raises(ArgumentError, match="unexpected data type"):
+            session.run({"x": x.astype(np.float64)})
+
+
+def test_every_result_of_another_shape_is_reported():
+    """A shape that differs from the declaration is not remembered as accepted."""
+    text = "g (float[N] x) => (float[3] y) { y = Neg(x) }"
+    session = _session(text)
+    for _ in range(4):
+        session.run({"x": _numbers(3)})
+        with pytest.warns(UserWarning, match=r"output 'y' has shape \[2\]"):
+            session.run({"x": _numbers(2)})

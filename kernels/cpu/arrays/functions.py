@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import Float32, check
+from ...checks import FLOAT32, Float32, check
 from ...ir import Constants, MoE
 from ...weight_layout import BlockMatrix
 from ..jit.arguments import Address, Arguments, Binding, BoundVector
@@ -57,10 +57,12 @@ def activation(function: str, x: Float32, *parameters: float, threads: Threads |
         parameters: parameters of the function.
     """
     x = np.asarray(x)  # NumPy returns scalars for arrays without axes
-    check("x", x, x.shape)
-    out = np.empty(x.shape, np.float32)
+    shape, size = x.shape, x.size
+    if x.dtype is not FLOAT32 or not x.flags.c_contiguous:
+        check("x", x, shape)
+    out = np.empty(shape, np.float32)
     addresses = {"x": first_element(x), "out": first_element(out)}
-    _unary_program(function, x.size, parameters).run_bound(addresses, threads, 0, x.size * _NANOSECONDS_PER_ACTIVATION)
+    _unary_program(function, size, parameters).run_bound(addresses, threads, 0, size * _NANOSECONDS_PER_ACTIVATION)
     return out
 
 

@@ -42,15 +42,16 @@ class NodeProgram:
 
     def run_bound(self, addresses: Mapping[str, int], threads: Threads | None, tokens: int, nanoseconds: float) -> None:
         """Run the program with an address for each binding. `nanoseconds` is the run's time on one thread."""
+        copies, program = self._copies, self._program
         try:
-            copy = self._program.bound(addresses, self._copies.pop())
+            copy = program.bound(addresses, copies.pop())
         except IndexError:
-            copy = self._program.bound(addresses)
+            copy = program.bound(addresses)
         threads = threads or _ALONE
         recorder = recorder_of_thread()
         if recorder is not None:
-            recorder.add(self._program, addresses, tokens, is_short=threads.is_short(nanoseconds))
-        call = copy.only_call if threads.is_short(nanoseconds) else None
+            recorder.add(program, addresses, tokens, is_short=threads.is_short(nanoseconds))
+        call = copy.only_call if threads.is_direct(nanoseconds) else None
         if call is None:
             threads.run(copy, rows_context(tokens) if tokens else None, nanoseconds=nanoseconds)
         else:
@@ -58,7 +59,7 @@ class NodeProgram:
             scratch = first_element(own_memory("scratch", call.scratch)) if call.scratch else 0
             if code := call(context.address, tokens, scratch):
                 raise refused(code)
-        self._copies.append(copy)
+        copies.append(copy)
 
 
 def addresses_of(given: Mapping[str, NDArray[Any] | int | None]) -> dict[str, int]:

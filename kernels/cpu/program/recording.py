@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from genai.common.host_memory import huge_array
 
-from ..jit.arguments import Binding
-from .calls import CALL_ENTRIES, COUNTED, DIVISOR, FACTOR, Program
+from .calls import COUNTED, DIVISOR, FACTOR, Program
 from .step_table import StepField
 from .thread_pool import NO_STEP, Threads, recorder_of_thread, set_recorder
 
@@ -118,20 +117,19 @@ class JoinedProgram:
         self._inner: list[tuple[int, int]] = []  # entry in the table, offset in the memory for inner values
         first = 0
         for number, (run, table) in enumerate(zip(runs, tables, strict=True)):
-            for call, entry, binding in run.program.open:
-                self._open(
-                    first + call * CALL_ENTRIES + entry, place(number, run.addresses[binding.name]), run, binding
-                )
+            for entry, name, offset in run.program.open:
+                address = run.addresses[name]
+                self._open(first + entry, place(number, address), address, offset)
             first += table.size
         self._copies: list[tuple[Program, memoryview, NDArray[np.uint8]]] = []
 
-    def _open(self, entry: int, placed: tuple[int, int] | None, run: RecordedRun, binding: Binding) -> None:
+    def _open(self, entry: int, placed: tuple[int, int] | None, address: int, offset: int) -> None:
         if placed is None:
-            self._table.reshape(-1)[entry] = run.addresses[binding.name] + binding.offset
+            self._table.reshape(-1)[entry] = address + offset
         elif placed[0] < 0:
-            self._inner.append((entry, placed[1] + binding.offset))
+            self._inner.append((entry, placed[1] + offset))
         else:
-            self._outer.append((entry, placed[0], placed[1] + binding.offset))
+            self._outer.append((entry, placed[0], placed[1] + offset))
 
     def run(self, addresses: Sequence[int], *, poison: bool = False) -> None:
         """Run the program with these addresses.

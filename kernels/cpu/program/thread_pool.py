@@ -224,7 +224,7 @@ class Threads:
             StepCancelled: the step was cancelled.
         """
         if program.open:
-            raise ValueError(f"{program.open[0][2].name!r} of the program has not been bound")
+            raise ValueError(f"{program.open[0][1]!r} of the program has not been bound")
         if program.later and context is not None and context.values[PREFILL].any():
             program.complete()
         is_long = nanoseconds > _NANOSECONDS_BETWEEN_SIGNALS * self.count
@@ -243,6 +243,10 @@ class Threads:
     def is_short(nanoseconds: float) -> bool:
         """Return True if a run of this time uses only the calling thread and is not interrupted."""
         return nanoseconds < _MIN_SHARED_WORK
+
+    def is_direct(self, nanoseconds: float) -> bool:
+        """Return True if a run of this time uses only the calling thread because no other thread may share it."""
+        return nanoseconds < (_MIN_SHARED_WORK if self.count > 1 else _NANOSECONDS_BETWEEN_SIGNALS)
 
     def _run(self, program: Program, context: ContextTable, nanoseconds: float) -> int:
         # A program without calls has no final barrier at which the threads could meet.

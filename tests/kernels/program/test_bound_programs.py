@@ -52,11 +52,11 @@ def test_short_programs_of_one_call(monkeypatch, least_shared):
     assert program._program.only_call is not None
     out = np.zeros((2, 4), np.float32)
     rows_context(2).array(StepField.TOKEN_IDS, np.array([2, 0]))
-    program.run(Threads(1), 2, out=out)
+    program.run(Threads(2), 2, out=out)
     assert out.tolist() == table[[2, 0]].tolist()
     rows_context(2).array(StepField.TOKEN_IDS, np.array([2, 3]))
     with pytest.raises(StepError, match="index outside its table"):
-        program.run(Threads(1), 2, out=out)
+        program.run(Threads(2), 2, out=out)
 
 
 def test_arrays_that_are_not_in_one_piece_are_not_bound():
