@@ -46,6 +46,7 @@ def build(
         str | None, typer.Option(help="Precision of the embeddings [default: see docs/how-to/convert.md].")
     ] = None,
     accuracy_level: Annotated[int, typer.Option(help="Activation precision in matmuls: 4 = int8, 1 = fp32.")] = 4,
+    mtp: Annotated[bool, typer.Option("--mtp/--no-mtp", help="Convert the MTP head, or leave it out.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace NaN and infinite weights with 0.")] = False,
 ) -> None:
     """Build a model folder from a Hugging Face checkpoint or a GGUF file, and print its path."""
@@ -62,6 +63,7 @@ def build(
         block_size=block_size,
         symmetric=not asymmetric,
         accuracy_level=accuracy_level,
+        mtp=mtp,
         **values,
     )
     start = time.monotonic()

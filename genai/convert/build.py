@@ -29,6 +29,7 @@ from ..weight_files.gguf import SUFFIX, gguf_parts, is_gguf
 from .checkpoint import GENERATION_CONFIG, Checkpoint, MergedCheckpoint, is_checkpoint
 from .folder import check_tokenizer, locked, tokenizer_files, write_model_folder
 from .gguf.checkpoint import GgufCheckpoint
+from .mtp import with_mtp_head
 from .options import ExportOptions, Precision
 from .prequantized.checkpoint import QuantisedCheckpoint, read_quantisation
 from .rope_scaling import LongRope
@@ -120,6 +121,8 @@ def _planned(
         checkpoint = MergedCheckpoint(checkpoint_dir, adapter, merge[1])
     spec = architecture.describe(checkpoint.config)
     remarks = [*checkpoint.remarks, *check_tokenizer(checkpoint.folder, spec.vocab_size)]
+    spec, more = with_mtp_head(spec, checkpoint, architecture, options or ExportOptions())
+    remarks += more
     sampling = older_generation_values(checkpoint.folder) if not checkpoint.config.generation else {}
     if unread := [name for name in checkpoint.config.unread if name not in sampling]:
         named = "config.json" if checkpoint.source == checkpoint.folder else checkpoint.source.name

@@ -7,7 +7,17 @@ import numpy as np
 from .altup_nodes import write_alternating_layers
 from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
 from .feed_forward import write_feed_forward
-from .graph_writer import FLOAT, INT64, POSITIONS, Export, caches_window, hidden_dims, takes_positions
+from .graph_writer import (
+    FLOAT,
+    INT64,
+    POSITIONS,
+    VECTORS,
+    Export,
+    caches_window,
+    hidden_dims,
+    takes_positions,
+    vectors_output,
+)
 from .latent_nodes import write_latent_attention
 from .layers import Residual, write_linear, write_norm, write_plain_norm
 from .lookup import write_lookup
@@ -22,7 +32,8 @@ def write_decoder(export: Export) -> None:
     """Write all nodes of the graph in topological order."""
     _write_inputs(export)
     lengths = write_lengths(export)
-    residual = Residual(write_embedding(export))
+    embedding = write_embedding(export)
+    residual = Residual(_write_projected(export, embedding) if export.spec.reads_vectors else embedding)
     given = write_per_layer_inputs(export, residual.stream)
     write_rope_tables(export, TOTAL_LENGTH)
     if export.spec.altup is not None:
@@ -31,8 +42,30 @@ def write_decoder(export: Export) -> None:
         residual = _write_layer(export, layer, residual, lengths)
         residual = _write_end(export, layer, residual, given)
     final = f"/model/layers.{export.spec.num_layers}/final_norm_layernorm"
-    write_head(export, write_norm(export, residual, final, last=True)[0])
+    normed = write_norm(export, residual, final, last=True)[0]
+    _write_vectors_output(export, normed)
+    write_head(export, normed)
     _write_caches(export, "present", "total")
+
+
+def _write_projected(export: Export, embedding: str) -> str:
+    """Write the input of an MTP head's layer: a projection of embeddings and of the vectors of the previous tokens."""
+    graph, width = export.graph, export.spec.hidden_size
+    both = [
+        write_plain_norm(export, embedding, "/model/pre_fc_norm_embedding"),
+        write_plain_norm(export, VECTORS, "/model/pre_fc_norm_hidden"),
+    ]
+    joined = graph.node("Concat", both, "/model/fc/Concat", hidden_dims(2 * width), axis=-1)
+    projection = Projection("/model/fc", ("model.fc",), (width,), 2 * width)
+    return write_linear(export, projection, joined, precision=export.options.precision)
+
+
+def _write_vectors_output(export: Export, normed: str) -> None:
+    """Write the graph's output of normalised vectors, if the decoder is or has an MTP head."""
+    spec, graph, dims = export.spec, export.graph, hidden_dims(export.spec.hidden_size)
+    if (name := vectors_output(spec)) is not None:
+        graph.output(name, FLOAT, dims)
+        graph.node("Identity", [normed], "/model/hidden_states/Identity", dims, output=name)
 
 
 def _write_layer(export: Export, layer: int, residual: Residual, lengths: Lengths) -> Residual:
@@ -106,6 +139,8 @@ def _write_inputs(export: Export) -> None:
     graph.input(MASK, INT64, ["batch_size", "total_sequence_length"])
     if takes_positions(export.spec, export.options):
         graph.input(POSITIONS, INT64, ["batch_size", "sequence_length"])
+    if export.spec.reads_vectors:
+        graph.input(VECTORS, FLOAT, hidden_dims(export.spec.hidden_size))
     _write_caches(export, "past_key_values", "past")
 
 

@@ -1,4 +1,4 @@
-"""Atomic writing of a model folder: model.onnx, model.onnx.data, genai_config.json and tokenizer files."""
+"""Atomic writing of a model folder: graphs and their tensors, genai_config.json and tokenizer files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ from ..text.backend import load_tokenizer
 from ..text.files import older_generation_values
 from ..text.sources.choosing import has_tokenizer
 from .decoder import write_decoder
-from .graph_writer import DataFile, Export, GraphWriter, caches_window, takes_positions
+from .graph_writer import VECTORS, DataFile, Export, GraphWriter, caches_window, takes_positions, vectors_output
 from .options import ExportOptions
+from .rope import COS, SIN
 from .spec import DecoderSpec, ShortConvSpec
+from .tensors import mtp_name
 from .weights import Weights
 
 MODEL, DATA, CONFIG = "model.onnx", "model.onnx.data", "genai_config.json"
+MTP, MTP_DATA = "mtp.onnx", "mtp.onnx.data"
+# Starts of the names of the tensors that an MTP head shares with its decoder.
+_SHARED = ("model.embed_tokens.", "lm_head.", COS, SIN)
 
 
 def write_model_folder(
@@ -61,8 +66,11 @@ def write_model_folder(
         with unfinished_folder(target) as unfinished:
             with open_data(unfinished / DATA) as data:
                 graph = GraphWriter(data)
-                write_decoder(Export(graph, spec, options, Weights(weights)))
+                decoder = Export(graph, spec, options, Weights(weights))
+                write_decoder(decoder)
             (unfinished / MODEL).write_bytes(graph.model().SerializeToString(deterministic=True))
+            if spec.mtp is not None:
+                _write_mtp_head(unfinished, decoder, Weights(weights, mtp_name))
             config = json.dumps(genai_config(spec, options, search or {}), indent=4)
             (unfinished / CONFIG).write_text(config + "\n", encoding="utf-8")
             if tokenizer_dir is not None:
@@ -76,6 +84,16 @@ def write_model_folder(
             "check that the parent folder exists, is writable and has enough free space",
         ) from error
     return target
+
+
+def _write_mtp_head(folder: Path, decoder: Export, weights: Weights) -> None:
+    """Write the graph of a decoder's MTP head. Embeddings, LM head and rotation tables stay in the decoder's file."""
+    assert decoder.spec.mtp is not None
+    with DataFile(folder / MTP_DATA) as data:
+        graph = GraphWriter(data, decoder.graph.tensors(*_SHARED))
+        kept = {name: weight for name, weight in decoder.prequantized.items() if name.startswith(_SHARED)}
+        write_decoder(Export(graph, decoder.spec.mtp, decoder.options, weights, kept))
+    (folder / MTP).write_bytes(graph.model().SerializeToString(deterministic=True))
 
 
 def require_absent(target: Path) -> None:
@@ -101,6 +119,7 @@ def genai_config(spec: DecoderSpec, options: ExportOptions, search: Mapping[str,
             "pad_token_id": eos[0] if spec.pad_token_id is None else spec.pad_token_id,
             "type": spec.model_type,
             "vocab_size": spec.vocab_size,
+            **({} if spec.mtp is None else {"mtp": _mtp_config(spec.mtp, options)}),
         },
         "search": {
             "diversity_penalty": 0.0,
@@ -132,6 +151,8 @@ def _decoder_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]
         "present_key_names": "present.%d.key",
         "present_value_names": "present.%d.value",
     }
+    if (vectors := vectors_output(spec)) is not None:
+        outputs["hidden_states"] = vectors
     for kind in ("conv", "recurrent") if spec.recurrent is not None else ():
         if kind == "conv" or not isinstance(spec.recurrent, ShortConvSpec):
             inputs[f"past_{kind}_names"], outputs[f"present_{kind}_names"] = f"past.%d.{kind}", f"present.%d.{kind}"
@@ -158,6 +179,21 @@ def _decoder_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]
             "cache_slack": 0,
         }
     return decoder
+
+
+def _mtp_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
+    """Return the description of an MTP head, under the names that onnxruntime-genai's builder uses."""
+    decoder = _decoder_config(spec, options)
+    return {
+        "enabled": True,
+        "filename": MTP,
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_key_value_heads,
+        "head_size": spec.head_size,
+        "main_hidden_states": VECTORS,
+        "inputs": {"hidden_states": VECTORS, **decoder["inputs"]},
+        "outputs": decoder["outputs"],
+    }
 
 
 TOKENIZER, SPECIAL_TOKENS = "tokenizer.json", "special_tokens_map.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +36,14 @@ UINT8 = onnx.TensorProto.UINT8
 
 
 class GraphWriter:
-    """A writer of a graph in topological order. Large tensors are streamed to the data file; small ones are inline."""
+    """A writer of a graph in topological order. Large tensors are streamed to the data file; small ones are inline.
 
-    def __init__(self, data: DataFile) -> None:
-        self._data = data
+    Args:
+        shared: tensors in the data file of another graph of the same folder. They are not written again.
+    """
+
+    def __init__(self, data: DataFile, shared: Mapping[str, onnx.TensorProto] | None = None) -> None:
+        self._data, self._shared = data, shared or {}
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._constants: set[str] = set()
@@ -60,8 +64,9 @@ class GraphWriter:
     def initializer(
         self, name: str, dims: tuple[int, ...], dtype: type[np.generic], chunks: Iterable[NDArray[Any]]
     ) -> str:
-        """Write a tensor to the data file, chunk by chunk, and return its name."""
-        self._initializers[name] = self._data.append(name, dims, dtype, chunks)
+        """Write a tensor to the data file, chunk by chunk, unless another graph shares it; return its name."""
+        if name not in self._shared:
+            self._initializers[name] = self._data.append(name, dims, dtype, chunks)
         return name
 
     def array(self, name: str, array: NDArray[Any]) -> str:
@@ -69,7 +74,15 @@ class GraphWriter:
         return self.initializer(name, array.shape, array.dtype.type, [array])
 
     def has_initializer(self, name: str) -> bool:
-        return name in self._initializers
+        """Return True if a tensor is written, by this graph or by the graph that shares it."""
+        return name in self._initializers or name in self._shared
+
+    def has_node(self, name: str) -> bool:
+        return any(node.name == name for node in self._nodes)
+
+    def tensors(self, *prefixes: str) -> dict[str, onnx.TensorProto]:
+        """Return the initializers whose names start with one of the prefixes."""
+        return {name: tensor for name, tensor in self._initializers.items() if name.startswith(prefixes)}
 
     def int64(self, value: int | Sequence[int]) -> str:
         """Return the name of a constant. Each constant is written only once."""
@@ -123,12 +136,14 @@ class GraphWriter:
     def model(self) -> onnx.ModelProto:
         """Return the finished model; its tensors refer to the data file."""
         outputs = {value.name for value in self._outputs}
+        used = {name for node in self._nodes for name in node.input}
+        shared = [tensor for name, tensor in self._shared.items() if name in used]
         graph = helper.make_graph(
             self._nodes,
             "main_graph",
             self._inputs,
             self._outputs,
-            initializer=list(self._initializers.values()),
+            initializer=[*self._initializers.values(), *shared],
             value_info=[value for value in self._values if value.name not in outputs],
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
@@ -222,7 +237,7 @@ class HollowFile(DataFile):
         self._file.seek(length, os.SEEK_CUR)
 
 
-POSITIONS = "position_ids"
+POSITIONS, VECTORS = "position_ids", "hidden_states"
 
 
 @dataclass(frozen=True)
@@ -261,6 +276,13 @@ def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:
     """Return True if the graph needs position ids, for a position table or for rotation outside the attention node."""
     rotates = any(spec.rotated(layer) for layer in range(spec.num_layers))
     return spec.position_embeddings or (rotates and not options.fused_rope)
+
+
+def vectors_output(spec: DecoderSpec) -> str | None:
+    """Return the name of the output of the vectors from which the logits are computed; None if there is none."""
+    if spec.reads_vectors:
+        return f"{VECTORS}_out"
+    return None if spec.mtp is None else VECTORS
 
 
 def caches_window(spec: DecoderSpec, options: ExportOptions, layer: int) -> bool:

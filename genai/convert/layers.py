@@ -93,6 +93,7 @@ def write_float_tensor(
         return name if graph.has_initializer(name) else graph.initializer(name, dims, np.float32, chunks)
     if not graph.has_initializer(name):
         graph.initializer(name, dims, np.float16, (narrowed(name, chunk) for chunk in chunks))
+    if not graph.has_node(f"{name}/Cast"):
         graph.node("Cast", [name], f"{name}/Cast", list(dims), output=wide, to=FLOAT)
     return wide
 

@@ -39,6 +39,8 @@ class ExportOptions:
             operator, their positions are an input of the graph, and their projections stay separate; onnxruntime
             requires False if the size of the rotated part of a head is not a multiple of 16.
         prune_lm_head: True to compute only the logits of the last position.
+        mtp: True to require the checkpoint's MTP head, a layer that proposes tokens for speculative decoding. False to
+            leave it out. None to write the head if the checkpoint has one that the toolkit supports.
         windowed_kv_cache: True if layers with a sliding window cache only the tokens within it.
 
     Raises:
@@ -56,6 +58,7 @@ class ExportOptions:
     fused_rope: bool = True
     prune_lm_head: bool = False
     windowed_kv_cache: bool = True
+    mtp: bool | None = False
 
     def __post_init__(self) -> None:
         for name in ("precision", "head_precision", "embedding_precision"):
@@ -72,6 +75,12 @@ class ExportOptions:
             )  # fmt: skip
         if self.accuracy_level not in range(5):
             raise _error("accuracy_level", self.accuracy_level, range(5))
+        if self.prune_lm_head and self.mtp:
+            raise OptionError(
+                "prune_lm_head cannot be combined with mtp",
+                "the tokens that an MTP head proposes are verified with the logits of several positions",
+                "omit one of the two options",
+            )
 
     @property
     def product_attributes(self) -> dict[str, int]:

@@ -288,6 +288,10 @@ class DecoderSpec:
         altup: alternating updates of several residual streams; None means one stream.
         sparsities: fraction of the inputs of each feed-forward layer's activation function that are set to 0, under the
             assumption that they are normally distributed; None means 0 for all layers.
+        mtp: the head that predicts further tokens (multi-token prediction): a decoder with one layer that reads the
+            normalised vectors from which this decoder computes its logits. None means none.
+        reads_vectors: True for such a head: the layer reads a projection of the embedding of the token and of the
+            vector of the previous token, which are normalised with separate weights.
         layer_scales: True if the residual stream is multiplied by a learned number after each layer.
         experts: the mixture of experts that replaces the feed-forward layer, except in dense_layers.
         matrix_scales: factors of matrices, by the parts of their names, which are applied when the matrices are read.
@@ -353,6 +357,8 @@ class DecoderSpec:
     altup: AltUpSpec | None = None
     sparsities: tuple[float, ...] | None = None
     layer_scales: bool = False
+    mtp: DecoderSpec | None = None
+    reads_vectors: bool = False
     experts: ExpertsSpec | None = None
     dense_layers: tuple[int, ...] = ()
     pre_norms: bool = True
@@ -429,6 +435,12 @@ class DecoderSpec:
             layer for layer in range(self.num_layers)
             if self.cache_layer(layer) == layer and not self.is_recurrent(layer) and self.has_mixer(layer)
         ]  # fmt: skip
+
+    def one_layer(self) -> DecoderSpec:
+        """Return the specification of an MTP head with one attention layer like those of this decoder."""
+        return replace(
+            self, num_layers=1, recurrent=None, dense_layers=(), intermediate_sizes=None, mtp=None, reads_vectors=True
+        )
 
     def mlp_size(self, layer: int) -> int:
         """Return the width of a layer's feed-forward layer."""

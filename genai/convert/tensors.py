@@ -16,6 +16,7 @@ from .rope_scaling import LongRope
 from .spec import AltUpSpec, DecoderSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, MambaSpec, ShortConvSpec
 
 Shape = tuple[int, ...]
+TABLE = "model.embed_tokens.weight"
 # Endings of the names of small matrices that are stored as float32 with every precision.
 EXACT = (
     "mlp.gate.weight", "in_proj_a.weight", "in_proj_b.weight", "modality_router.weight", "prediction_coefs.weight",
@@ -24,13 +25,23 @@ EXACT = (
 
 
 def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
-    """Return the names and shapes of all tensors, in the order of the layers."""
-    return dict(_tensors(spec))
+    """Return the names and shapes of all tensors, in the order of the layers, and then those of the MTP head."""
+    head = {} if spec.mtp is None else {mtp_name(name): shape for name, shape in _tensors(spec.mtp)}
+    return dict(_tensors(spec)) | head
+
+
+def mtp_name(name: str) -> str:
+    """Return the name of an MTP head's tensor; the embeddings and the LM head are those of the decoder."""
+    return f"mtp.{name.removeprefix('model.')}" if name.startswith("model.") and name != TABLE else name
 
 
 def _tensors(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
     table = (spec.vocab_size, spec.hidden_size)
-    yield "model.embed_tokens.weight", table
+    yield TABLE, table
+    if spec.reads_vectors:
+        yield "model.pre_fc_norm_embedding.weight", (spec.hidden_size,)
+        yield "model.pre_fc_norm_hidden.weight", (spec.hidden_size,)
+        yield "model.fc.weight", (spec.hidden_size, 2 * spec.hidden_size)
     if spec.position_embeddings:
         yield "model.embed_positions.weight", (spec.context_length, spec.hidden_size)
     if (inputs := spec.per_layer_inputs) is not None:
@@ -260,7 +271,7 @@ def _tensor_bytes(spec: DecoderSpec, options: ExportOptions, name: str, shape: S
         return 4 * math.prod(shape)
     if name == "lm_head.weight":
         return _matrix_bytes(shape, options.head, options)
-    if name == "model.embed_tokens.weight":
+    if name == TABLE:
         precision = options.embedding(tied=spec.tie_word_embeddings)
         apart = spec.tie_word_embeddings and precision != options.head
         head = _matrix_bytes(shape, options.head, options) if apart else 0

@@ -18,7 +18,7 @@ from ..errors import InputError
 from .architectures.common import Architecture, TensorSource
 from .checkpoint import Checkpoint
 from .spec import DecoderSpec
-from .tensors import tensor_shapes
+from .tensors import TABLE, tensor_shapes
 
 # Number of floats converted at a time: 16 MiB of float32.
 _CHUNK_FLOATS = 1 << 22
@@ -27,12 +27,15 @@ _CHUNK_FLOATS = 1 << 22
 class Weights:
     """Reads tensors by their Hugging Face names from a mapping that may load them lazily.
 
+    Args:
+        stored_name: returns the name in the mapping of the tensor with a Hugging Face name.
+
     Raises:
         InputError: a tensor is missing, has the wrong shape, is not of a float type, or contains NaN or infinity.
     """
 
-    def __init__(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, NDArray[Any]], stored_name: Callable[[str], str] = str) -> None:
+        self._tensors, self._stored_name = tensors, stored_name
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the tensor as floats; quantised blocks are dequantised to float32."""
@@ -47,11 +50,11 @@ class Weights:
 
     def order(self, name: str) -> NDArray[np.int64] | None:
         """Return the column order of a stored matrix (its column i is the matrix's column order[i]), or None."""
-        return self._tensors.order(name) if isinstance(self._tensors, CheckpointWeights) else None
+        return self._tensors.order(self._stored_name(name)) if isinstance(self._tensors, CheckpointWeights) else None
 
     def kinds(self, names: Iterable[str]) -> set[np.dtype[Any]]:
         """Return the dtypes in which tensors are stored."""
-        tensors = self._tensors
+        tensors, names = self._tensors, map(self._stored_name, names)
         if isinstance(tensors, CheckpointWeights):
             return {tensors.kind(name) for name in names}
         return {np.asarray(tensors[name]).dtype for name in names}
@@ -77,6 +80,7 @@ class Weights:
 
     def stored(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the tensor as it is stored: floats, or blocks that are quantised along the columns."""
+        name = self._stored_name(name)
         try:  # not `in`: the default Mapping.__contains__ would load the tensor
             tensor = np.asarray(self._tensors[name])
         except KeyError as error:
@@ -187,7 +191,7 @@ def not_finite(name: str) -> InputError:
     )
 
 
-HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 # Buffers that older exports store and every runtime recomputes.
 _DERIVED = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|\.masked_bias|\.attn\.bias|\.attention\.bias)$")
 

@@ -115,7 +115,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
     def _hollow_folder(self, requantize: bool) -> Path:
         """Write the folder that `genai build --precision fp32` writes, but with holes in place of large tensors."""
         parent = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
-        plan = plan_build(self.source, ExportOptions(precision="fp32"))
+        plan = plan_build(self.source, ExportOptions(precision="fp32", mtp=False))
         if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
             self._refuse_quantized(f"weights in {', '.join(sorted(quantized))}", requantize)
         self.remarks += plan.remarks

@@ -31,6 +31,7 @@ class Rule:
             which starts at 0.
         when: returns True for the decoders to which the rule applies.
         floats: True if the view reads floats, so that quantised blocks are dequantised first.
+        part: start of the names to which the rule applies, such as "mtp."; "" means all names.
     """
 
     pattern: str
@@ -39,6 +40,7 @@ class Rule:
     stack: Callable[[DecoderSpec], int] | None = None
     when: Callable[[DecoderSpec], bool] = lambda spec: True
     floats: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Architecture:
         describe: function that reads config.json.
         rules: rules that are applied in order to each of our tensor names (the names in Llama, Qwen and Gemma 2).
         unused: regular expression for the names of tensors that do not affect the logits, such as draft heads.
+        mtp: returns the specification of the head that predicts further tokens; None if this head is not supported.
         may_join_experts: True if a checkpoint may also store the experts of a layer in one tensor.
     """
 
@@ -69,6 +72,7 @@ class Architecture:
     rules: tuple[Rule, ...] = ()
     unused: str = ""
     may_join_experts: bool = False
+    mtp: Callable[[DecoderSpec], DecoderSpec] | None = None
 
     @property
     def stores_transposed(self) -> bool:
@@ -77,9 +81,13 @@ class Architecture:
 
     def stored_in(self, names: Collection[str]) -> Architecture:
         """Return the architecture with the rules for a checkpoint with these tensors."""
-        if not self.may_join_experts or not any(name.endswith(".mlp.experts.gate_up_proj") for name in names):
+        found = {name.partition(".")[0] for name in names if name.endswith(".mlp.experts.gate_up_proj")}
+        if not self.may_join_experts or not found:
             return self
-        return replace(self, rules=(*EXPERTS_TOGETHER, *self.rules))
+        # An MTP head may store its experts in another way than the decoder.
+        parts = ["mtp."] * ("mtp" in found) + ["model."] * bool(found - {"mtp"})
+        together = [replace(rule, part=part) for part in parts for rule in EXPERTS_TOGETHER]
+        return replace(self, rules=(*together, *self.rules))
 
     def source(self, spec: DecoderSpec, name: str) -> TensorSource:
         """Return the source of the tensor with our name `name`."""
@@ -88,7 +96,7 @@ class Architecture:
         floats = False
         for rule in self.rules:
             match = re.search(rule.pattern, names[0])
-            if match is None or not rule.when(spec):
+            if match is None or not rule.when(spec) or not name.startswith(rule.part):
                 continue
             renamed = re.sub(rule.pattern, rule.replacement, names[0], count=1)
             names = tuple(renamed.format(i) for i in range(rule.stack(spec))) if rule.stack else (renamed,)

@@ -99,8 +99,8 @@ _GATED_QUERIES = (
 )
 
 
-# Heads that predict further tokens; a reply does not depend on them.
-_DRAFTS = r"^mtp\."
+# The head that predicts further tokens: one layer of attention. A build without it ignores its tensors.
+_MTP: dict[str, Any] = {"unused": r"^mtp\.", "mtp": DecoderSpec.one_layer}
 
 
 def _delta_net(config: HFConfig) -> DeltaNetSpec:
@@ -123,7 +123,7 @@ def _qwen(config: HFConfig, **fields: Any) -> DecoderSpec:
     )  # fmt: skip
 
 
-@architecture("Qwen 3.5", *_GATED_QUERIES, unused=_DRAFTS)
+@architecture("Qwen 3.5", *_GATED_QUERIES, **_MTP)
 def qwen3_5_text(config: HFConfig) -> DecoderSpec:
     """Qwen 3.5 (Alibaba), dense: three layers of Gated DeltaNet, then one of gated attention."""
     return _qwen(config, family="qwen3_5_text")
@@ -134,7 +134,7 @@ def _shared_experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
     return common.expert_fields(config, shared_intermediate_size=width, shared_gate=True, **fields)
 
 
-@architecture("Qwen 3.5 MoE", *_GATED_QUERIES, unused=_DRAFTS, may_join_experts=True)
+@architecture("Qwen 3.5 MoE", *_GATED_QUERIES, **_MTP, may_join_experts=True)
 def qwen3_5_moe_text(config: HFConfig) -> DecoderSpec:
     """Qwen 3.5 with a mixture of experts and a gated shared expert in every layer."""
     experts = _shared_experts(config, normalized=True)
@@ -168,7 +168,7 @@ def part_of_groups(*parts: str) -> common.TensorView:
     Rule(r"linear_attn\.in_proj_z\.", "linear_attn.in_proj_qkvz.", part_of_groups("z")),
     Rule(r"linear_attn\.in_proj_b\.", "linear_attn.in_proj_ba.", part_of_groups("b")),
     Rule(r"linear_attn\.in_proj_a\.", "linear_attn.in_proj_ba.", part_of_groups("a")),
-    unused=_DRAFTS,
+    **_MTP,
     may_join_experts=True,
 )
 def qwen3_next(config: HFConfig) -> DecoderSpec:

@@ -1,0 +1,198 @@
+"""MTP heads of checkpoints: their graphs, and checkpoints whose head cannot be converted.
+
+tools/make_mtp_goldens.py computes the expected results with layers of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+import genai
+from genai.convert import ExportOptions, build_model, plan_build
+from genai.engine.decoder import compute as compute_pending
+from genai.errors import InputError, OptionError, UnsupportedModelError
+from genai.session.session import Session
+from tools.random_weights import random_tensor
+
+GOLDENS = Path(__file__).parent / "mtp_goldens"
+NAMES = sorted(path.stem for path in GOLDENS.iterdir())
+SHARED = ("model.embed_tokens.", "lm_head.", "cos_cache", "sin_cache")
+Arrays = dict[str, np.ndarray]
+
+
+def head_of(name: str) -> tuple[Arrays, Arrays]:
+    """The tensors of a head, and the golden's arrays."""
+    with safe_open(GOLDENS / f"{name}.safetensors", "np") as file:
+        shapes = json.loads(file.metadata()["tensors"])
+        arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    return {key: random_tensor(key, tuple(shape), 7) for key, shape in shapes.items()}, arrays
+
+
+@pytest.fixture(scope="module")
+def checkpoint(golden: Any, letter_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """checkpoint(name) -> the folder of a golden's checkpoint with an MTP head."""
+    root = tmp_path_factory.mktemp("heads")
+
+    def write(name: str) -> Path:
+        if not (root / name).exists():
+            golden(name).write_checkpoint(root / name, letter_tokenizer)
+            file = root / name / "model.safetensors"
+            save_file({**load_file(file), **head_of(name)[0]}, file)
+        return root / name
+
+    return write
+
+
+def changed(source: Path, target: Path, change: Callable[[Arrays], None], **config: Any) -> Path:
+    """A copy of a checkpoint with changed tensors and keys of config.json."""
+    target.mkdir()
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors")
+    (target / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+    values = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(values | config))
+    return target
+
+
+def rows_of_decoder(folder: Path, tokens: list[int]) -> list[np.ndarray]:
+    """The logits and the vectors of a decoder for a whole prompt."""
+    config = json.loads((folder / "genai_config.json").read_text())
+    assert config["model"].pop("mtp")["main_hidden_states"] == config["model"]["decoder"]["outputs"]["hidden_states"]
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    found = []
+    with genai.Model(folder, accuracy="fp32") as model:
+        assert model.info.flattened
+        for output in ("logits", "hidden_states"):
+            sequence = model.decoder.open()
+            sequence.append(tokens)
+            found.append(compute_pending(model.decoder, [sequence], all_rows=True, output=output)[0])
+    return found
+
+
+def rows_of_head(folder: Path, tokens: np.ndarray, vectors: np.ndarray) -> list[np.ndarray]:
+    """The logits and the vectors of a head."""
+    shape, count = (
+        (1, 2, 0, json.loads((folder / "genai_config.json").read_text())["model"]["mtp"]["head_size"]),
+        len(tokens),
+    )
+    session = Session(folder / "mtp.onnx")
+    past = {name: np.zeros(shape, np.float32) for name in ("past_key_values.0.key", "past_key_values.0.value")}
+    feeds = {"input_ids": tokens[None], "attention_mask": np.ones((1, count), np.int64), "hidden_states": vectors[None]}
+    if any(value.name == "position_ids" for value in session.inputs):
+        feeds["position_ids"] = np.arange(count)[None]
+    found = session.run(feeds | past)
+    return [np.asarray(found[name])[0] for name in ("logits", "hidden_states_out")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_a_head_and_vectors_of_its_decoder(name: str, checkpoint: Any, golden: Any, tmp_path: Path) -> None:
+    folder = build_model(checkpoint(name), tmp_path / "model", ExportOptions(precision="fp32", mtp=True))
+    tokens, expected = golden(name).tokens, head_of(name)[1]
+    head = rows_of_head(folder, np.array(tokens[1:]), expected["hidden_states"][:-1])
+    for rows, reference in (
+        *zip(rows_of_decoder(folder, tokens), (golden(name).logits, expected["hidden_states"]), strict=True),
+        *zip(head, (expected["logits"], expected["hidden_states_out"]), strict=True),
+    ):
+        np.testing.assert_allclose(rows, reference, atol=2e-4 * np.abs(reference).max())
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 2e-4), ("fp16", 5e-3), ("int8", 0.06), ("int4", 0.5)])
+@pytest.mark.drawn(2)
+def test_shared_tensors(precision: Any, limit: float, tied: bool, checkpoint: Any, tmp_path: Path, golden: Any) -> None:
+    source = checkpoint("qwen3_5_text")
+    if tied:
+        source = changed(
+            source, tmp_path / "tied", lambda tensors: tensors.pop("lm_head.weight"), tie_word_embeddings=True
+        )
+    folder = build_model(source, tmp_path / "model", ExportOptions(precision=precision, mtp=True))
+    graphs = [onnx.load(folder / name, load_external_data=False).graph for name in ("model.onnx", "mtp.onnx")]
+    decoder, head = ({tensor.name: tensor for tensor in graph.initializer} for graph in graphs)
+    for name, tensor in head.items():
+        if name.startswith(SHARED):
+            assert tensor == decoder[name]
+        else:
+            assert tensor.external_data[0].value == "mtp.onnx.data"
+    assert any(name.startswith("lm_head.") for name in head) and {"cos_cache", "sin_cache"} <= head.keys()
+    expected = head_of("qwen3_5_text")[1]
+    logits, _ = rows_of_head(folder, np.array(golden("qwen3_5_text").tokens[1:]), expected["hidden_states"][:-1])
+    if not tied:
+        np.testing.assert_allclose(logits, expected["logits"], atol=limit * np.abs(expected["logits"]).max())
+
+
+def test_builds_without_a_head(checkpoint: Any, tmp_path: Path) -> None:
+    plain = build_model(checkpoint("qwen3_5_text"), tmp_path / "plain", ExportOptions(precision="fp32", mtp=False))
+    assert not list(plain.glob("mtp.*")) and "mtp" not in json.loads((plain / "genai_config.json").read_text())["model"]
+    assert "hidden_states" not in {value.name for value in onnx.load(plain / "model.onnx").graph.output}
+    assert plan_build(checkpoint("qwen3_5_text"), ExportOptions(prune_lm_head=True)).spec.mtp is None
+    with pytest.raises(OptionError, match="prune_lm_head cannot be combined with mtp"):
+        ExportOptions(prune_lm_head=True, mtp=True)
+
+
+def without(prefix: str) -> Callable[[Arrays], None]:
+    def change(tensors: Arrays) -> None:
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            del tensors[name]
+
+    return change
+
+
+def widened(tensors: Arrays) -> None:
+    tensors["mtp.fc.weight"] = np.ones((40, 72), np.float32)
+
+
+BAD: dict[str, tuple[Callable[[Arrays], None], dict[str, Any], type[Exception], str]] = {
+    "another width": (widened, {}, InputError, r"mtp\.fc\.weight of the MTP head has shape \[40, 72\]"),
+    "a part": (
+        without("mtp.layers.0.mlp"),
+        {},
+        InputError,
+        "head lacks 3 tensors, such as 'mtp.layers.0.mlp.down_proj",
+    ),
+    "embeddings": (len, {"mtp_use_dedicated_embeddings": True}, UnsupportedModelError, "dedicated_embeddings to true"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_heads_that_are_refused(case: str, checkpoint: Any, tmp_path: Path) -> None:
+    change, config, error, match = BAD[case]
+    source = changed(checkpoint("qwen3_5_text"), tmp_path / "bad", change, **config)
+    with pytest.raises(error, match=match) as caught:
+        plan_build(source, ExportOptions(mtp=True))
+    assert "--no-mtp" in getattr(caught.value, "fix")  # noqa: B009
+    assert plan_build(source, ExportOptions(mtp=False)).spec.mtp is None
+
+
+def test_heads_that_are_missing(checkpoint: Any, golden: Any, letter_tokenizer: Path, tmp_path: Path) -> None:
+    config = {"mtp_num_hidden_layers": 1}
+    source = changed(checkpoint("qwen3_5_text"), tmp_path / "none", without("mtp."), **config)
+    plan = plan_build(source, ExportOptions(mtp=None))
+    assert plan.spec.mtp is None
+    assert plan.remarks == [
+        "config.json sets mtp_num_hidden_layers to 1, but the files have no MTP head, so the model is built without it"
+    ]
+    with pytest.raises(InputError, match="has no MTP head"):
+        plan_build(source, ExportOptions(mtp=True))
+    other = golden("llama").write_checkpoint(tmp_path / "llama", letter_tokenizer)
+    with pytest.raises(UnsupportedModelError, match=r"the MTP head of Llama .* cannot be converted"):
+        plan_build(other, ExportOptions(mtp=True))
+
+
+def test_heads_with_more_layers(checkpoint: Any, tmp_path: Path) -> None:
+    def doubled(tensors: Arrays) -> None:
+        more = {name.replace("layers.0", "layers.1"): array for name, array in tensors.items() if "mtp.layers" in name}
+        tensors.update(more)
+
+    plan = plan_build(changed(checkpoint("qwen3_5_text"), tmp_path / "two", doubled), ExportOptions(mtp=True))
+    assert plan.spec.mtp is not None
+    assert "the MTP head has 2 layers, of which the first proposes all tokens; the others are left out" in plan.remarks
