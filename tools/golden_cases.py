@@ -75,6 +75,10 @@ _DELTA_NET: dict[str, Any] = {
     **_rope("default", 1e6, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]),
 }  # fmt: skip
 _DELTA_EXPERTS = {**_DELTA_NET, **EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 41}
+# A prompt has several chunks, and queries of several steps.
+_LLAMA4: dict[str, Any] = {
+    "intermediate_size_mlp": 83, "attention_chunk_size": 12, "floor_scale": 9, "attn_scale": 0.3,
+}  # fmt: skip
 _MAMBA: dict[str, Any] = {
     **DERIVED, "mamba_n_heads": 6, "mamba_d_head": 20, "mamba_expand": 2, "mamba_d_state": 18, "mamba_n_groups": 3,
 }  # fmt: skip
@@ -506,6 +510,39 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
             "n_group": 4,
             "topk_group": 2,
+        },
+    ),
+    "llama4_text": (
+        "llama4_text",
+        {
+            **HEADS,
+            **_LLAMA4,
+            "num_local_experts": 5,
+            "interleave_moe_layer_step": 2,
+            "attention_bias": True,
+            **_rope(
+                "llama3",
+                5e5,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+        },
+    ),
+    "llama4": (
+        "llama4",
+        {
+            "text_config": {
+                **HEADS,
+                **_LLAMA4,
+                "model_type": "llama4_text",
+                "num_hidden_layers": 4,
+                "num_local_experts": 3,
+                "use_qk_norm": False,
+                "no_rope_layers": [1, 0, 1, 0],
+                "attention_chunk_size": 17,
+            }
         },
     ),
     "glm": ("glm", {**HEADS, "head_dim": 20, "attention_bias": True, **_rope("default", partial_rotary_factor=0.5)}),

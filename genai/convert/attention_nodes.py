@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, caches_window, hidden_dims
+from .graph_writer import BOOL, CONTRIB, FLOAT, INT32, INT64, POSITIONS, Dims, Export, caches_window, hidden_dims
 from .layers import write_linear, write_query_key_norm, write_split
 from .projection import Projection
 from .rope import query_table_names, table_names
@@ -10,6 +10,9 @@ from .spec import DecoderSpec
 from .write_prequantized import alike
 
 MASK = "attention_mask"
+# Far below any score, but not so large in magnitude that a sum overflows.
+_HIDDEN = -1e30
+CHUNKS = "/model/chunks/Where/output_0"
 TOTAL_LENGTH = "/model/attn_mask_reformat/attn_mask_subgraph/Gather/output_0"
 # Two inputs of every attention node: the length of each sequence minus 1, and the total length of the longest sequence.
 Lengths = tuple[str, str]
@@ -28,6 +31,29 @@ def write_lengths(export: Export) -> Lengths:
     return seqlens_k, graph.node("Cast", [total], f"{path}/Gather/Cast", [], element=INT32, to=INT32)
 
 
+def write_chunks(export: Export) -> None:
+    """If layers have chunks, write 0 for the tokens in a query's chunk, and a large negative number for all others.
+
+    The operator of attention has no chunks, but adds numbers to its scores. `optimize.chunks` recognises these nodes.
+    """
+    spec, graph, path = export.spec, export.graph, "/model/chunks"
+    if not any(map(spec.chunk, range(spec.num_layers))):
+        return
+    dims: Dims = ["batch_size", 1, "sequence_length", "total_sequence_length"]
+    size = graph.int64(spec.chunk_size or 0)
+    chunks = graph.node("Div", [POSITIONS, size], f"{path}/Div_1", [dims[0], dims[2]], element=INT64)
+    axes = graph.int64([1, 3])
+    queries = graph.node("Unsqueeze", [chunks, axes], f"{path}/Unsqueeze", [*dims[:3], 1], element=INT64)
+    shape = graph.node("Shape", [MASK], f"{path}/Shape", [2], element=INT64)
+    total = graph.node("Gather", [shape, graph.int64(1)], f"{path}/Gather", [], element=INT64, axis=0)
+    bounds = [graph.int64(0), total, graph.int64(1)]
+    every = graph.node("Range", bounds, f"{path}/Range", dims[3:], element=INT64)
+    keys = graph.node("Div", [every, size], f"{path}/Div_2", dims[3:], element=INT64)
+    same = graph.node("Equal", [queries, keys], f"{path}/Equal", dims, element=BOOL)
+    hidden = [same, graph.float32(0.0), graph.float32(_HIDDEN)]
+    graph.node("Where", hidden, f"{path}/Where", dims, output=CHUNKS)
+
+
 def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> str:
     """Write the attention of one layer and return its output, to be added to the residual stream."""
     spec, path = export.spec.at(layer), f"/model/layers.{layer}/attn"
@@ -37,8 +63,10 @@ def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> 
         query = write_rotation(export, spec, layer, "q", query, tables[0])
         if spec.cache_layer(layer) == layer:
             key = write_rotation(export, spec, layer, "k", key, tables[1])
-    if spec.qk_norm and spec.rotated_norms:
+    if spec.has_norms(layer) and spec.rotated_norms:
         query, key = _write_norms(export, spec, layer, query, key)
+    if spec.scales_queries(layer):
+        query = _write_factors(export, spec, layer, query)
     source = spec.cache_layer(layer)
     if source == layer:
         export.stored[layer] = key, value
@@ -75,12 +103,12 @@ def _write_heads(export: Export, spec: DecoderSpec, layer: int, root: str) -> tu
     path, source = f"/model/layers.{layer}/attn", f"model.layers.{layer}.self_attn"
     names = tuple(f"{source}.{part}_proj" for part in "qkv"[:own])
     key = value = ""
-    normed = spec.qk_norm or spec.value_norm
+    changed = spec.has_norms(layer) or spec.value_norm or spec.scales_queries(layer)
     if own > 1 and options.packed_qkv and options.fused_rope and alike(export, names, options.precision):
         packed = Projection(f"{path}/qkv_proj", names, sizes, spec.hidden_size)
         query = write_linear(export, packed, root, precision=options.precision, bias=spec.qkv_bias)
         query = _write_clip(export, f"{path}/qkv_proj", query, sum(sizes))
-        if normed or own < 3:
+        if changed or own < 3:
             query, key, *rest = write_split(export, f"{path}/qkv_proj/Split", query, sizes)
             value = rest[0] if rest else key
     else:
@@ -92,7 +120,7 @@ def _write_heads(export: Export, spec: DecoderSpec, layer: int, root: str) -> tu
         query, key, value = (*parts, *([parts[1]] if own == 2 else ["", ""]))[:3]
     if spec.value_norm and value:
         value = write_query_key_norm(export, spec, layer, value, "v_norm", spec.num_key_value_heads)
-    if spec.qk_norm and not spec.rotated_norms:
+    if spec.has_norms(layer) and not spec.rotated_norms:
         query, key = _write_norms(export, spec, layer, query, key)
     return query, key, value
 
@@ -101,6 +129,16 @@ def _write_norms(export: Export, spec: DecoderSpec, layer: int, query: str, key:
     """Write the norms of queries, and of keys unless they are ""."""
     query = write_query_key_norm(export, spec, layer, query, "q_norm", spec.num_attention_heads)
     return query, key and write_query_key_norm(export, spec, layer, key, "k_norm", spec.num_key_value_heads)
+
+
+def _write_factors(export: Export, spec: DecoderSpec, layer: int, query: str) -> str:
+    """Write the product of queries and the factors of their positions."""
+    graph, path, name = export.graph, f"/model/layers.{layer}/attn/q_scale", "query_factors"
+    assert spec.query_scaling is not None
+    if not graph.has_initializer(name):
+        graph.array(name, spec.query_scaling.factors(range(spec.context_length))[:, None])
+    factors = graph.node("Gather", [name, POSITIONS], f"{path}/Gather", hidden_dims(1))
+    return graph.node("Mul", [query, factors], f"{path}/Mul", hidden_dims(spec.query_size))
 
 
 def _write_clip(export: Export, path: str, root: str, width: int) -> str:
@@ -151,10 +189,11 @@ def write_group_query_attention(
         attributes["sliding_window_cache"] = 1
     output = f"{name}/output_0"
     sinks = _write_sinks(export, layer) if spec.sinks else ""
+    bias = CHUNKS if spec.chunk(layer) else ""
     export.graph.nodes(
         "GroupQueryAttention",
         # The last three inputs are position_ids, attention_bias and head_sink.
-        [*heads, *past, *lengths, *tables, "", "", sinks],
+        [*heads, *past, *lengths, *tables, "", bias, sinks],
         # Without these outputs, onnxruntime ignores the past. Those of a layer without a cache are not read.
         [output, f"present.{layer}.key", f"present.{layer}.value"],
         name,

@@ -134,7 +134,9 @@ def _planned(
     fits = not any(size % _ROTATED_TOGETHER for size in sizes) or isinstance(spec.rope_scaling, LongRope)
     # onnxruntime cannot rotate inside the attention operator, or this operator has one table for queries and keys, or
     # norms are between the rotation and the operator.
-    if options.fused_rope and (not fits or spec.query_scaling is not None or spec.rotated_norms):
+    if options.fused_rope and (
+        not fits or (spec.query_scaling is not None and spec.query_scaling.rotated) or spec.rotated_norms
+    ):
         options = replace(options, fused_rope=False)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
     written = folder_bytes(spec, options, weights.kind) + copied

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .altup_nodes import write_alternating_layers
-from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
+from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_chunks, write_lengths
 from .feed_forward import write_feed_forward
 from .graph_writer import (
     FLOAT,
@@ -36,6 +36,7 @@ def write_decoder(export: Export) -> None:
     residual = Residual(_write_projected(export, embedding) if export.spec.reads_vectors else embedding)
     given = write_per_layer_inputs(export, residual.stream)
     write_rope_tables(export, TOTAL_LENGTH)
+    write_chunks(export)
     if export.spec.altup is not None:
         residual = write_alternating_layers(export, residual.stream, given, lengths)
     for layer in range(export.spec.num_layers if export.spec.altup is None else 0):

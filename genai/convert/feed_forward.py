@@ -167,6 +167,10 @@ def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str, 
     )
     flat, total = _write_routing(export, layer, path, flat, experts)
     given, width = root, experts.width(size)
+    if experts.scaled_inputs:
+        best = graph.node("ReduceMax", [scores, graph.int64([-1])], f"{path}/best/ReduceMax", hidden_dims(1))
+        share = graph.node("Sigmoid", [best], f"{path}/best/Sigmoid", hidden_dims(1))
+        given = graph.node("Mul", [given, share], f"{path}/best/Mul", hidden_dims(size))
     if experts.latent_size:
         given = _write_latent(export, layer, "latent_in_proj", root, width, size)
     output = _write_operator(export, layer, experts, given, flat)

@@ -273,9 +273,11 @@ class Export:
 
 
 def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:
-    """Return True if the graph needs position ids, for a position table or for rotation outside the attention node."""
-    rotates = any(spec.rotated(layer) for layer in range(spec.num_layers))
-    return spec.position_embeddings or (rotates and not options.fused_rope)
+    """Return True if the graph needs position ids: for a table of positions, chunks, or rotation outside attention."""
+    layers = range(spec.num_layers)
+    rotates = any(map(spec.rotated, layers))
+    by_position = any(map(spec.scales_queries, layers)) or any(map(spec.chunk, layers))
+    return spec.position_embeddings or by_position or (rotates and not options.fused_rope)
 
 
 def vectors_output(spec: DecoderSpec) -> str | None:

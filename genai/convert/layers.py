@@ -207,7 +207,7 @@ def write_query_key_norm(export: Export, spec: DecoderSpec, layer: int, root: st
     rows = f"sequence_length * num_{'attention' if which == 'q_norm' else 'key_value'}_heads"
     dims: Dims = ["batch_size", rows, size]
     split = graph.node("Reshape", [root, graph.int64([0, -1, size])], f"{path}/Reshape_1", dims)
-    apart, plain = spec.qk_norm_scope == "heads", which == "v_norm"
+    apart, plain = spec.qk_norm_scope == "heads", which == "v_norm" or not spec.qk_norm_weights
     parameters = [_write_ones(export, size)] if apart or plain else learned(size)
     operator = f"{path}/{_OPERATORS[spec.norm]}"
     normed = write_bare_norm(export, [split, *parameters], operator, dims, name=operator)

@@ -45,7 +45,8 @@ def table_names(spec: DecoderSpec, layer: int) -> tuple[str, str]:
 
 def query_table_names(spec: DecoderSpec, layer: int) -> tuple[str, str]:
     """Return the names of the tables that a layer uses for the rotation of queries."""
-    return table_names(spec, layer) if spec.query_scaling is None else (QUERY_COS, QUERY_SIN)
+    scaling = spec.query_scaling
+    return table_names(spec, layer) if scaling is None or not scaling.rotated else (QUERY_COS, QUERY_SIN)
 
 
 def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
@@ -99,7 +100,7 @@ def write_rope_tables(export: Export, total_length: str) -> None:
         return
     if not isinstance(spec.rope_scaling, LongRope):
         _write_tables(export, (COS, SIN), *scaled_frequencies(spec))
-        if spec.query_scaling is not None:
+        if spec.query_scaling is not None and spec.query_scaling.rotated:
             _write_tables(export, (QUERY_COS, QUERY_SIN), *scaled_frequencies(spec), spec.query_scaling)
         return
     short, long = long_rope_tables(spec, spec.rope_scaling)
@@ -196,8 +197,7 @@ def rotation_tables(
     angles = (positions * at_positions).astype(np.float64)
     scale: Any = np.float32(factor)
     if queries is not None:
-        steps = np.floor(positions / np.float32(queries.length))
-        scale = scale * (np.float32(1) + np.float32(queries.beta) * np.log(np.float32(1) + steps))
+        scale = scale * queries.factors(at)[:, None]
     return np.cos(angles).astype(np.float32) * scale, np.sin(angles).astype(np.float32) * scale
 
 

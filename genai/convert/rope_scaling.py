@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
@@ -98,15 +101,28 @@ class ProportionalRope:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryScaling:
-    """Queries multiplied by 1 + beta * ln(1 + floor(position / length)), which keeps attention sharp at far positions.
+    """Queries multiplied by 1 + beta * ln(1 + floor((position + first) / length)).
+
+    The scaling keeps attention sharp at far positions.
 
     Attributes:
         beta: strength of the scaling.
         length: number of positions in one step; queries in the first step do not change.
+        first: number of the first position.
+        rotated: True if the rotated queries of all layers are scaled (Ministral 3); False if the queries of the layers
+            without rotation are scaled (Llama 4).
     """
 
     beta: float
     length: int
+    first: int = 0
+    rotated: bool = True
+
+    def factors(self, at: range) -> NDArray[np.float32]:
+        """Return the factor at each position."""
+        steps = np.floor((np.array(at, np.float32) + np.float32(self.first)) / np.float32(self.length))
+        found: NDArray[np.float32] = np.float32(1) + np.float32(self.beta) * np.log(np.float32(1) + steps)
+        return found
 
 
 RopeScaling = (

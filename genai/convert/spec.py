@@ -39,6 +39,8 @@ class ExpertsSpec:
             with separate norms, and their normalised outputs are added. The router reads the stream after a norm with
             a separate weight.
         scaled: True if the output of each expert is multiplied by a learned number.
+        scaled_inputs: True if the input of the selected expert is multiplied by the sigmoid of the expert's score
+            (Llama 4). per_token is then 1.
         alpha, beta, limit: constants of the activation g * sigmoid(alpha * g) * (u + beta), where g is clamped to at
             most limit and u is clamped to -limit to limit.
     """
@@ -61,6 +63,7 @@ class ExpertsSpec:
     latent_size: int = 0
     beside_mlp: bool = False
     scaled: bool = False
+    scaled_inputs: bool = False
     alpha: float = 1.0
     beta: float = 0.0
     limit: float = math.inf
@@ -267,6 +270,7 @@ class DecoderSpec:
         sinks: True if each head has an attention sink: a learned score in its softmax that belongs to a value of zero.
         qkv_clip: bound to which queries, keys and values are clamped; 0 means none.
         qk_norm: True if queries and keys are normalised.
+        qk_norm_weights: True if these norms have learned weights. If False, only the layers that rotate have the norms.
         rotated_norms: True if queries and keys are normalised after the rotation instead of before it.
         qk_norm_scope: scope of the norm of queries and keys: each head with one shared weight vector ("head"), each
             head with separate weights ("heads"), or all heads together ("all").
@@ -301,6 +305,9 @@ class DecoderSpec:
         attention_softcap, logit_softcap: cap in cap * tanh(x / cap); 0 means none.
         sliding_window: number of tokens that a query attends to, including itself; None means all.
         sliding_layers: layers with the sliding window; None means every layer.
+        chunk_size: number of tokens in a chunk; in the chunked layers, a query attends to the tokens of its chunk.
+            None means that no layer has chunks.
+        chunked_layers: layers with chunks (Llama 4).
         bos_token_id: id of the beginning-of-sequence token; None if the model has none.
         eos_token_ids: ids of the tokens that end a reply.
         pad_token_id: id of the padding token; None means the first of eos_token_ids.
@@ -339,6 +346,7 @@ class DecoderSpec:
     sinks: bool = False
     qkv_clip: float = 0.0
     qk_norm: bool = False
+    qk_norm_weights: bool = True
     rotated_norms: bool = False
     qk_norm_scope: Literal["head", "heads", "all"] = "head"
     qk_norm_biases: bool = False
@@ -375,6 +383,8 @@ class DecoderSpec:
     logit_softcap: float = 0.0
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] | None = None
+    chunk_size: int | None = None
+    chunked_layers: tuple[int, ...] = ()
     bos_token_id: int | None = 1
     eos_token_ids: tuple[int, ...] = (2,)
     pad_token_id: int | None = None
@@ -455,6 +465,20 @@ class DecoderSpec:
         local = self.sliding_layers is None or layer in self.sliding_layers
         return self.sliding_window if local else None
 
+    def chunk(self, layer: int) -> int:
+        """Return the number of tokens in a chunk of the layer; 0 means that the layer has no chunks."""
+        size = self.chunk_size or 0
+        return size if layer in self.chunked_layers and size < self.context_length else 0
+
+    def has_norms(self, layer: int) -> bool:
+        """Return True if the layer normalises queries and keys."""
+        return self.qk_norm and (self.qk_norm_weights or self.rotated(layer))
+
+    def scales_queries(self, layer: int) -> bool:
+        """Return True if the layer multiplies queries that are not rotated by factors of their positions."""
+        scaling = self.query_scaling
+        return scaling is not None and not scaling.rotated and not self.rotated(layer) and not self.is_recurrent(layer)
+
     def rotated(self, layer: int) -> bool:
         """Return True if the layer rotates queries and keys."""
         if self.position_embeddings or self.is_recurrent(layer):
@@ -519,7 +543,13 @@ def _check_attention(spec: DecoderSpec) -> None:
     if spec.sliding_window is not None and not 1 <= spec.sliding_window <= MAX_SIZE:
         why = f"a window must have 1 to {MAX_SIZE} tokens, including the query (None disables the window)"
         raise _error(f"sliding_window is {spec.sliding_window}", why)
-    for name in ("sliding_layers", "rope_layers", "dense_layers"):
+    size = spec.chunk_size
+    if (size is None and spec.chunked_layers) or (size is not None and not 1 <= size <= MAX_SIZE):
+        why = f"a chunk must have 1 to {MAX_SIZE} tokens (None is allowed only if no layer has chunks)"
+        raise _error(f"chunk_size is {size}", why)
+    if both := [layer for layer in spec.chunked_layers if spec.window(layer) is not None]:
+        raise _error(f"layer {both[0]} has both a window and chunks", "a layer can have one of them")
+    for name in ("sliding_layers", "chunked_layers", "rope_layers", "dense_layers"):
         outside = [layer for layer in getattr(spec, name) or () if not 0 <= layer < spec.num_layers]
         if outside:
             raise _error(f"{name} contains layer {outside[0]}", f"the decoder has layers 0 to {spec.num_layers - 1}")
@@ -738,6 +768,8 @@ def _check_query_scaling(spec: DecoderSpec, scaling: QueryScaling) -> None:
             f"query_scaling has the beta {scaling.beta} and the length {scaling.length}",
             "the beta must not be negative, and the length must be at least 1",
         )
+    if not scaling.rotated:
+        return
     # The factor is part of the tables that rotate queries.
     plain = spec.rope_layers is None and not spec.position_embeddings and spec.partial_rotary_factor == 1
     if not plain or spec.local_rope_theta is not None or isinstance(spec.rope_scaling, LongRope):
@@ -763,6 +795,10 @@ def _check_experts(spec: DecoderSpec) -> None:
         raise _error(
             f"{experts.count} experts are in {experts.groups} groups, of which {experts.best_groups} are selected",
             "the number of experts must be a multiple of the number of groups, and 1 to all groups can be selected",
+        )
+    if experts.scaled_inputs and experts.per_token != 1:
+        raise _error(
+            f"{experts.per_token} experts per token scale their inputs", "only the input of one expert can be scaled"
         )
     in_group = experts.count // experts.groups
     if experts.groups > 1 and (in_group * experts.best_groups < experts.per_token or in_group < experts.group_scores):

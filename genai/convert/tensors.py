@@ -163,7 +163,7 @@ def _attention(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
     if spec.sinks:
         yield "self_attn.sinks", (spec.num_attention_heads,)
     norms = (("q_norm", queries), ("k_norm", keys))[: 2 if cached else 1]
-    for name, width in norms if spec.qk_norm else ():
+    for name, width in norms if spec.qk_norm and spec.qk_norm_weights else ():
         size = spec.head_size if spec.qk_norm_scope == "head" else width
         yield f"self_attn.{name}.weight", (size,)
         if spec.qk_norm_biases:
@@ -252,8 +252,11 @@ def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str]
     )
     rotated = max(spec.rotary_size, spec.local_rotary_size) if any(map(spec.rotated, range(spec.num_layers))) else 0
     tables = 2 * 4 * spec.context_length * (rotated // 2)
-    copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta or spec.query_scaling else 1
-    return weights + copies * tables + _BESIDE_WEIGHTS
+    scaling = spec.query_scaling
+    rotated_queries = scaling is not None and scaling.rotated
+    copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta or rotated_queries else 1
+    factors = 4 * spec.context_length if scaling is not None and not scaling.rotated else 0
+    return weights + copies * tables + factors + _BESIDE_WEIGHTS
 
 
 def _prequantized_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:

@@ -48,6 +48,8 @@ def _turn(program: OpProgram, rope: Rope, distance: int) -> KeyRotation:
 
 def _obstacle(program: OpProgram, rope_threshold: int | None, ropes: Collection[Rope | None]) -> str | None:
     """Return the reason why the context cannot be shifted; None if it can."""
+    if any(isinstance(op, Attention) and op.chunk for op in program.ops):
+        return "layers attend to chunks, which start at fixed positions"
     names = {name for name, (kind, _) in program.ids.items() if kind is Ids.POSITIONS}
     reads_positions = any(
         part.ids is Ids.POSITIONS

@@ -97,7 +97,7 @@ def paged_attention(spec: LoweringSpec) -> Lowered | None:
         spec.inputs[0], key, value, out, layer=int(attributes["layer"]), heads=heads, kv_heads=kv_heads,
         head_size=head_size, v_head_size=v_head_size, scale=float(attributes.get("scale", 0.0)),
         softcap=float(attributes.get("softcap", 0.0)), causal=bool(attributes.get("causal", 1)),
-        window=int(attributes.get("window", -1)), bias=spec.constant_name(10),
+        window=int(attributes.get("window", -1)), chunk=int(attributes.get("chunk", 0)), bias=spec.constant_name(10),
         sinks=spec.constant_name(7), smooth_softmax=bool(attributes.get("smooth_softmax", 0)), rope=_rope(spec),
         q_norm=spec.constant_name(8), k_norm=spec.constant_name(9),
         epsilon=float(attributes.get("qk_norm_epsilon", 1e-6)), stored=stored, op_type=spec.op_type,

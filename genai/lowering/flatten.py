@@ -32,6 +32,7 @@ class AttentionLayer:
 
     Attributes:
         window: the number of visible tokens; None = all.
+        chunk: the number of tokens in a chunk, if a row sees only the tokens of its chunk; None = no chunks.
         is_latent: True if a key is also the value of its token, except for numbers that are not used.
     """
 
@@ -41,6 +42,7 @@ class AttentionLayer:
     v_head_size: int
     window: int | None
     is_latent: bool = False
+    chunk: int | None = None
 
 
 @dataclass(frozen=True)
@@ -247,8 +249,8 @@ def _owners(attention: Sequence[Node]) -> dict[Node, list[Node]]:
 
 
 def _stored_alike(node: Node) -> tuple[object, ...]:
-    """Return all inputs and attributes that affect the keys and values that a node stores, and their window."""
-    names = ("kv_num_heads", "do_rotary", "rotary_interleaved", "local_window_size", "qk_norm_epsilon")
+    """Return all inputs and attributes that affect the keys and values that a node stores, and those that it sees."""
+    names = ("kv_num_heads", "do_rotary", "rotary_interleaved", "local_window_size", "chunk", "qk_norm_epsilon")
     inputs = [node.input(index) for index in (1, 2, 7, 8, 15)]
     return *inputs, *(node.attribute(name, None) for name in names)
 
@@ -273,7 +275,8 @@ def _layer_of(graph: Graph, node: Node, readers: Sequence[Node], names: GraphNam
     window = int(node.attribute("local_window_size", -1))
     limit = window if window > 0 else None
     is_latent = all(has_keys_as_values(graph, one) for one in (node, *readers))
-    return 0, AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, limit, is_latent)
+    chunk = int(node.attribute("chunk", 0)) or None
+    return 0, AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, limit, is_latent, chunk)
 
 
 def _recurrent_layer(graph: Graph, node: Node, names: GraphNames, analysis: RowAnalysis) -> _Entry:
@@ -360,6 +363,7 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
     node.attributes = attributes
     node.set_attribute("layer", layer.layer)
     node.set_attribute("window", layer.window or -1)
+    node.set_attribute("chunk", layer.chunk or 0)
     node.set_attribute("head_size", layer.head_size)
     node.set_attribute("v_head_size", layer.v_head_size)
 

@@ -45,6 +45,7 @@ from ..onnx.ir import DataType, Graph, Node, OnnxModel, Value
 from ..ops.registry import INT8_LEVEL
 from ..ops.weights import PRODUCTS, ROUNDING_PRODUCTS
 from ..optimize.base import Level, run_rewrites
+from ..optimize.chunks import read_chunks
 from ..optimize.decoders import fuse_matmul_bias, fuse_rotation, fuse_swiglu, read_narrow_weights, widen_floats
 from ..optimize.dequantized import PACK_DEQUANTIZED
 from ..optimize.recurrent import has_states, prepare_states
@@ -208,6 +209,8 @@ def read_decoder(
 
 def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> FlatDecoder:
     """Flatten the graph unchanged (`model` is modified), or else with plain operators replaced by fused ones."""
+    if read_chunks(config.model.decoder.names).apply(model):
+        remove_dead_code.apply(model)
     if has_states(model.graph):
         prepare_states(model)
         infer_shapes(model)
@@ -425,10 +428,12 @@ def cache_layout(layers: Sequence[CacheEntry], kv_dtype: str, context_length: in
             shapes.append(StateShape(layer.size))
             kinds.append((GroupKind.STATE, 0))
             continue
-        window = layer.window if layer.window and layer.window < context_length else 0
+        window, is_chunked = layer.chunk or layer.window or 0, layer.chunk is not None
+        window = window if window < context_length else 0
+        bounded = GroupKind.CHUNKED if is_chunked else GroupKind.WINDOW
         v_head_size = 0 if layer.is_latent else layer.v_head_size
         shapes.append(LayerShape(layer.kv_heads, layer.head_size, v_head_size, dtype))
-        kinds.append((GroupKind.WINDOW if window else GroupKind.FULL, window))
+        kinds.append((bounded if window else GroupKind.FULL, window))
     try:
         return grouped_layout(shapes, kinds, BLOCK_SIZE)
     except FormatError:

@@ -17,7 +17,8 @@ from .shape_rules import NodeTypes, divided, same_as_input, shape_rule, times
 from .support import checked_indices
 
 _GQA_ATTRIBUTES = (
-    "num_heads kv_num_heads scale softcap local_window_size do_rotary rotary_interleaved smooth_softmax qk_norm_epsilon"
+    "num_heads kv_num_heads scale softcap local_window_size chunk do_rotary rotary_interleaved smooth_softmax "
+    "qk_norm_epsilon"
 ).split()
 
 
@@ -43,7 +44,7 @@ def group_query_attention(
 
     Args:
         inputs: the operator's inputs, without an attention bias or the scales of quantised caches.
-        options: scale, softcap and smooth_softmax, as in `ops.Attention`.
+        options: scale, softcap, smooth_softmax and chunk, as in `ops.Attention`.
     """
     inputs = (*inputs, *[None] * (16 - len(inputs)))
     query, key, value, past_key, past_value, lengths, total, cos, sin, position_ids, _, sinks, _, _, *norms = inputs

@@ -127,7 +127,6 @@ def test_ministral_3_scales_queries_by_position() -> None:
 @pytest.mark.parametrize(
     ("model_type", "why"),
     [
-        ("llama4", "chunks of the sequence"),
         ("jamba", "the scan of Mamba-1"),
         ("lfm2_vl", "its reader of pictures"),
         ("mllama", "attend to pictures"),

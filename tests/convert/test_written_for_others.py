@@ -76,6 +76,7 @@ def fitting(config: dict[str, Any]) -> DecoderSpec:
             for field, value in (
                 ("sliding_layers", None),
                 ("rope_layers", None),
+                ("chunked_layers", ()),
                 ("dense_layers", ()),
                 ("feed_forward_layers", None),
             )

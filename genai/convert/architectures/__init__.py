@@ -12,7 +12,6 @@ from . import gemma, gpt, hybrid, latent, llama, mamba  # noqa: F401 (imported t
 from .common import ARCHITECTURES, Architecture
 
 MODEL_TYPES = sorted(ARCHITECTURES)
-_CHUNKS = "its attention is limited to chunks of the sequence, and its experts scale their inputs"
 _REASONS = {
     **dict.fromkeys("falcon_mamba jamba mamba zamba".split(), "the scan of Mamba-1 is not built, only that of Mamba-2"),
     "deepseek_v32": "the indexer that selects tokens for its sparse attention is not built",
@@ -24,7 +23,6 @@ _REASONS = {
     "recurrent_gemma": "the gates of its recurrent layers (RG-LRU) are not built",
     "rwkv": "its time mixing is not built",
     "zamba2": "several of its layers share one attention layer, each with its own adapters",
-    **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),
     **dict.fromkeys(("mllama", "mllama_text_model"), "some of its layers attend to pictures"),
     **dict.fromkeys(("paligemma",), "its prompts are attended to in both directions"),
 }

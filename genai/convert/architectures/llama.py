@@ -518,6 +518,70 @@ def qwen3_vl_moe_text(config: HFConfig) -> DecoderSpec:
     return spec if spec.experts is None else replace(spec, experts=replace(spec.experts, normalized=True))
 
 
+def _of_expert(part: int | None) -> common.TensorView:
+    """Return a view of one expert's gate (0), up (1) or down (None) matrix, which is stored as [inputs, outputs]."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
+        matrix: NDArray[Any] = tensor[expert] if tensor.dtype.names else tensor[expert].T
+        return matrix if part is None else np.split(matrix, 2)[part]
+
+    return view
+
+
+def _llama4_layers(config: HFConfig) -> dict[str, Any]:
+    """Return the fields for the layers of Llama 4 with rotation, with chunks, and with experts."""
+    count = config.num_layers
+    flags = config.numbers("no_rope_layers")  # 1 for a layer that rotates; longer lists occur
+    every = config.integer("no_rope_layer_interval", default=4)
+    if flags and len(flags) < count:
+        raise config.wrong("no_rope_layers", flags, f"a list with a number for each of the {count} layers")
+    rotated = tuple(layer for layer in range(count) if (flags[layer] if flags else (layer + 1) % every))
+    chunk, kinds = config.optional_integer("attention_chunk_size", 8192), config.layers("layer_types", count)
+    chunked = rotated if kinds is None else common.layers_of("chunked_attention", kinds)
+    if kinds is not None and chunked and chunk is None:
+        raise config.wrong("attention_chunk_size", None, "a number of tokens, because layer_types has chunked layers")
+    step, routed = config.integer("interleave_moe_layer_step", default=1), config.numbers("moe_layers")
+    if config.get("moe_layers") is None:
+        routed = list(range(step - 1, count, step))
+    return {
+        "rope_layers": rotated, "chunk_size": chunk, "chunked_layers": chunked if chunk else (),
+        "dense_layers": tuple(layer for layer in range(count) if layer not in routed),
+    }  # fmt: skip
+
+
+@architecture(
+    "Llama 4 (text)",
+    Rule(r"mlp\.experts\.(\d+)\.gate_proj\.weight", "mlp.experts.gate_up_proj", _of_expert(0)),
+    Rule(r"mlp\.experts\.(\d+)\.up_proj\.weight", "mlp.experts.gate_up_proj", _of_expert(1)),
+    Rule(r"mlp\.experts\.(\d+)\.down_proj\.weight", "mlp.experts.down_proj", _of_expert(None)),
+    Rule(r"mlp\.gate\.", "mlp.router."),
+    Rule(r"\.mlp\.", ".feed_forward."),
+)
+def llama4_text(config: HFConfig) -> DecoderSpec:
+    """Llama 4 (Meta): most layers attend to chunks, the other layers do not rotate, and each token has one expert."""
+    if (act := config.text("hidden_act", default="silu")) != "silu":
+        raise config.wrong("hidden_act", act, "silu")
+    width = config.integer("intermediate_size", default=8192)
+    experts = ExpertsSpec(
+        count=config.integer("num_local_experts", default=16), intermediate_size=width,
+        per_token=config.integer("num_experts_per_tok", default=1), scaled_inputs=True, shared_intermediate_size=width,
+    )  # fmt: skip
+    queries = QueryScaling(
+        beta=config.number("attn_scale", default=0.1), length=config.integer("floor_scale", default=8192), first=1,
+        rotated=False,
+    )  # fmt: skip
+    tuned = config.get("attn_temperature_tuning")  # the first checkpoints have the number 4
+    if not isinstance(tuned, bool | int | None):
+        raise config.wrong("attn_temperature_tuning", tuned, "true or false")
+    bias = config.flag("attention_bias")
+    return decoder(
+        config, theta=500000.0, epsilon=1e-5, head_size=128, rope_interleaved=True,
+        intermediate_size=config.integer("intermediate_size_mlp", default=16384), experts=experts,
+        qk_norm=config.flag("use_qk_norm", default=True), qk_norm_weights=False,
+        query_scaling=None if tuned in (False, 0) else queries, **_llama4_layers(config), **common.biases(bias, False),
+    )  # fmt: skip
+
+
 def _one_expert(part: slice) -> common.TensorView:
     """Return a view of one expert's rows, matrix or bias in the tensor of all experts; floats are [inputs, outputs]."""
 
