@@ -38,7 +38,7 @@ _REFUSED = {
     },
     GENERATING_PAGE: {
         "this version runs only text models": "Audios Images MultiModalProcessor",
-        "heads that predict several tokens are not supported; use LLM(speculation=…) instead": "MtpGenerator",
+        "an LLM proposes tokens with the MTP head of a folder; use LLM(folder, speculation='auto')": "MtpGenerator",
         "this version runs text models, not speech models": "StreamingProcessor",
         "a device is chosen by name: Model(folder, device=…)": "get_current_gpu_device_id set_current_gpu_device_id",
     },

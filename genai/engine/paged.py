@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class PagedDecoder(Decoder):
         rope_threshold: length above which the long RoPE tables apply; None = a single table.
         files: memory-mapped files that constants may be views of.
         output_names: the graph's names for the program's outputs: the logits first, then others.
+        token_rows: the program's last output if it has hidden states for all tokens of a step, for an MTP head.
     """
 
     pool: BlockPool
@@ -62,6 +63,7 @@ class PagedDecoder(Decoder):
         rope_threshold: int | None = None,
         files: Sequence[MappedFile] = (),
         output_names: Sequence[str],
+        token_rows: str = "",
     ) -> None:
         self.executor, self.program, self.vocab_size = executor, program, vocab_size
         self.token_budget, self.most_tokens = executor.step_sizes
@@ -73,7 +75,9 @@ class PagedDecoder(Decoder):
         if self._has_windows:
             self.most_tokens = self.token_budget
         self.rope_threshold, self._files, self.output_names = rope_threshold, files, tuple(output_names)
-        self._values = dict(zip(self.output_names, program.outputs, strict=True))
+        self.token_rows = token_rows
+        outputs = program.outputs[:-1] if token_rows else program.outputs
+        self._values = dict(zip(self.output_names, outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
         self._contexts = StepContextBuilder()
         self._step_lock = threading.Lock()  # the program's values use a single memory area
@@ -302,7 +306,7 @@ class PagedDecoder(Decoder):
         wanted = output or self.output_names[0]
         with self._interruptible(sequences[chunk.sequence] for chunk in step) as run:
             try:
-                logits = run.run(context)[self._values[wanted]]
+                values = run.run(context, self.given(sequences, step))
             except StepCancelled:
                 self.check_open()  # close() also cancels the step
                 raise StepInterrupted(
@@ -313,12 +317,19 @@ class PagedDecoder(Decoder):
                 raise no_threads(error) from error
             except (MemoryError, DeviceFailed) as error:
                 raise device_error(error, f"computing a step of {len(context.tokens)} tokens") from error
+            logits = values[self._values[wanted]]
+            if self.token_rows:
+                _hand_over(sequences, step, context, values[self.token_rows])
             # Other outputs are in memory that the next step overwrites, so they are copied.
             logits = np.array(logits, np.float32) if output else logits
         self.check_open()  # if the model was closed in the meantime, the step has read released pages
         if wanted == self.output_names[0] and logits.shape[-1] != self.vocab_size:
             check_width(logits, self.vocab_size)
         return logits.reshape(len(context.logits_indices), logits.shape[-1])
+
+    def given(self, sequences: Sequence[PagedSequence], step: StepPlan) -> Mapping[str, Logits] | None:
+        """Return the rows of the inputs that are neither tokens nor state; None if there are no such inputs."""
+        return None
 
     @contextmanager
     def _interruptible(self, sequences: Iterable[PagedSequence]) -> Iterator[StepFunction]:
@@ -423,6 +434,22 @@ class PagedDecoder(Decoder):
         self.executor.close()  # waits for steps in progress, which read the program's data and write the cache
         kept.clear()
         self.storage.close()
+
+
+def _hand_over(sequences: Sequence[PagedSequence], step: StepPlan, context: StepContext, rows: Logits) -> None:
+    """Give each sequence that collects hidden states the rows of its tokens.
+
+    Args:
+        sequences: the sequences.
+        step: the plan of the step.
+        context: the arrays of the step.
+        rows: float32 [1, tokens, columns] or [tokens, columns].
+    """
+    rows = rows.reshape(-1, rows.shape[-1])
+    for chunk, first in zip(step, context.cu_seqlens_q.tolist(), strict=False):
+        sequence = sequences[chunk.sequence]
+        if sequence.hidden is not None:
+            sequence.hidden.put(sequence.computed_end() - chunk.num_tokens, rows[first : first + chunk.num_tokens])
 
 
 def _paged(sequences: Sequence[DecoderSequence]) -> list[PagedSequence]:

@@ -64,6 +64,7 @@ class PagedSequence(DecoderSequence):
         other.adapters, other.adapter_history = self.adapters, self.adapter_history.copy()
         other.is_private, other.cache_salt = self.is_private, self.cache_salt
         other._kept, other.forgotten = self._kept, self.forgotten
+        other.hidden = None if self.hidden is None else self.hidden.copy()
         return other
 
     # --- the position of a token in the cache ------------------------------------------------------------------------

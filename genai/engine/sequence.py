@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from ..errors import InputError
 from .adapter_mix import AdapterMix
 from .scheduler import GroupDemand, Pending
 from .stored import StoredArray
+
+if TYPE_CHECKING:  # avoids an import cycle
+    from .hidden_rows import HiddenRows
 
 # float32 [rows, vocab_size]: a NumPy array, or an array in a device's memory that np.asarray copies to the host. A
 # device array can be sliced by rows, stacked and concatenated; `logits[rows, tokens]` copies single values to the host.
@@ -112,6 +115,7 @@ class DecoderSequence(ABC):
         ahead: the step that `Decoder.step_ahead` started, until its logits are taken. The step's token is counted in
             `num_computed`, and must be the next token to be appended. Any other change of the sequence undoes the step,
             as if it had not been started.
+        hidden: collects the hidden states of computed tokens for an MTP head; None = they are not collected.
     """
 
     num_computed: int
@@ -119,6 +123,7 @@ class DecoderSequence(ABC):
     shift: ContextShift | None = None
     forgotten = 0
     cache_salt = b""
+    hidden: HiddenRows | None = None
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -41,7 +41,7 @@ from .mapping import DEFAULT_WINDOW, Answer, MapFigures, MapOptions, Mapper, Map
 from .reply_shape import ReplyShape, ToolChoice, reply_shape
 from .request_options import BeamCallOptions, CallOptions, OnError, RequestOptions, check_on_error, split_options
 from .requests import Prompt, RequestBuilder
-from .speculation import SpeculationChoice, SpeculationResources
+from .speculation import SpeculationChoice, SpeculationResources, loads_head
 from .states import TextState, load_state, read, retained_state, running_state
 from .stats import Stats, read_stats
 from .streaming import (
@@ -111,8 +111,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prefix_cache_bytes: size limit of prefix_cache_dir in bytes [default: 4 GiB].
         speculation: speculative decoding, which generates several tokens per step where that is expected to be faster;
             the output is unchanged. A genai.Speculation, "lookup" (propose the tokens that followed an earlier
-            occurrence of the last tokens), "auto" ("lookup" if the model supports it, and the draft model of the folder
-            if its genai_config.json describes one) or "off". A draft model is loaded with the same model_options.
+            occurrence of the last tokens), "auto" ("lookup" if the model supports it, and the draft model or the MTP
+            head of the folder if its genai_config.json describes one) or "off". A draft model is loaded with the same
+            model_options.
         model_options: options for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:
@@ -160,7 +161,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         with contextlib.suppress(ChatTemplateError):  # the error is raised again when a conversation is rendered
             SHARED.start()  # the process starts while the model is loaded
         self._owns_model = not isinstance(model, Model)
-        kind = partial(self._model_class, draft=speculation == "auto")
+        kind = partial(self._model_class, draft=speculation == "auto", mtp=loads_head(speculation))
         self.model = loaded = _loaded(kind, model, model_options, pull=pull, precision=precision)
         with quietly(bool(model_options.get("quiet"))):
             self.tokenizer = self._tokenizer_class(loaded)

@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 from genai.common.progress import quietly, task
 
 from ..common.reading import read_text_file
+from ..engine.sampling.batch import BatchSampler
 from ..engine.speculation.draft import DraftModel
 from ..engine.speculation.lookup import LookupText
+from ..engine.speculation.mtp import MtpProposer
 from ..engine.speculation.speculator import DEFAULT_MOST_TOKENS, Speculator
 from ..errors import InputError, OptionError, UnsupportedModelError, VocabularyMismatchError, kind_of
 from ..models.config import Config
@@ -38,6 +40,8 @@ class Speculation:
         lookup_file: a UTF-8 text that is also searched, at most 32 Mi characters long.
         draft: a smaller model with the same vocabulary and special ids, which also proposes tokens: a folder or a
             loaded Model.
+        mtp: True to propose tokens with the MTP head of the folder, False to leave it out; None = True if the folder
+            has a head and there is no draft model.
         num_speculative_tokens: maximum number of proposed tokens per sequence and step. Each step chooses the actual
             number.
 
@@ -53,6 +57,7 @@ class Speculation:
     lookup: bool = True
     lookup_file: str | Path | None = None
     draft: str | Path | Model | None = None
+    mtp: bool | None = None
     num_speculative_tokens: int = DEFAULT_MOST_TOKENS
 
     def __post_init__(self) -> None:
@@ -69,17 +74,35 @@ class Speculation:
                 raise OptionError(f"{name} is {kind_of(value)}", "a path is expected", "pass the path")
         if not isinstance(self.lookup, bool):
             raise OptionError(f"lookup = {self.lookup!r}", "True or False is expected", "leave lookup out for True")
-        if not self.lookup and self.lookup_file is None and self.draft is None:
+        if self.mtp is not None and not isinstance(self.mtp, bool):
+            raise OptionError(f"mtp = {self.mtp!r:.80}", "True, False or None is expected", "leave mtp out")
+        if self.mtp and self.draft is not None:
             raise OptionError(
-                "lookup = False needs a lookup_file or a draft",
-                "without prompt lookup, only a lookup_file or a draft can propose tokens",
-                "pass a lookup_file or a draft",
+                "mtp = True cannot be used with a draft",
+                "either the MTP head or the draft model proposes tokens",
+                "leave one of the two out",
             )
+        if not self.lookup and self.lookup_file is None and self.draft is None and not self.mtp:
+            raise OptionError(
+                "lookup = False needs a lookup_file, a draft or mtp = True",
+                "without prompt lookup, only a lookup_file, a draft model or an MTP head can propose tokens",
+                "pass a lookup_file, a draft or mtp=True",
+            )
+
+    @property
+    def reads_head(self) -> bool:
+        """True if an MTP head is used if the folder has one."""
+        return self.draft is None and self.mtp is not False
 
 
 SpeculationChoice: TypeAlias = Speculation | str
-"""A Speculation, or a name. "lookup": a Speculation with default arguments. "auto": "lookup" if the model supports it,
-with the draft model that the folder describes, if any; else "off". "off": no speculative decoding."""
+"""A Speculation, or a name. "lookup": prompt lookup only. "auto": "lookup" if the model supports it, with the draft
+model or the MTP head that the folder describes, if any; else "off". "off": no speculative decoding."""
+
+
+def loads_head(choice: object) -> bool:
+    """Return True if the folder's MTP head is to be loaded with the model; see LLM for `choice`."""
+    return choice == "auto" or (isinstance(choice, Speculation) and choice.reads_head)
 
 
 class SpeculationResources:
@@ -132,14 +155,13 @@ class SpeculationResources:
         speculation, vocab_size = self._speculation, self._model.decoder.vocab_size
         if speculation is None:
             return None
-        draft = None
+        draft: DraftModel | None = None
+        sizes = {"context_size": self._model.context_size, "vocab_size": vocab_size}
         if self._draft is not None:
-            draft = DraftModel(
-                self._draft.decoder,
-                self._draft.sampler,
-                context_size=self._draft.context_size,
-                vocab_size=vocab_size,
-            )
+            sizes["context_size"] = self._draft.context_size
+            draft = DraftModel(self._draft.decoder, self._draft.sampler, **sizes)
+        elif self._model.head is not None and speculation.reads_head:
+            draft = MtpProposer(self._model.head, BatchSampler(vocab_size, self._model.decoder.executor), **sizes)
         most_rows = max(self._max_sequences, _LOGITS_BYTES // (4 * vocab_size))
         return Speculator(
             lookup=speculation.lookup,
@@ -159,7 +181,7 @@ def _resolve(model: Model, choice: SpeculationChoice) -> Speculation | None:
     if isinstance(choice, str) and choice in WAYS:
         if choice == "off" or (choice == "auto" and not model.decoder.verifies):
             return None
-        choice = Speculation(draft=model.draft if choice == "auto" else None)
+        choice = Speculation(draft=model.draft) if choice == "auto" else Speculation(mtp=False)
     if not isinstance(choice, Speculation):
         raise OptionError(
             f"speculation = {choice!r:.80}",
@@ -171,6 +193,12 @@ def _resolve(model: Model, choice: SpeculationChoice) -> Speculation | None:
             f"{model.folder}: proposed tokens cannot be verified with this model",
             "its graph runs as exported, and a token's logits may round differently when several tokens share a step",
             "leave speculation out, or export a graph that can be flattened (info.reason gives the obstacle)",
+        )
+    if choice.mtp and model.head is None:
+        raise UnsupportedModelError(
+            f"{model.folder}: there is no MTP head that could propose tokens",
+            "model.mtp in genai_config.json describes none, or the Model was loaded without it",
+            "leave mtp out, or load the model from its folder or with Model(folder, mtp=True)",
         )
     return choice
 

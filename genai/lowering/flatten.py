@@ -20,7 +20,7 @@ from ..onnx.node import OURS
 from ..ops.weights import PRODUCTS
 from ..optimize.simplify import remove_dead_code
 from .latent import has_keys_as_values
-from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, rows, uniform
+from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, RowDim, State, rows, uniform
 from .rules import apply_rule
 
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
@@ -72,6 +72,7 @@ class FlatDecoder:
         num_layers: number of layers of the model that have entries.
         rope_threshold: the length above which the long RoPE tables apply; None = there is only one table.
         output_names: the names of the graph's outputs: first the logits, then the other outputs with one row per token.
+        has_token_rows: True if the graph has one more output, with a row for every token of a step.
     """
 
     model: OnnxModel
@@ -79,10 +80,16 @@ class FlatDecoder:
     num_layers: int
     rope_threshold: int | None
     output_names: tuple[str, ...]
+    has_token_rows: bool = False
 
 
-def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
+def flatten_decoder(model: OnnxModel, names: GraphNames, token_rows: str = "") -> FlatDecoder:
     """Rewrite `model` in place.
+
+    Args:
+        model: the model.
+        names: the names of the graph's inputs and outputs.
+        token_rows: an output that is also returned for all tokens of a step, and not only for the logits rows.
 
     Raises:
         NotFlattenable: the model cannot be flattened; names the node and the reason. The model is unchanged.
@@ -125,13 +132,15 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     logits = _not_narrowed(graph, logits)
     graph.outputs = [_logits_rows(graph, logits) if is_whole else logits]
     graph.outputs += [_logits_rows(graph, value) for value in others]
+    graph.outputs += [value for value in others if value.name == token_rows]
     graph.invalidate()
     remove_dead_code.apply(model)
     graph.inputs = [value for value in graph.inputs if graph.consumers(value.name)]
     output_names = (names.logits, *(value.name for value in others))
     ordered = tuple(sorted(layers, key=lambda layer: layer.layer))
     num_layers = len({layer.layer for _, layer in entries})
-    return FlatDecoder(model, ordered, num_layers, next(iter(thresholds), None), output_names)
+    has_token_rows = bool(token_rows) and token_rows in output_names
+    return FlatDecoder(model, ordered, num_layers, next(iter(thresholds), None), output_names, has_token_rows)
 
 
 def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
@@ -142,6 +151,8 @@ def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
             continue
         if value.name in (names.input_ids, names.position_ids):
             states[value.name] = rows((BATCH, TOKENS))
+        elif value.name == names.hidden_states:
+            states[value.name] = rows((BATCH, TOKENS, RowDim(hidden_width(value))))
         elif value.name == names.attention_mask:
             states[value.name] = State(Kind.CONTEXT)
         elif any(pattern.fullmatch(value.name) for pattern in past):
@@ -149,6 +160,15 @@ def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
         else:
             raise NotFlattenable(f"the meaning of the graph's input {value.name!r} is unknown")
     return states
+
+
+def hidden_width(value: Value) -> int:
+    """Return the number of columns of an input with hidden states [batch, tokens, columns]."""
+    shape: tuple[object, ...] = getattr(value.type, "shape", None) or ()
+    if len(shape) != 3 or not isinstance(shape[2], int) or shape[2] < 1:
+        shown = ", ".join(map(str, shape))
+        raise NotFlattenable(f"the input {value.name!r} has the shape [{shown}] instead of [batch, tokens, columns]")
+    return shape[2]
 
 
 def _pattern(template: str) -> re.Pattern[str]:

@@ -23,14 +23,21 @@ from .rules import LoweringSpec, ValueType, find_lowering_rule
 _COPIED_BYTES = 2**20
 
 
-def build_program(model: OnnxModel, ids: Mapping[str, tuple[Ids, np.dtype[Any]]], options: PlanOptions) -> OpProgram:
+def build_program(
+    model: OnnxModel,
+    ids: Mapping[str, tuple[Ids, np.dtype[Any]]],
+    options: PlanOptions,
+    given: Mapping[str, RowsType] | None = None,
+) -> OpProgram:
     """Compile the graph of a flattened model; the graph is first sorted topologically.
 
     Args:
         ids: the graph inputs that contain one integer per token, with their types.
+        given: the graph inputs that contain a row of floats per token, with their types.
     """
+    given = given or {}
     compiler = _RowCompiler(
-        checked_scope(model, options, find_lowering_rule), {name: kind for name, (kind, _) in ids.items()}
+        checked_scope(model, options, find_lowering_rule), {name: kind for name, (kind, _) in ids.items()} | dict(given)
     )
     plan = compiler.compile(model.graph, captured={})
     return OpProgram(
@@ -39,16 +46,17 @@ def build_program(model: OnnxModel, ids: Mapping[str, tuple[Ids, np.dtype[Any]]]
         constants=ProgramConstants(compiler),
         outputs=plan.output_names,
         ids=ids,
+        given=tuple(given),
     )
 
 
 class _RowCompiler(Compiler):
     """Collects ops; nodes without a lowering rule become host nodes."""
 
-    def __init__(self, scope: Scope, ids: Mapping[str, Ids]) -> None:
+    def __init__(self, scope: Scope, inputs: Mapping[str, ValueType]) -> None:
         super().__init__(scope)
         self.parts: list[Op | HostNode] = []
-        self.types: dict[str, ValueType] = dict(ids)
+        self.types: dict[str, ValueType] = dict(inputs)
 
     def _take(self, node: Node) -> bool:
         domain, op_type = node.key

@@ -17,7 +17,7 @@ from ..onnx.decoder_names import GraphNames
 from . import config_schema
 from .chosen_device import ChosenDevice, folder_device
 from .config_schema import Key, Use
-from .draft_block import DECODER, DRAFT, check_draft
+from .draft_block import DECODER, DRAFT, MTP, check_draft, check_mtp
 from .exported_config import ExportedModel, find_exported, read_exported
 from .folders import folder_json, no_config, readable
 
@@ -37,7 +37,9 @@ class DecoderConfig:
     """The decoder block, with the file name, sizes, and the names of the graph's inputs and outputs.
 
     `sliding_window` is the number of tokens that a query of a layer in `windowed_layers` attends to, its own included.
-    If `windowed_layers` is None, these are all layers. `block` is the dotted name of the block.
+    If `windowed_layers` is None, these are all layers. `block` is the dotted name of the block. For an MTP head,
+    `hidden_output` is the output that takes the place of the decoder's hidden states when the head drafts more than one
+    token, and `main_output` is the decoder's output that the head reads.
     """
 
     filename: str
@@ -50,6 +52,8 @@ class DecoderConfig:
     sliding_window: int | None
     windowed_layers: tuple[int, ...] | None = None
     block: str = DECODER
+    hidden_output: str = ""
+    main_output: str = ""
 
     def has_window(self, layer: int) -> bool:
         """Return True if the layer attends to the last `sliding_window` tokens only."""
@@ -111,6 +115,20 @@ class Config:
         _check_options("search", self.search)
         self.speculative: dict[str, Any] = dict(self.raw.get("speculative", {}))
         _check_options("speculative", self.speculative)
+
+    def for_mtp(self) -> Config | None:
+        """Return the configuration of the MTP head (`model.mtp`), in which the head is the decoder; None = no head.
+
+        Raises:
+            ConfigError: the head has no file name or a wrong one, or more than one layer.
+        """
+        block = self.raw["model"].get("mtp")
+        if not block or block.get("enabled") is False:
+            return None
+        check_mtp(block)
+        head = copy(self)
+        head.model = replace(self.model, decoder=_decoder_config(block, MTP), embedding="")
+        return head
 
     def for_draft(self) -> Config | None:
         """Return the configuration of the draft model (`model.draft`), which has the same vocabulary; None = no draft.
@@ -313,6 +331,7 @@ def _decoder_config(decoder: Mapping[str, Any], block: str) -> DecoderConfig:
     heads = _positive(decoder, block, either if either in decoder else "num_attention_heads")
     kv_heads = int(decoder.get("num_key_value_heads", heads))
     head_size = _positive(decoder, block, "head_size")
+    is_head = block == MTP
     sizes = {"hidden_size": heads * head_size, **decoder}
     return DecoderConfig(
         filename=filename,
@@ -337,10 +356,13 @@ def _decoder_config(decoder: Mapping[str, Any], block: str) -> DecoderConfig:
             past_recurrent=_template(inputs, "past_recurrent_names", "past.%d.recurrent"),
             present_conv=_template(outputs, "present_conv_names", "present.%d.conv"),
             present_recurrent=_template(outputs, "present_recurrent_names", "present.%d.recurrent"),
+            hidden_states=inputs.get("hidden_states", "hidden_states") if is_head else "",
         ),
         sliding_window=window if window and window > 0 else None,
         windowed_layers=_windowed_layers(decoder, windows, block),
         block=block,
+        hidden_output=outputs.get("hidden_states", "hidden_states_out") if is_head else "",
+        main_output=decoder.get("main_hidden_states", "hidden_states") if is_head else "",
     )
 
 

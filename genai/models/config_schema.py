@@ -104,7 +104,7 @@ DECODER = {
     "conv_cache_size": Key(INT, Use.FOREIGN),
     "state_groups": Key((list,), Use.LATER),
     "state_update_capacity": Key(INT, Use.LATER),
-    "shared_initializers": Key((list,), Use.LATER),
+    "shared_initializers": Key((list,), Use.FOREIGN),
     "pipeline": Key((list,), Use.LATER),
 }
 # Images and audio are not supported, so their inputs are empty. The text of such a model still works.
@@ -114,6 +114,20 @@ EMBEDDING = {
     "outputs": Key((dict,), keys=_keys(STR, "inputs_embeds")),
     "session_options": Key((dict,), Use.FOREIGN),
     "run_options": Key((dict,), Use.FOREIGN),
+}
+# A head that predicts further tokens from the hidden states of the decoder.
+MTP = {
+    "enabled": Key(BOOL),
+    **_keys(STR, "filename main_hidden_states"),
+    **_keys(INT, "num_hidden_layers num_attention_heads num_key_value_heads head_size hidden_size"),
+    "inputs": Key(
+        (dict,),
+        keys=_keys(STR, "input_ids hidden_states attention_mask position_ids past_key_names past_value_names"),
+    ),
+    "outputs": Key((dict,), keys=_keys(STR, "logits hidden_states present_key_names present_value_names")),
+    "session_options": Key((dict,), Use.FOREIGN),
+    "run_options": Key((dict,), Use.FOREIGN),
+    "shared_initializers": Key((list,), Use.FOREIGN),
 }
 SPECULATIVE = {
     **_keys(INT, "max_draft_tokens ngram_size min_adaptive_k"),
@@ -126,10 +140,11 @@ MODEL = {
     "eos_token_id": Key(IDS),
     "decoder": Key((dict,), keys=DECODER),
     "draft": Key((dict,), keys=DECODER),
+    "mtp": Key((dict,), keys=MTP),
     **_keys(INT, "image_token_id audio_token_id boa_token_id video_token_id vision_start_token_id", Use.FOREIGN),
     "embedding": Key((dict,), keys=EMBEDDING),
     **_keys((dict,), "vision speech", Use.FOREIGN),
-    **_keys((dict,), "encoder joiner vad mtp dflash2 dspark moonshine audio_output", Use.LATER),
+    **_keys((dict,), "encoder joiner vad dflash2 dspark moonshine audio_output", Use.LATER),
 }
 SEARCH = {
     **_keys(BOOL, "do_sample early_stopping past_present_share_buffer"),

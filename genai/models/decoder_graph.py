@@ -142,6 +142,7 @@ def read_decoder(
     model: OnnxModel | None = None,
     files: LoadedFiles | None = None,
     stores_values: bool = False,
+    token_rows: str = "",
 ) -> DecoderGraph:
     """Read, check, flatten and rewrite the decoder graph of a folder; see genai.Model for other arguments and errors.
 
@@ -150,6 +151,7 @@ def read_decoder(
         model: the parsed file, if it has already been read; it is modified.
         files: see read_decoder_file.
         stores_values: True to store the values of latent attention, too, although its keys are the same numbers.
+        token_rows: see flatten_decoder.
     """
     model = read_decoder_file(config, files) if model is None else model
     names = config.model.decoder.names
@@ -171,7 +173,7 @@ def read_decoder(
     layout: CacheLayout | None = None
     reason = ""
     try:
-        flat = _flattened(model, config, files)
+        flat = _flattened(model, config, files, token_rows)
     except NotFlattenable as error:
         if has_states(model.graph):
             raise _unknown_states(config, error) from None
@@ -207,16 +209,16 @@ def read_decoder(
     return DecoderGraph(model, flat, layout, operators, sizes, info)
 
 
-def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None) -> FlatDecoder:
+def _flattened(model: OnnxModel, config: Config, files: LoadedFiles | None, token_rows: str = "") -> FlatDecoder:
     """Flatten the graph unchanged (`model` is modified), or else with plain operators replaced by fused ones."""
     if read_chunks(config.model.decoder.names).apply(model):
         remove_dead_code.apply(model)
     if has_states(model.graph):
         prepare_states(model)
         infer_shapes(model)
-        return flatten_decoder(model, config.model.decoder.names)
+        return flatten_decoder(model, config.model.decoder.names, token_rows)
     try:
-        return flatten_decoder(model, config.model.decoder.names)
+        return flatten_decoder(model, config.model.decoder.names, token_rows)
     except NotFlattenable as reason:
         from .exported_decoder import flatten_exported  # evaluates attention masks, so it needs kernels
 

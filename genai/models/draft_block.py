@@ -1,4 +1,4 @@
-"""The rules of genai_config.json for a folder that also contains a draft model (`model.draft`)."""
+"""The rules of genai_config.json for a folder with a draft model (`model.draft`) or an MTP head (`model.mtp`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import ConfigError
 from .chosen_device import folder_device
 
-DECODER, DRAFT = "model.decoder", "model.draft"
+DECODER, DRAFT, MTP = "model.decoder", "model.draft", "model.mtp"
 # The kinds of layers whose cache can be cut to any length. Others, such as "conv" of LFM2, have a rolling state.
 _REWINDABLE = ("full_attention", "sliding_attention", "attention")
 
@@ -55,6 +55,26 @@ def check_draft(raw: Mapping[str, Any]) -> None:
             f"{DECODER} and {DRAFT} have different devices in genai_config.json: {shown}",
             "the two models exchange tokens in every step, so both use the same execution provider",
             f"set the same provider_options in {DECODER}.session_options and {DRAFT}.session_options",
+        )
+
+
+def check_mtp(block: Mapping[str, Any]) -> None:
+    """Check the rules of genai_config.json for the block `model.mtp`.
+
+    Raises:
+        ConfigError: the head has no file name, or not exactly one layer.
+    """
+    if not block.get("filename"):
+        raise ConfigError(
+            f"{MTP}.filename is not set in genai_config.json",
+            f"{MTP} describes a head that proposes tokens",
+            f"set {MTP}.filename to the head's ONNX file, or remove {MTP}",
+        )
+    if (count := block.get("num_hidden_layers")) != 1:
+        raise ConfigError(
+            f"{MTP}.num_hidden_layers is {count} in genai_config.json",
+            "an MTP head has one layer, which is applied again for each further token",
+            f"set {MTP}.num_hidden_layers to 1, or remove {MTP}",
         )
 
 

@@ -18,18 +18,20 @@ from genai.common.log import logger
 from genai.common.progress import quietly, task
 from genai.kernels.cpu.jit.kernel_cache import source_key
 from genai.kernels.device import DeviceFailed, Executor, UnsupportedOp
-from genai.kernels.ir import Ids
+from genai.kernels.ir import Ids, RowsType
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import PagedStorage, blocks_and_slots
 
 from ..devices import open_asked, open_executor, tell_of_the_cpu
 from ..engine.decoder import Decoder
+from ..engine.mtp import HeadDecoder
 from ..engine.paged import PagedDecoder
 from ..engine.state_file import Identity
 from ..engine.unbatched import UnbatchedDecoder, UnbatchedInput
 from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from ..lora.inputs import with_defaults
 from ..lora.targets import LoraTargets, with_targets
+from ..lowering.flatten import hidden_width
 from ..lowering.program import build_program
 from ..onnx.ir import OnnxModel
 from ..optimize.decoders import widen_floats
@@ -39,9 +41,11 @@ from .chosen_device import ChosenDevice
 from .config import Config
 from .decoder_file import read_decoder_file
 from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder
+from .draft_block import MTP
 from .identity import LoadedFiles
 from .kv_types import check_kv_type, kv_types_on
 from .memory_plan import budget_cache, plan_memory
+from .mtp import check_head, missing_rows, unusable_head
 
 _log = logger(__name__)
 # Maximum size of the pool, in full contexts. More blocks would only enlarge the free list.
@@ -65,17 +69,19 @@ def load_decoder(
     device: str | ChosenDevice = "cpu",
     lora: bool = False,
     files: LoadedFiles | None = None,
+    token_rows: str = "",
 ) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:
     """Load the decoder of a model folder; see genai.Model for the other arguments and the errors.
 
     Args:
         files: records the files that the decoder is loaded from.
+        token_rows: the output with the hidden states that an MTP head reads; "" = there is no head.
     """
     chosen = device if isinstance(device, ChosenDevice) else ChosenDevice(device)
     if chosen.name == "reference":  # full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "lora": lora, "files": files}
-    options |= {"cache_bytes": cache_bytes, "context_size": context_size}
+    options |= {"cache_bytes": cache_bytes, "context_size": context_size, "token_rows": token_rows}
     with quietly(quiet), task(f"Loading {config.folder.name}"):
         if config.exported is not None and config.exported.others:
             others = ", ".join(one.decoder for one in config.exported.others)
@@ -94,6 +100,33 @@ def load_decoder(
         return _load_on(executor, config, **options)
 
 
+def load_head(config: Config, model: Decoder, info: DecoderInfo, *, accuracy: str, quiet: bool) -> HeadDecoder | None:
+    """Load the MTP head of a model on the model's device, with a cache for as many tokens as the model's.
+
+    Args:
+        config: the configuration of the head; see Config.for_mtp.
+        model, info: the loaded model.
+        accuracy, quiet: see genai.Model.
+
+    Returns:
+        The head; None if the model runs sequence by sequence, because it then cannot verify proposals.
+
+    Raises:
+        ConfigError, GraphError, UnsupportedModelError: the head does not fit the model, or cannot run.
+    """
+    if not isinstance(model, PagedDecoder):
+        return None
+    with quietly(quiet), task(f"Loading {config.model.decoder.filename}"):
+        head, _, _ = _load_on(
+            model.executor, config, kv_dtype="auto", accuracy=accuracy, cache_bytes=None,
+            context_size=info.context_size, lora=False, files=None, token_rows=config.model.decoder.hidden_output,
+            cache_tokens=info.cache_tokens,
+        )  # fmt: skip
+    assert isinstance(head, HeadDecoder)
+    check_head(config, head.program, model.program)
+    return head
+
+
 def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
     """Return the executor of a device, or the CPU's if that is an acceptable fallback.
 
@@ -107,12 +140,15 @@ def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
 
 def _load_on(
     executor: Executor, config: Config, *, kv_dtype: str, accuracy: str, cache_bytes: int | None,
-    context_size: int | None, lora: bool, files: LoadedFiles | None,
+    context_size: int | None, lora: bool, files: LoadedFiles | None, token_rows: str, cache_tokens: int | None = None,
 ) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:  # fmt: skip
     """Load the decoder on a device."""
     source = read_decoder(
-        config, kv_dtype=kv_dtype, accuracy=accuracy, files=files, stores_values=not executor.reads_values_from_keys
-    )
+        config, kv_dtype=kv_dtype, accuracy=accuracy, files=files, stores_values=not executor.reads_values_from_keys,
+        token_rows=token_rows,
+    )  # fmt: skip
+    if cache_tokens is not None and source.layout is not None:
+        cache_bytes = -(-cache_tokens // BLOCK_SIZE) * source.layout.bytes_per_block
     with refused_by(executor):
         free = executor.free_bytes()
     cache = budget_cache(
@@ -127,8 +163,12 @@ def _load_on(
         info = replace(source.info, context_size=cache.context_size)
         if lora:
             raise _no_lora_targets(info)
+        if config.model.decoder.block == MTP:
+            raise unusable_head(config, source.info.reason)
         with refused_by(executor):
             return _dense(source.model, config, executor, PlanOptions(kernel=kernel)), info, None
+    if token_rows and not source.flat.has_token_rows:
+        raise missing_rows(config, token_rows, source.flat.output_names)
     names = config.model.decoder.names
     kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
     inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
@@ -145,10 +185,15 @@ def _load_on(
     )
     options = PlanOptions(kernel=kernel, on_packed=packing.add)
     with packing, refused_by(executor):
-        program, targets = build_program(source.model, inputs, options), None
+        given = {
+            value.name: RowsType((1, -1, width), width)
+            for value in source.model.graph.inputs
+            if value.name == names.hidden_states and (width := hidden_width(value))
+        }
+        program, targets = build_program(source.model, inputs, options, given), None
         if lora:
             program, targets = with_targets(program)
-        decoder = PagedDecoder(
+        decoder = (HeadDecoder if config.model.decoder.block == MTP else PagedDecoder)(
             executor,
             program,
             vocab_size=config.model.vocab_size,
@@ -158,6 +203,7 @@ def _load_on(
             rope_threshold=source.flat.rope_threshold,
             files=source.model.files,
             output_names=source.flat.output_names,
+            token_rows=program.outputs[-1] if source.flat.has_token_rows else "",
         )
     cache_tokens = source.layout.tokens_within(num_blocks, decoder.token_budget, num_blocks * BLOCK_SIZE)
     info = replace(source.info, context_size=cache.context_size, cache_tokens=cache_tokens)

@@ -14,6 +14,7 @@ from ..common.paths import expanded
 from ..common.single import Single
 from ..devices import instructions
 from ..engine.decoder import Decoder
+from ..engine.mtp import HeadDecoder
 from ..engine.sampling.batch import BatchSampler
 from ..engine.state_file import Identity
 from ..errors import OptionError, StateError
@@ -25,7 +26,7 @@ from .decoder_graph import DecoderInfo
 from .folders import folder_errors
 from .identity import LoadedFiles
 from .kv_quality import MEASURED, check_kv_quality
-from .loading import add_lora_targets, check_draft_inputs, keep_prefixes, load_as_exported, load_decoder
+from .loading import add_lora_targets, check_draft_inputs, keep_prefixes, load_as_exported, load_decoder, load_head
 from .model_options import check_model_options
 from .side_files import LoadedFolder
 
@@ -60,6 +61,8 @@ class Model(Single, AbstractContextManager["Model"]):
         draft: True to also load the draft model that the folder describes in genai_config.json (`model.draft`), if any,
             with the same options (except kv_dtype) and on the same device. Generators then decode speculatively
             [default: True].
+        mtp: True to also load the MTP head that the folder describes in genai_config.json (`model.mtp`), if any, on the
+            same device. An LLM then uses the head for speculative decoding.
         quiet: True to log only warnings while loading, and to report no progress. The log then omits the messages that
             kernels are compiled and that the graph cannot be batched (see `info.reason`), and the reason why the CPU
             is used in place of a GPU (see `device_type`).
@@ -88,6 +91,7 @@ class Model(Single, AbstractContextManager["Model"]):
         lora: bool = False,
         kv_dtype_force: bool = False,
         draft: bool | None = None,
+        mtp: bool = False,
     ) -> None:
         if device is None and isinstance(source, Config):
             device = source.device or None
@@ -101,6 +105,7 @@ class Model(Single, AbstractContextManager["Model"]):
         self.config = source if isinstance(source, Config) else self._config_class(source)
         self.folder, self.accuracy = self.config.folder, accuracy
         draft_config = self.config.for_draft() if (self._loads_draft if draft is None else draft) else None
+        head_config = self.config.for_mtp() if mtp else None
         self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None
         with folder_errors(self.folder):
@@ -110,8 +115,9 @@ class Model(Single, AbstractContextManager["Model"]):
             self.loaded_folder = LoadedFolder.read(self.config)
             self._files = LoadedFiles(self.folder, self.config.model_data)
             self._decoder, self.info, self._lora_targets = load_decoder(
-                self.config, quiet=quiet, files=self._files, **options
-            )
+                self.config, quiet=quiet, files=self._files, **options,
+                token_rows=head_config.model.decoder.main_output if head_config is not None else "",
+            )  # fmt: skip
         is_fixed = context_size is not None or cache_bytes is not None
         self.fixed_context_size = self.info.context_size if is_fixed else None
         self._as_exported = cast("Decoder | None", None)
@@ -119,6 +125,14 @@ class Model(Single, AbstractContextManager["Model"]):
         self._lora_targets_lock = threading.Lock()
         renew_locks(self, "_lora_targets_lock")
         self.draft: Model | None = None
+        self.head: HeadDecoder | None = None
+        if head_config is not None:
+            try:
+                with folder_errors(self.folder):
+                    self.head = load_head(head_config, self._decoder, self.info, accuracy=accuracy, quiet=quiet)
+            except BaseException:
+                self.close()
+                raise
         if draft_config is not None:
             try:
                 # The type of the draft's cache affects no token, and another type may not fit the draft's heads.
@@ -132,6 +146,9 @@ class Model(Single, AbstractContextManager["Model"]):
     draft: Model | None
     """The draft model for speculative decoding, which has the same tokenizer; None if there is none or if it was not
     loaded. It is closed with this model."""
+
+    head: HeadDecoder | None
+    """The MTP head for speculative decoding; None if there is none or if it was not loaded."""
 
     info: DecoderInfo
     """Facts about the graph: its layers, parameters and bytes, and the way in which it runs."""
@@ -254,6 +271,8 @@ class Model(Single, AbstractContextManager["Model"]):
 
     def close(self) -> None:
         """Free the weights and the cache. Generators of this model cannot be used afterwards."""
+        if self.head is not None:
+            self.head.close()
         if self._decoder is not None:
             self._decoder.close()
             self._decoder = self._as_exported = None

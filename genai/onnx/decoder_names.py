@@ -15,6 +15,7 @@ class GraphNames:
         past_conv, present_conv: names of the states of convolutions (see `kernels.ir.CausalConv`).
         past_recurrent, present_recurrent: names of the states of linear attention.
         inputs_embeds: input of decoders whose embeddings are computed by a separate graph.
+        hidden_states: input of MTP heads with a row of the model's hidden states per token; "" = there is none.
     """
 
     input_ids: str
@@ -32,6 +33,7 @@ class GraphNames:
     past_recurrent: str = "past.%d.recurrent"
     present_conv: str = "present.%d.conv"
     present_recurrent: str = "present.%d.recurrent"
+    hidden_states: str = ""
 
     @property
     def pasts(self) -> dict[str, str]:

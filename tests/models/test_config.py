@@ -122,7 +122,7 @@ def test_refuses(tmp_path: Path, path: str, item: Any, message: str) -> None:
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("path", ["model.encoder", "model.mtp", "model.draft.inputs.hidden_states"])
+@pytest.mark.parametrize("path", ["model.encoder", "model.dspark", "model.draft.inputs.hidden_states"])
 def test_keys_that_change_tokens_are_not_ignored(tmp_path: Path, path: str) -> None:
     with pytest.raises(NotSupportedYetError, match="not supported yet"):
         item = "x" if path.endswith("states") else {"filename": "x.onnx"}

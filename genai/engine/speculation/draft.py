@@ -36,7 +36,7 @@ class Followed(Protocol):
 
 
 @dataclass
-class _Follower:
+class Follower:
     """A request's sequence in the draft model; `refused` is set when no more tokens can be drafted for the request."""
 
     sequence: DecoderSequence
@@ -61,10 +61,13 @@ class DraftModel:
     def __init__(self, decoder: Decoder, sampler: BatchSampler, *, context_size: int, vocab_size: int) -> None:
         self._decoder, self._sampler = decoder, sampler
         self._context_size, self._vocab_size = context_size, vocab_size
-        self._followers: dict[Followed, _Follower] = {}
+        self._followers: dict[Followed, Follower] = {}
         self.costs = StepCosts()
         self.num_drafted = 0
         self.read_seconds = 0.0
+
+    def watch(self, requests: Sequence[Followed]) -> None:
+        """Prepare new requests before their first step."""
 
     def read(self, requests: Sequence[Followed]) -> None:
         """Compute a step of sequences that lag far behind: prompts, and tokens generated while drafting was paused."""
@@ -80,7 +83,7 @@ class DraftModel:
             step = plan_step([one.pending() for one in sequences], self._decoder.token_budget)
             self._decoder.step(sequences, step)
         except CacheCapacityError:
-            _refuse(behind)
+            refuse(behind)
         self.read_seconds = time.perf_counter() - began
 
     def catch_up(self, request: Followed) -> None:
@@ -95,7 +98,7 @@ class DraftModel:
             compute(self._decoder, [own.sequence])
             own.sequence.truncate(len(own.sequence.tokens) - 1)
         except CacheCapacityError:
-            _refuse([own])
+            refuse([own])
 
     def room(self, request: Followed) -> int:
         """Return the number of tokens that could be drafted for a request now."""
@@ -117,13 +120,17 @@ class DraftModel:
             own = [self._followers[requests[index]] for index in going]
             for index, one, token in zip(going, own, self._step(own), strict=False):
                 if token < self._vocab_size and (one.row.matcher is None or one.row.matcher.num_allowed([token])):
-                    one.sequence.append([token])
+                    self._extend(one, token)
                     found[index].append(token)
                     if one.row.follow(token):
                         over.add(index)
         for request in requests:
             self._followers[request].row.matcher = None  # the request's own matcher remains in use
         return found
+
+    def _extend(self, one: Follower, token: int) -> None:
+        """Append a drafted token."""
+        one.sequence.append([token])
 
     def _begin_grammar(self, request: Followed) -> None:
         """Apply the request's grammar to its draft if both vocabularies have the same size, which masks require."""
@@ -142,7 +149,7 @@ class DraftModel:
         """Cancel the current step; see Decoder.interrupt."""
         self._decoder.interrupt([own.sequence for own in list(self._followers.values())])
 
-    def _step(self, own: Sequence[_Follower]) -> list[int]:
+    def _step(self, own: Sequence[Follower]) -> list[int]:
         """Choose the next token of each sequence; return an empty list if the cache is full or a row has no token."""
         sequences = [one.sequence for one in own]
         rows = sum(map(_lag, own))
@@ -153,14 +160,14 @@ class DraftModel:
             self.costs.note(rows, rows, time.perf_counter() - began)  # asynchronous devices have finished by now
             self.num_drafted += 1
         except CacheCapacityError:
-            _refuse(own)
+            refuse(own)
             return []
         except (SamplingError, GrammarError):
             return []  # if the target model has the same problem, it raises the error
         tokens: list[int] = sampled.tokens.tolist()
         return tokens
 
-    def _follow(self, request: Followed) -> _Follower:
+    def _follow(self, request: Followed) -> Follower:
         """Update the draft sequence to the request's tokens, and drop draft tokens that differ."""
         begins = request not in self._followers
         if begins:
@@ -169,39 +176,40 @@ class DraftModel:
         if own.refused:
             return own
         have, want = own.sequence.tokens, request.sequence.tokens
-        same = _common(have, want)
+        same = common(have, want)
         if same < len(have):
             own.sequence.rewind(same)
             own.row.rewind(same)
         if max(want[same:], default=0) >= self._decoder.vocab_size or len(want) >= self._context_size:
-            _refuse([own])
+            refuse([own])
         else:
             own.sequence.append(want[same:])
             if begins:
                 own.sequence.reuse()
         return own
 
-    def _begin(self, request: Followed) -> _Follower:
+    def _begin(self, request: Followed) -> Follower:
         """Create a follower, without tokens, for a request."""
-        sequence, plan = self._decoder.open(), _narrowed(request.row.plan, self._decoder.vocab_size)
+        sequence, plan = self._decoder.open(), narrowed(request.row.plan, self._decoder.vocab_size)
         row = RowSampler(
             plan, sequence.tokens, seed=request.row.seed, row=request.row.row, prompt_length=request.row.prompt_length
         )
-        return _Follower(sequence, row, plan.params.top_k > self._decoder.vocab_size)
+        return Follower(sequence, row, plan.params.top_k > self._decoder.vocab_size)
 
 
-def _lag(own: _Follower) -> int:
+def _lag(own: Follower) -> int:
     """Return the number of tokens that are not computed yet."""
     return len(own.sequence.tokens) - int(own.sequence.num_computed)
 
 
-def _refuse(followers: Sequence[_Follower]) -> None:
+def refuse(followers: Sequence[Follower]) -> None:
+    """Draft no more tokens for the followers' requests."""
     for own in followers:
         own.refused = True
         own.sequence.truncate()
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     length = min(len(one), len(other))
     if one[:length] == other[:length]:
@@ -213,7 +221,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-def _narrowed(plan: SamplingPlan, vocab_size: int) -> SamplingPlan:
+def narrowed(plan: SamplingPlan, vocab_size: int) -> SamplingPlan:
     """Return a request's plan for drafting, without logits processors, because these expect each token only once."""
     known = plan.edit_ids < vocab_size
     return replace(

@@ -69,7 +69,7 @@ class Speculator:
     Args:
         lookup: True to look up continuations in the prompt and the reply.
         text: an additional text to look up continuations in.
-        draft: a draft model.
+        draft: a draft model or an MTP head.
         most_tokens: maximum number of draft tokens per sequence and step, at least 1.
         most_rows: maximum number of rows in a step.
     """
@@ -99,6 +99,8 @@ class Speculator:
         Returns:
             True if `settle` is to be called after the step.
         """
+        if self._draft is not None:
+            self._draft.watch(requests)
         if self._pause:
             self._pause -= 1
             return False
