@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +16,11 @@ from genai.common.progress import task
 from genai.errors import OptionError
 
 from . import options as opt
+from .bench_tables import printed, report, text_of
 from .build import encoder_of
 from .commands import App
-from .model_names import model_path
-from .run import ModelFile, extents
+from .model_names import graph_path, model_path
+from .run import extents
 from .terminal import PlotFile, emit, emit_figures, show_chart
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _ROWS_OF_FORMATS = (1, 4, 16)
-# The minimum width of a column of floats, because later rows may contain longer values, such as 0.01234.
-_NUMBER_WIDTH = 7
 Context = Annotated[
     int, typer.Option("-c", "--context", min=1, help="Number of tokens in the KV cache when timing starts.")
 ]
@@ -69,7 +68,7 @@ def decode(
     with flags.load(model) as loaded, task("Measuring") as line:
         options = {"context": context, "tokens": tokens, "batch": batch, "repeat": repeat}
         result = bench_decode(loaded, **options, progress=line.show)
-    _report(result, as_json)
+    report(result, as_json)
 
 
 @app.command()
@@ -87,7 +86,7 @@ def prefill(
 
     with flags.load(model) as loaded, task("Measuring") as line:
         result = bench_prefill(loaded, tokens=tokens, repeat=repeat, progress=line.show)
-    _report(result, as_json)
+    report(result, as_json)
 
 
 @app.command()
@@ -201,12 +200,12 @@ def startup(
         result = bench_startup(folder, tokens=tokens, **options, cold=cold, repeat=repeat, progress=line.show)
         result = {"processor": read_processor().name, **result, "import s": import_seconds(repeat)}
     if not as_json:
-        _report(result, as_json)
+        report(result, as_json)
     rows: list[Mapping[str, Any]] = []
     if can_measure() if commands is None else commands:
         with task("Measuring the commands") as line:
             measured = bench_commands(_commands(), repeat=repeat, progress=line.show)
-            rows = list(_printed(measured, as_json))
+            rows = list(printed(measured, as_json))
     if as_json:
         emit(json.dumps({**result, "commands": rows}), "\n")
 
@@ -323,7 +322,7 @@ def throughput(
         return
     for index, row in enumerate(results):
         emit(("\n" if index else "") + str(row["run"]), "\n")
-        emit_figures((name, _text_of(name, value)) for name, value in row.items() if name != "run")
+        emit_figures((name, text_of(name, value)) for name, value in row.items() if name != "run")
 
 
 @app.command()
@@ -421,23 +420,77 @@ def speculation(
 
 @app.command()
 def session(
-    file: ModelFile,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[MODEL.onnx]", help="ONNX file.", parser=graph_path, show_default=False)
+    ] = None,
     dims: Annotated[
         list[str] | None, typer.Option("--dim", help="NAME=EXTENT or INPUT:AXIS=EXTENT: size of a dimension.")
     ] = None,
-    repeat: Repeat = 10,
+    repeat: Annotated[
+        int | None, typer.Option("-r", "--repeat", min=1, help="Number of runs; the median is reported [default: 10].")
+    ] = None,
     threads: Annotated[
-        int | None, typer.Option("-t", "--threads", min=1, help="CPU threads [default: physical cores].")
+        int | None,
+        typer.Option("-t", "--threads", min=1, help="CPU threads [default: physical cores; for a suite 1 and 2]."),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also measure onnxruntime, in alternating runs.")] = False,
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="Measure the CPU time of one thread, for machines with other work.")
+    ] = False,
+    suite: Annotated[
+        Path | None, typer.Option("--suite", help="Compare all models of this folder with onnxruntime.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help='With --suite: names of models, or patterns such as "resnet*".')
+    ] = None,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("-o", "--output", help="With --suite: write the result to a .json, .md or .html file."),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="With --suite: exit with 1 if a ratio is 5% above this .json file.")
+    ] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Measure the time in milliseconds to load any ONNX model and to run it on random inputs."""
     from genai.bench.session import bench_session
 
+    if cpu and threads not in (None, 1):
+        raise OptionError(
+            f"--cpu cannot be used with --threads {threads}",
+            "--cpu measures the CPU time of one thread",
+            "remove one of the two",
+        )
+    if suite is not None:
+        from .bench_suite import measure_suite
+
+        _check_suite(file, compare)
+        measure_suite(
+            suite, dims=extents(dims or []), repeat=repeat, threads=threads, cpu=cpu, only=only or [],
+            outputs=output or [], against=against, as_json=as_json,
+        )  # fmt: skip
+        return
+    for flag, value in (("--only", only), ("--output", output), ("--against", against)):
+        if value:
+            raise OptionError(f"{flag} needs --suite", f"{flag} is for a folder of models", "add --suite FOLDER")
+    if file is None:
+        raise OptionError("no model", "the command measures a model or a folder", "pass MODEL.onnx, or --suite FOLDER")
     with task("Measuring"):
-        result = bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads or 0, compare=compare)
-    _report(result, as_json)
+        result = bench_session(
+            file, dims=extents(dims or []), repeat=repeat or 10, threads=threads or 0, compare=compare, cpu=cpu
+        )
+    report(result, as_json)
+
+
+def _check_suite(file: Path | None, compare: bool) -> None:
+    if file is not None:
+        raise OptionError(
+            f"--suite cannot be used with the model {str(file)!r}",
+            "--suite measures the models of a folder",
+            "remove one of the two; to select models of the folder, use --only",
+        )
+    if compare:
+        raise OptionError("--compare cannot be used with --suite", "--suite always compares", "remove --compare")
 
 
 @app.command()
@@ -460,62 +513,16 @@ def embed(
         _table(rows, as_json, None)
 
 
-def _report(result: Mapping[str, object], as_json: bool) -> None:
-    rows = ((name.replace("_", " "), _text_of(name, value)) for name, value in result.items())
-    emit_figures(json.dumps(result) if as_json else rows)
-
-
 def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, plot: Path | None) -> None:
     """Print rows as they arrive, under one heading, then a plot; with `as_json`, print all rows at the end."""
-    printed = list(_printed(rows, as_json))
+    found = list(printed(rows, as_json))
     if as_json:
-        emit(json.dumps(printed), "\n")
-    speeds = [name for name in printed[0] if name.endswith("tok/s")] if printed else []
+        emit(json.dumps(found), "\n")
+    speeds = [name for name in found[0] if name.endswith("tok/s")] if found else []
     if speeds:
         from genai.common.plots import Chart
 
-        axis = next(iter(printed[0]))
-        series = {name: [float(row[name]) for row in printed] for name in speeds}
-        chart = Chart("Speed", axis, [str(row[axis]) for row in printed], series, "tok/s")
+        axis = next(iter(found[0]))
+        series = {name: [float(row[name]) for row in found] for name in speeds}
+        chart = Chart("Speed", axis, [str(row[axis]) for row in found], series, "tok/s")
         show_chart(chart, plot, as_json=as_json)
-
-
-def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool) -> Iterator[Mapping[str, Any]]:
-    """Yield each row and print it in narrow columns. Heading words are stacked, and names appear above their rows."""
-    widths: list[int] = []
-    named = ""
-    for row in rows:
-        yield row
-        if as_json:
-            continue
-        (first, value), *_ = row.items()
-        name = value if isinstance(value, str) else ""
-        cells = {key: _text_of(key, value) for key, value in row.items() if not name or key != first}
-        if not widths:
-            heads = [key.split() for key in cells]
-            for key, head in zip(cells, heads, strict=True):
-                least = _NUMBER_WIDTH if isinstance(row[key], float) else 0
-                widths.append(max(least, *map(len, [*head, cells[key]])))
-            for words in reversed(list(zip_longest(*map(reversed, heads), fillvalue=""))):
-                _emit_cells(words, widths)
-        if name != named:
-            emit(named := name, "\n")
-        _emit_cells(cells.values(), widths)
-
-
-def _emit_cells(cells: Iterable[str], widths: list[int]) -> None:
-    emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip(), "\n")
-
-
-def _text_of(name: str, value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        if name.endswith("share") or name.startswith("of "):
-            return f"{100 * value:.1f} %"
-        if name == "bandwidth":
-            return f"{value / 1e9:.1f} GB/s"
-        if name.endswith("operations"):
-            return f"{value / 1e12:.2f} TOP/s"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{4 if abs(value) >= 1e-3 else 2}g}"
-    return str(value)

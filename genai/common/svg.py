@@ -13,16 +13,18 @@ _COLOURS = ("#c0392b", "#2c6fad", "#7f8c8d", "#27864f", "#8e5ba6")
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of values by name, with one bar below another."""
+    """A chart of values by name, with one bar below another; a line marks the value `mark`."""
 
     title: str
     values: Sequence[tuple[str, float]]
+    mark: float | None = None
 
     def svg(self) -> str:
         """Return the plot as SVG."""
         step, left, right = 18, 340, 90
         height = 30 + step * len(self.values)
         most = max([value for _, value in self.values if math.isfinite(value)], default=0) or 1.0
+        most = max(most, self.mark or 0.0)
         lines = [_text(0, 16, self.title, bold=True)]
         for index, (name, value) in enumerate(self.values):
             top = 26 + index * step
@@ -32,6 +34,9 @@ class Bars:
                 f'<rect x="{left}" y="{top + 2}" width="{width:.1f}" height="{step - 5}" fill="{_COLOURS[1]}"/>'
             )
             lines.append(_text(left + width + 5, top + 13, f"{value:.4g}"))
+        if self.mark is not None:
+            x = left + (_WIDTH - left - right) * self.mark / most
+            lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="24" y2="{height}" stroke="#222" stroke-dasharray="3"/>')
         return _framed(height, lines)
 
 

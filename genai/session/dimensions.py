@@ -145,6 +145,7 @@ class Sizes:
 
     Attributes:
         chosen: dimensions whose size this object chose, with the size.
+        free: the names of all dimensions that no formula determines.
 
     Raises:
         OptionError: no input has a dimension of a given name, a given size is negative, or a formula's given size
@@ -164,6 +165,7 @@ class Sizes:
         )
         self._formulas = {name: formula for name in named if (formula := _sum_or_formula(name, named))}
         parts = dict.fromkeys(part for formula in self._formulas.values() for part in formula.names)
+        self.free = tuple(name for name in dict.fromkeys([*named, *parts]) if name not in self._formulas)
         _check_given(given, dict.fromkeys([*named, *parts]))
         for name, formula in self._formulas.items():
             if name in given and all(part in given for part in formula.names) and self._computed(name) != given[name]:
