@@ -393,6 +393,9 @@ def speculation(
     ] = None,
     draft: opt.Draft = None,
     lookup_file: opt.LookupFile = None,
+    mtp: Annotated[
+        bool, typer.Option("--mtp", help="Propose tokens only with the MTP head of the model's folder.")
+    ] = False,
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Maximum number of tokens per reply.")] = 256,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Number of sequences decoded together.")] = 1,
     repeat: Repeat = 5,
@@ -410,10 +413,16 @@ def speculation(
     from genai.llm.speculation import Speculation
 
     cases = [Case(file.name, read_text_file(file)) for file in files or ()]
-    with flags.load(model) as loaded, ExitStack() as stack, task("Measuring") as line:
+    if mtp and (draft or lookup_file):
+        raise OptionError(
+            f"--mtp cannot be used with {'--draft' if draft else '--lookup-file'}",
+            "only the MTP head proposes tokens with this option",
+            "remove one of the two",
+        )
+    with flags.load(model, mtp=mtp) as loaded, ExitStack() as stack, task("Measuring") as line:
         beside = flags if flags.device else replace(flags, device=loaded.decoder.executor.device)
         guesser = stack.enter_context(beside.load(Path(draft))) if draft else None
-        chosen = Speculation(draft=guesser, lookup_file=lookup_file)
+        chosen = Speculation(lookup=not mtp, draft=guesser, lookup_file=lookup_file, mtp=mtp)
         options: dict[str, Any] = {"cases": cases, "tokens": tokens, "batch": batch, "repeat": repeat}
         _table(bench_speculation(loaded, chosen, **options, progress=line.show), as_json, None)
 

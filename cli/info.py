@@ -174,6 +174,8 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "effect", _ONE_AT_A_TIME
     if facts["draft_model"] is not None:
         yield "draft model", f"{facts['draft_model']} (not described here); --speculate auto uses it"
+    if facts["mtp_head"] is not None:
+        yield "MTP head", f"{facts['mtp_head']} (not described here); --speculate auto uses it"
     yield "operators", ", ".join(f"{name} {count}" for name, count in facts["operators"].items())
     yield "without kernel", ", ".join(facts["operators_without_kernel"]) or "none"
     if facts["sampling_defaults_without_effect"]:

@@ -83,7 +83,8 @@ Speculate = Annotated[
     str | None,
     model_option(
         "--speculate",
-        help="Speculative decoding: lookup (prompt lookup), auto (lookup if possible), off [default: off].",
+        help="Speculative decoding: lookup (prompt lookup), mtp (the model's MTP head), auto (both, if possible), off "
+        "[default: off].",
     ),
 ]
 LookupFile = Annotated[
@@ -134,8 +135,13 @@ class ModelFlags:
     kv_force: KvForce = False
     device: Device = None
 
-    def load(self, folder: Path | None, *, lora: bool = False) -> Model:
-        """Load a model folder, a Hugging Face checkpoint (built into the cache if needed), or the bundled model."""
+    def load(self, folder: Path | None, *, lora: bool = False, mtp: bool = False) -> Model:
+        """Load a model folder, a Hugging Face checkpoint (built into the cache if needed), or the bundled model.
+
+        Args:
+            folder: the folder; None = the bundled model.
+            lora, mtp: see genai.Model.
+        """
         from genai.models.kv_types import check_here
         from genai.models.model_options import check_model_options
 
@@ -144,7 +150,7 @@ class ModelFlags:
 
         with interrupts_end_the_process():
             check_here(self.device, self.kv_type)
-            return Model(folder_of(folder), lora=lora, **self.options)
+            return Model(folder_of(folder), lora=lora, mtp=mtp, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -221,8 +227,16 @@ class EngineFlags(ModelFlags):
                 "this option applies only to speculation",
                 "remove one of the two",
             )
+        if self.speculate == "mtp" and self.draft:
+            raise OptionError(
+                "--draft cannot be used with --speculate mtp",
+                "either the MTP head or the draft model proposes tokens",
+                "remove one of the two",
+            )
         draft = folder_of(Path(self.draft), build=self.build) if self.draft else None
-        return Speculation(lookup_file=self.lookup_file, draft=draft)
+        only_head = self.speculate == "mtp"
+        with_head = {"mtp": True, "lookup": False}.get(self.speculate or "")
+        return Speculation(lookup=not only_head, lookup_file=self.lookup_file, draft=draft, mtp=with_head)
 
     @property
     def prefix_options(self) -> dict[str, Any]:

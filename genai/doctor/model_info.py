@@ -68,6 +68,7 @@ def describe(
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
         missing = missing_operators(decoder.model, find_lowering_rule)
     info, model, sizes, draft = decoder.info, config.model, config.model.decoder, config.for_draft()
+    head = config.for_mtp()
     plan, free = plan_memory(decoder, config), None
     if context_size is not None:
         check_limit(plan, context_size)
@@ -112,6 +113,7 @@ def describe(
         "batched": decoder.flat is not None,
         "not_batched_because": info.reason or None,
         "draft_model": None if draft is None else draft.model.decoder.filename,
+        "mtp_head": None if head is None else head.model.decoder.filename,
         "operators": dict(decoder.operators),
         "operators_without_kernel": missing,
         "config_keys_without_effect": list(config.ignored_keys),

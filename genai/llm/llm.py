@@ -112,8 +112,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         speculation: speculative decoding, which generates several tokens per step where that is expected to be faster;
             the output is unchanged. A genai.Speculation, "lookup" (propose the tokens that followed an earlier
             occurrence of the last tokens), "auto" ("lookup" if the model supports it, and the draft model or the MTP
-            head of the folder if its genai_config.json describes one) or "off". A draft model is loaded with the same
-            model_options.
+            head of the folder if its genai_config.json describes one), "mtp" (the MTP head only) or "off". A draft
+            model is loaded with the same model_options.
         model_options: options for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:

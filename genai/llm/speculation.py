@@ -21,7 +21,7 @@ from ..models.model import Model
 from ..text.backend import first_difference
 from ..text.tokenizer import Tokenizer
 
-WAYS = ("off", "auto", "lookup")
+WAYS = ("off", "auto", "lookup", "mtp")
 MOST_SPECULATIVE_TOKENS = 64
 # The number of characters of a lookup text to encode at a time, and the maximum size of the text (16 bytes of memory
 # per token).
@@ -97,12 +97,13 @@ class Speculation:
 
 SpeculationChoice: TypeAlias = Speculation | str
 """A Speculation, or a name. "lookup": prompt lookup only. "auto": "lookup" if the model supports it, with the draft
-model or the MTP head that the folder describes, if any; else "off". "off": no speculative decoding."""
+model or the MTP head that the folder describes, if any; else "off". "mtp": the MTP head only. "off": no speculative
+decoding."""
 
 
 def loads_head(choice: object) -> bool:
     """Return True if the folder's MTP head is to be loaded with the model; see LLM for `choice`."""
-    return choice == "auto" or (isinstance(choice, Speculation) and choice.reads_head)
+    return choice in ("auto", "mtp") or (isinstance(choice, Speculation) and choice.reads_head)
 
 
 class SpeculationResources:
@@ -181,7 +182,11 @@ def _resolve(model: Model, choice: SpeculationChoice) -> Speculation | None:
     if isinstance(choice, str) and choice in WAYS:
         if choice == "off" or (choice == "auto" and not model.decoder.verifies):
             return None
-        choice = Speculation(draft=model.draft) if choice == "auto" else Speculation(mtp=False)
+        choice = {
+            "auto": Speculation(draft=model.draft),
+            "lookup": Speculation(mtp=False),
+            "mtp": Speculation(lookup=False, mtp=True),
+        }[choice]
     if not isinstance(choice, Speculation):
         raise OptionError(
             f"speculation = {choice!r:.80}",
@@ -198,7 +203,7 @@ def _resolve(model: Model, choice: SpeculationChoice) -> Speculation | None:
         raise UnsupportedModelError(
             f"{model.folder}: there is no MTP head that could propose tokens",
             "model.mtp in genai_config.json describes none, or the Model was loaded without it",
-            "leave mtp out, or load the model from its folder or with Model(folder, mtp=True)",
+            "choose other proposers, such as prompt lookup; a Model needs Model(folder, mtp=True)",
         )
     return choice
 

@@ -64,9 +64,9 @@ def write_folder(quantizer: MatrixQuantizer, folder: Path, *, accuracy_level: in
 
 
 def _copy_config(source: Path, target: Path) -> None:
-    """Copy a configuration, without the draft model, whose file is not part of the output."""
+    """Copy a configuration, without the draft model and the MTP head, whose files are not part of the output."""
     config = json.loads(source.read_text(encoding="utf-8"))
-    if config["model"].pop("draft", None) is None:
+    if not [name for name in ("draft", "mtp") if config["model"].pop(name, None) is not None]:
         shutil.copyfile(source, target)
     else:
         target.write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")

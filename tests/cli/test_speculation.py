@@ -9,6 +9,7 @@ import pytest
 
 from genai.cli.app import run
 from genai.models.folders import bundled_model
+from tests.mtp_models import write_with_head
 
 Capture = pytest.CaptureFixture[str]
 ASK = ["generate", "--chat", "-p", "Count from 3 to 20."]
@@ -38,6 +39,8 @@ def test_the_text_is_the_same_whoever_guesses(tmp_path: Path, capsys: Capture) -
     [
         (["--speculate", "lookups"], "'lookup'"),
         (["--speculate", "off", "--draft", "somewhere"], "--draft cannot be used with --speculate off"),
+        (["--speculate", "mtp", "--draft", "somewhere"], "--draft cannot be used with --speculate mtp"),
+        (["--speculate", "mtp"], "there is no MTP head"),
         (["--speculate", "off", "--lookup-file", "somewhere"], "--lookup-file cannot be used with --speculate off"),
         (["--lookup-file", "no/such/file"], "the file does not exist"),
         (["--draft", "no/such/folder"], "no/such/folder: not a model folder"),
@@ -45,7 +48,7 @@ def test_the_text_is_the_same_whoever_guesses(tmp_path: Path, capsys: Capture) -
     ids=lambda one: one[-1] if isinstance(one, list) else "",
 )
 def test_wrong_flags(flags: list[str], message: str, capsys: Capture) -> None:
-    assert run([*ASK, *flags]) == 2 - flags[-1].startswith("no/")
+    assert run([*ASK, *flags]) == 2 - flags[-1].startswith(("no/", "mtp"))
     said = capsys.readouterr()
     assert message in said.err and "fix:" in said.err and not said.out
 
@@ -59,6 +62,23 @@ def test_the_footer_says_how_guesses_fared(capsys: Capture) -> None:
 
     assert " · accepted 7/9 · " in made(proposed_tokens=9, accepted_tokens=7)
     assert "accepted" not in made()
+
+
+def test_an_mtp_head(tmp_path: Path, capsys: Capture) -> None:
+    folder = str(write_with_head(tmp_path / "mtp", bundled_model()))
+    ask = ["generate", folder, "--raw", "-p", "Once upon a time", "--max-tokens", "30", "--greedy", "--json"]
+    texts = set()
+    for way in ("off", "mtp", "auto", "lookup"):
+        assert run([*ask, "--speculate", way]) == 0
+        texts.add(json.loads(capsys.readouterr().out)["text"])
+    assert len(texts) == 1
+    assert run(["info", folder]) == 0
+    assert "mtp.onnx (not described here); --speculate auto uses it" in capsys.readouterr().out
+    bench = ["bench", "speculation", folder, "-n", "12", "-r", "1", "--mtp"]
+    assert run([*bench, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+    assert run([*bench, "--draft", folder]) == 2
+    assert "--mtp cannot be used with --draft" in capsys.readouterr().err
 
 
 def test_bench(tmp_path: Path, capsys: Capture) -> None:

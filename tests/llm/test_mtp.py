@@ -240,6 +240,7 @@ def test_on_the_reference(folder: Path) -> None:
         ("auto", True),
         ("lookup", False),
         ("off", False),
+        ("mtp", True),
         (genai.Speculation(), True),
         (genai.Speculation(mtp=False), False),
     ],
@@ -258,7 +259,7 @@ def test_choices_that_contradict(bundled_folder: Path, folder: Path) -> None:
     with pytest.raises(OptionError, match="cannot be used with a draft"):
         genai.Speculation(mtp=True, draft=folder)
     with pytest.raises(UnsupportedModelError, match="no MTP head"):
-        genai.LLM(bundled_folder, speculation=CHOICE)
+        genai.LLM(bundled_folder, speculation="mtp")
 
 
 BAD: dict[str, tuple[dict[str, Any], type[GenaiError], str]] = {

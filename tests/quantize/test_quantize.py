@@ -517,14 +517,16 @@ def test_parameters_are_counted_without_scales(small: Path, tmp_path: Path) -> N
         assert model.info.weight_bytes == report.nbytes
 
 
-def test_the_draft_model_is_not_part_of_the_output(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", ["draft", "mtp"])
+def test_proposers_are_not_part_of_the_output(block: str, tmp_path: Path) -> None:
     """Otherwise, the output would name a file that it does not have."""
     source = small_folder(tmp_path / "source")
     config = json.loads((source / "genai_config.json").read_text())
-    config["model"]["draft"] = {**config["model"]["decoder"], "filename": "draft/model.onnx"}
+    described = {**config["model"]["decoder"], "filename": "draft/model.onnx"}
+    config["model"][block] = described if block == "draft" else {"filename": "mtp.onnx", "num_hidden_layers": 1}
     (source / "genai_config.json").write_text(json.dumps(config))
     quantize_model(source, tmp_path / "out", quick(method="rtn", evaluate=False))
-    del config["model"]["draft"]
+    del config["model"][block]
     assert json.loads((tmp_path / "out" / "genai_config.json").read_text()) == config
     with Model(tmp_path / "out", quiet=True, threads=1) as model:
         assert model.draft is None
