@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from difflib import get_close_matches
 
-from ..errors import InputError, UnsupportedModelError
+from ..errors import GenaiError, InputError, UnsupportedModelError
 from .architectures.common import Architecture
 from .checkpoint import Checkpoint
 from .options import ExportOptions
@@ -14,6 +14,9 @@ from .spec import DecoderSpec
 from .tensors import mtp_name, tensor_shapes
 
 _WITHOUT = "to build the model without the head, pass --no-mtp (in Python: ExportOptions(mtp=False))"
+# Tensors of heads in checkpoints and in GGUF files; the groups are the numbers of their layers.
+_PART_OF_HEAD = re.compile(r"mtp\.(?:layers\.(\d+)\.)?|blk\.(\d+)\.nextn\.")
+_OWN_MATRIX = re.compile(r"mtp\.(embed_tokens|lm_head)\.|blk\.\d+\.nextn\.(embed_tokens|shared_head_head)\.")
 _COUNT, _DEDICATED = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
 
 
@@ -23,58 +26,37 @@ def with_mtp_head(
     """Return the specification with the checkpoint's MTP head, if the options include it, and remarks for the user.
 
     Raises:
-        InputError: parts of the head are missing or have other sizes, or the head is required and missing.
-        UnsupportedModelError: the head has separate embeddings, or is required and not supported.
+        InputError: the options require the head, and parts of it are missing or have other sizes.
+        UnsupportedModelError: the options require the head, and it is not supported.
     """
-    wanted = False if options.prune_lm_head else options.mtp
     declared = checkpoint.config.integer(_COUNT, default=0, least=0)
     dedicated = checkpoint.config.flag(_DEDICATED)
-    if wanted is False:
+    if options.mtp is False or options.prune_lm_head:
         return spec, []
+    try:
+        return _with_head(spec, checkpoint, architecture, dedicated)
+    except GenaiError as error:
+        if options.mtp:
+            raise
+        present = declared or any(_PART_OF_HEAD.match(name) for name in checkpoint)
+        return spec, [f"the model is built without its MTP head: {error.what}"] if present else []
+
+
+def _with_head(
+    spec: DecoderSpec, checkpoint: Checkpoint, architecture: Architecture, dedicated: bool
+) -> tuple[DecoderSpec, list[str]]:
     if architecture.mtp is None:
-        if wanted:
-            raise UnsupportedModelError(
-                f"the MTP head of {architecture.title} cannot be converted",
-                "heads are converted for Qwen 3.5 and Qwen3-Next only",
-                "omit --mtp (in Python: ExportOptions(mtp=True))",
-            )
-        return spec, []
+        raise UnsupportedModelError(
+            f"the MTP head of {architecture.title} cannot be converted",
+            "heads are converted for Qwen 3.5 and Qwen3-Next only",
+            f"omit --mtp; {_WITHOUT}",
+        )
     head = architecture.mtp(spec)
     stored = architecture.stored_in(checkpoint)
     names = {mtp_name(name) for name in tensor_shapes(head)}
     sources = {one for name in names if name.startswith("mtp.") for one in stored.source(spec, name).names}
-    missing = sorted(sources - set(checkpoint))
-    if len(missing) == len(sources):
-        return spec, _absent(checkpoint, declared, wanted)
-    _check(spec, checkpoint, stored, missing, dedicated)
-    return replace(spec, mtp=head), _more_layers(checkpoint)
-
-
-def _absent(checkpoint: Checkpoint, declared: int, wanted: bool | None) -> list[str]:
-    """Return a remark if config.json describes a head that the files lack. Raise InputError if it is required."""
-    if wanted:
-        raise InputError(
-            f"{checkpoint.source} has no MTP head",
-            f"config.json sets {_COUNT} to {declared}, and the files have no tensors of a head",
-            "omit --mtp (in Python: ExportOptions(mtp=True)), or download a checkpoint that contains the head",
-        )
-    if not declared:
-        return []
-    return [
-        f"config.json sets {_COUNT} to {declared}, but the files have no MTP head, so the model is built without it"
-    ]
-
-
-def _check(
-    spec: DecoderSpec, checkpoint: Checkpoint, stored: Architecture, missing: list[str], dedicated: bool
-) -> None:
-    if missing:
-        close = get_close_matches(missing[0], list(checkpoint), 3)
-        raise InputError(
-            f"the checkpoint's MTP head lacks {len(missing)} tensors, such as {missing[0]!r}",
-            f"the files have only a part of the head; the closest names are {', '.join(close) or 'none'}",
-            f"download the checkpoint again; {_WITHOUT}",
-        )
+    if missing := sorted(sources - set(checkpoint)):
+        raise _incomplete(checkpoint, missing, len(sources))
     (name,) = stored.source(spec, "mtp.fc.weight").names
     expected, shape = (spec.hidden_size, 2 * spec.hidden_size), checkpoint.shape(name)
     if shape != expected:
@@ -83,16 +65,30 @@ def _check(
             f"the head reads an embedding and a vector of the decoder, with {spec.hidden_size} elements each",
             f"use the head of the same model; {_WITHOUT}",
         )
+    if own := sorted(name for name in checkpoint if _OWN_MATRIX.match(name)):
+        dedicated = True
     if dedicated:
         raise UnsupportedModelError(
-            f"config.json sets {_DEDICATED} to true",
+            f"the MTP head has separate embeddings ({own[0] if own else f'{_DEDICATED} in config.json'})",
             "an MTP head must have the embeddings and the LM head of the decoder",
             _WITHOUT,
         )
+    layers = {match[1] or match[2] for name in checkpoint if (match := _PART_OF_HEAD.match(name))} - {None}
+    more = f"the MTP head has {len(layers)} layers, of which the first proposes all tokens; the others are left out"
+    return replace(spec, mtp=head), [more] * (len(layers) > 1)
 
 
-def _more_layers(checkpoint: Checkpoint) -> list[str]:
-    layers = {match[1] for name in checkpoint if (match := re.match(r"mtp\.layers\.(\d+)\.", name))}
-    if len(layers) < 2:
-        return []
-    return [f"the MTP head has {len(layers)} layers, of which the first proposes all tokens; the others are left out"]
+def _incomplete(checkpoint: Checkpoint, missing: list[str], count: int) -> InputError:
+    """Return the error for a head of `count` tensors of which some or all are missing."""
+    if len(missing) == count:
+        return InputError(
+            f"{checkpoint.source} has no tensors of an MTP head",
+            f"a head of this architecture has {count} tensors, such as {missing[0]!r}",
+            f"download a checkpoint that contains the head; {_WITHOUT}",
+        )
+    close = get_close_matches(missing[0], list(checkpoint), 3)
+    return InputError(
+        f"the MTP head lacks {len(missing)} tensors, such as {missing[0]!r}",
+        f"the files have only a part of the head; the closest names are {', '.join(close) or 'none'}",
+        f"download the checkpoint again; {_WITHOUT}",
+    )

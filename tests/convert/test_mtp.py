@@ -159,7 +159,8 @@ BAD: dict[str, tuple[Callable[[Arrays], None], dict[str, Any], type[Exception], 
         InputError,
         "head lacks 3 tensors, such as 'mtp.layers.0.mlp.down_proj",
     ),
-    "embeddings": (len, {"mtp_use_dedicated_embeddings": True}, UnsupportedModelError, "dedicated_embeddings to true"),
+    "embeddings": (len, {"mtp_use_dedicated_embeddings": True}, UnsupportedModelError, "has separate embeddings"),
+    "no head": (without("mtp."), {"mtp_num_hidden_layers": 1}, InputError, "has no tensors of an MTP head"),
 }
 
 
@@ -170,20 +171,17 @@ def test_heads_that_are_refused(case: str, checkpoint: Any, tmp_path: Path) -> N
     with pytest.raises(error, match=match) as caught:
         plan_build(source, ExportOptions(mtp=True))
     assert "--no-mtp" in getattr(caught.value, "fix")  # noqa: B009
-    assert plan_build(source, ExportOptions(mtp=False)).spec.mtp is None
-
-
-def test_heads_that_are_missing(checkpoint: Any, golden: Any, letter_tokenizer: Path, tmp_path: Path) -> None:
-    config = {"mtp_num_hidden_layers": 1}
-    source = changed(checkpoint("qwen3_5_text"), tmp_path / "none", without("mtp."), **config)
     plan = plan_build(source, ExportOptions(mtp=None))
-    assert plan.spec.mtp is None
-    assert plan.remarks == [
-        "config.json sets mtp_num_hidden_layers to 1, but the files have no MTP head, so the model is built without it"
-    ]
-    with pytest.raises(InputError, match="has no MTP head"):
-        plan_build(source, ExportOptions(mtp=True))
+    assert plan.spec.mtp is None and plan.remarks == [f"the model is built without its MTP head: {caught.value.what}"]
+    assert not plan_build(source, ExportOptions(mtp=False)).remarks
+
+
+def test_checkpoints_without_heads(golden: Any, letter_tokenizer: Path, tmp_path: Path) -> None:
+    plain = golden("qwen3_5_text").write_checkpoint(tmp_path / "plain", letter_tokenizer)
     other = golden("llama").write_checkpoint(tmp_path / "llama", letter_tokenizer)
+    for source in (plain, other):
+        plan = plan_build(source, ExportOptions(mtp=None))
+        assert plan.spec.mtp is None and not plan.remarks
     with pytest.raises(UnsupportedModelError, match=r"the MTP head of Llama .* cannot be converted"):
         plan_build(other, ExportOptions(mtp=True))
 

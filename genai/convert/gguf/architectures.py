@@ -505,10 +505,31 @@ def architecture_of(model: GgufModel) -> Architecture:
     experts = _EXPERTS_APART if has("ffn_gate.0", "weight") else _EXPERTS
     if has("ffn_gate_up_exps", "weight"):
         experts = (*gemma.EXPERTS_JOINED, *_EXPERTS)
-    rules = (*_OUTSIDE, *architecture.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD)
     drafts = range(recurrent.without_drafts(data), data.integer("block_count"))
+    heads = _mtp_rules(drafts[0], model) if drafts else ()
+    rules = (*_OUTSIDE, *architecture.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD, *heads)
     unused = [rf"^blk\.({'|'.join(map(str, drafts))})\." if drafts else "", architecture.unused]
-    return Architecture(known.model_type, known.title, describe, rules, "|".join(filter(None, unused)))
+    return Architecture(
+        known.model_type,
+        known.title,
+        describe,
+        rules,
+        "|".join(filter(None, unused)),
+        mtp=known.mtp if drafts else None,
+    )
+
+
+def _mtp_rules(layer: int, model: GgufModel) -> tuple[Rule, ...]:
+    """Return the rules for the MTP head that is stored as a further layer."""
+    path = f"blk.{layer}"
+    norm = f"{path}.nextn.shared_head_norm"
+    return (
+        Rule(r"^mtp\.fc\.", f"{path}.nextn.eh_proj."),
+        Rule(r"^mtp\.pre_fc_norm_embedding\.", f"{path}.nextn.enorm."),
+        Rule(r"^mtp\.pre_fc_norm_hidden\.", f"{path}.nextn.hnorm."),
+        Rule(r"^mtp\.norm\.", f"{norm if f'{norm}.weight' in model else 'output_norm'}."),
+        Rule(r"^mtp\.layers\.0\.", f"{path}."),
+    )
 
 
 # Architectures without a separate gate tensor: the gate's rows precede those of "up" in one tensor.
