@@ -46,7 +46,10 @@ def build(
         str | None, typer.Option(help="Precision of the embeddings [default: see docs/how-to/convert.md].")
     ] = None,
     accuracy_level: Annotated[int, typer.Option(help="Activation precision in matmuls: 4 = int8, 1 = fp32.")] = 4,
-    mtp: Annotated[bool, typer.Option("--mtp/--no-mtp", help="Convert the MTP head, or leave it out.")] = False,
+    mtp: Annotated[
+        bool | None,
+        typer.Option("--mtp/--no-mtp", help="Require the MTP head, or leave it out [default: convert it if present]."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace NaN and infinite weights with 0.")] = False,
 ) -> None:
     """Build a model folder from a Hugging Face checkpoint or a GGUF file, and print its path."""
@@ -78,6 +81,9 @@ def build(
         say(f"genai: {name} contained NaN or infinite values, which --force replaced with 0")
     for remark in [*plan.prequantized, *plan.rounded]:
         say(f"genai: {remark}")
+    if plan.spec.mtp is not None:
+        head = sum(file.stat().st_size for file in folder.glob("mtp.onnx*"))
+        say(f"genai: the MTP head takes {format_bytes(head)}; to build the model without it, pass --no-mtp")
     written = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{plan.checkpoint.config.model_type}: {format_bytes(written)} in {time.monotonic() - start:.1f} s")
     emit(str(folder), "\n")

@@ -2,7 +2,7 @@
 
     python tools/train_mtp_model.py FOLDER [--minutes 20]
 
-The tool needs torch and transformers. The model has about five million weights, and learns the conversations of the
+The tool needs torch and transformers. The model has about two million weights, and learns the conversations of the
 bundled model (tools/bundled_model) with its tokenizer. The head is trained together with the model, with the vectors
 and the tokens of the same rows. FOLDER is a checkpoint that `genai build FOLDER -o OUTPUT --mtp` converts. It is
 written once a minute, so that an interrupted run leaves a usable checkpoint.
@@ -32,11 +32,11 @@ from tools.bundled_model.mixture import short_conversation
 from tools.bundled_model.packing import RowStream
 
 TOKENIZER = Path(__file__).resolve().parent / "bundled_model" / "checkpoint"
-ROWS, LENGTH, PEAK_RATE, HEAD_SHARE = 24, 96, 3e-3, 0.5
+ROWS, LENGTH, PEAK_RATE, HEAD_SHARE = 24, 64, 4e-3, 0.5
 SIZES: dict[str, Any] = {
-    "vocab_size": 1536, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "full_attention_interval": 3, "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "tie_word_embeddings": True,
+    "vocab_size": 1536, "hidden_size": 192, "intermediate_size": 448, "num_hidden_layers": 4, "num_attention_heads": 3,
+    "num_key_value_heads": 1, "head_dim": 64, "full_attention_interval": 2, "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 48, "tie_word_embeddings": True,
     "max_position_embeddings": 1024, "bos_token_id": None, "eos_token_id": [2, 0], "pad_token_id": 0,
     "mtp_num_hidden_layers": 1,
 }  # fmt: skip

@@ -58,7 +58,7 @@ class ExportOptions:
     fused_rope: bool = True
     prune_lm_head: bool = False
     windowed_kv_cache: bool = True
-    mtp: bool | None = False
+    mtp: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("precision", "head_precision", "embedding_precision"):

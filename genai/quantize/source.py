@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from ..optimize.simplify import remove_dead_code
 from .sites import FLOATS, LEAST_ELEMENTS, MIXTURE, Site, find_sites
 
 Loader = Callable[[], NDArray[np.float32]]
+_WITHOUT_HEAD = "the MTP head of the model is left out, because it refers to the weights before quantisation"
 # Number of rows dequantised at a time.
 _PART_ROWS = 4096
 
@@ -85,6 +87,8 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         self.folder = self._hollow_folder(requantize) if is_checkpoint(self.source) else self.source
         self.config = Config(self.folder)
         self.folder = self.config.folder  # the path of one of several graphs stands for its folder
+        if self.config.raw["model"].get("mtp"):
+            self.remarks.append(_WITHOUT_HEAD)
         with folder_errors(self.folder):
             self.model = read_decoder_file(self.config)
             infer_shapes(self.model)
@@ -115,7 +119,9 @@ class FloatModel(AbstractContextManager["FloatModel"]):
     def _hollow_folder(self, requantize: bool) -> Path:
         """Write the folder that `genai build --precision fp32` writes, but with holes in place of large tensors."""
         parent = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
-        plan = plan_build(self.source, ExportOptions(precision="fp32", mtp=False))
+        plan = plan_build(self.source, ExportOptions(precision="fp32"))
+        if plan.spec.mtp is not None:
+            plan = replace(plan, spec=replace(plan.spec, mtp=None), remarks=[*plan.remarks, _WITHOUT_HEAD])
         if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
             self._refuse_quantized(f"weights in {', '.join(sorted(quantized))}", requantize)
         self.remarks += plan.remarks

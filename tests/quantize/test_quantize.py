@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from genai import Model
+from genai.convert import DecoderSpec
 from genai.errors import InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError
 from genai.evaluate import kl_divergence
 from genai.evaluate.prediction import kl_rows, log_softmax, normalizers
@@ -34,7 +35,7 @@ from genai.quantize.streaming import StreamedDecoder
 from genai.quantize.workspace import FinishedMatrices
 from genai.text.tokenizer import Tokenizer
 
-from .conftest import CHECKPOINT, quick, small_folder
+from .conftest import CHECKPOINT, SMALL, quick, small_folder
 from .test_float_models import engine_logits
 
 
@@ -530,6 +531,16 @@ def test_proposers_are_not_part_of_the_output(block: str, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "out" / "genai_config.json").read_text()) == config
     with Model(tmp_path / "out", quiet=True, threads=1) as model:
         assert model.draft is None
+
+
+def test_the_mtp_head_is_not_part_of_the_output(tmp_path: Path) -> None:
+    """Otherwise, the head would read embeddings that are no longer at their place in model.onnx.data."""
+    source = small_folder(tmp_path / "source", mtp=DecoderSpec(**SMALL).one_layer())
+    assert (source / "mtp.onnx").exists()
+    report = quantize_model(source, tmp_path / "out", quick(method="rtn", evaluate=False))
+    assert [remark for remark in report.remarks if "the MTP head of the model is left out" in remark]
+    assert "mtp" not in json.loads((tmp_path / "out" / "genai_config.json").read_text())["model"]
+    Model(tmp_path / "out", quiet=True, threads=1, mtp=True).close()
 
 
 def test_head_and_embedding(small: Path, tmp_path: Path) -> None:
