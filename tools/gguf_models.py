@@ -126,6 +126,10 @@ SHAPES: dict[str, Shape] = {
     "llama_divisors_yarn": Shape("llama", {**_YARN, "rope.scaling.attn_factor": 0.7}, divisors=("rope_freqs",)),
     "llama_yarn_shrunk": Shape("llama", {**_YARN, "rope.scaling.factor": 0.5}),
     "llama_experts": Shape("llama", experts=4, width=256),
+    "llama4": Shape(
+        "llama4", {"interleave_moe_layer_step": 4, "expert_used_count": 1},
+        layers=4, divisors=("rope_freqs",), experts=4, shared=256, dense=3,
+    ),
     "qwen2": Shape("qwen2", bias=("qkv",)),
     "qwen2moe": Shape("qwen2moe", {"expert_shared_feed_forward_length": 256}, bias=("qkv",), experts=4, shared=256),
     "qwen3": Shape("qwen3", qk="head", tied=True),

@@ -404,6 +404,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2_moe": ("lfm2_moe", {**_LFM, **EXPERTS, "num_experts": 5, "routed_scaling_factor": 1.7}),
+    "lfm2_vl": (
+        "lfm2_vl",
+        {"text_config": {**_LFM, "model_type": "lfm2", "block_multiple_of": 7}},
+    ),
     "glm4_moe": (
         "glm4_moe",
         {

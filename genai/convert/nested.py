@@ -23,6 +23,7 @@ _DECODERS = {
     "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
@@ -52,6 +53,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma4_text": {
         "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
         "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072,
+    },
+    "lfm2": {
+        "vocab_size": 65536, "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128000,
     },
     "llama": {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,

@@ -98,6 +98,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any], type[GenaiError], str]] = {
     "groups without a number": (
         "nemotron_h_moe", {"expert_group_count": 2}, ConfigError, "has no nemotron_h_moe.expert_group_used_count",
     ),
+    "no chunks": ("llama4", {"attention.sliding_window": 0}, ConfigError, "sliding_window is 0"),
+    "chunks of other layers": (
+        "llama4", {"attention.sliding_window_pattern": [True] * 3}, ConfigError, "sliding_window_pattern is ",
+    ),
+    "two scaled experts": ("llama4", {"expert_used_count": 2}, InputError, "2 experts per token scale their inputs"),
     "another latent width": ("nemotron_h_moe", {"moe_latent_size": 64}, InputError, r"expected \[64, 256\]"),
     "more attention": ("qwen35", {"attention.recurrent_layers": [False] * 4}, InputError, "lacks .* tensors"),
 }  # fmt: skip

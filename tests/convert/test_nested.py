@@ -128,7 +128,6 @@ def test_ministral_3_scales_queries_by_position() -> None:
     ("model_type", "why"),
     [
         ("jamba", "the scan of Mamba-1"),
-        ("lfm2_vl", "its reader of pictures"),
         ("mllama", "attend to pictures"),
         ("paligemma", "in both directions"),
     ],

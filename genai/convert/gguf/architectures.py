@@ -221,6 +221,7 @@ _GPT_OSS = (
 )
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("llama", permuted=True),
+    "llama4": GgufArchitecture("llama4_text", experts.llama4),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen2moe": GgufArchitecture("qwen2_moe", _qwen_experts),
     "qwen3": GgufArchitecture("qwen3"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ...weight_files.gguf import GgufModel
 from ..spec import DecoderSpec
 from .metadata import Metadata
@@ -41,6 +43,34 @@ def sigmoids(data: Metadata, model: GgufModel) -> Values:
     if (kind := data.optional_integer("expert_gating_func")) not in (0, SIGMOID):
         raise data.wrong("expert_gating_func", kind, f"{SIGMOID} (sigmoid)")
     return routed(data)
+
+
+# llama.cpp's constants for Llama 4, which files do not contain.
+_CHUNK, _CHUNKED_OF, _NOT_NORMALIZED = 8192, 4, 128
+
+
+def llama4(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Llama 4. Only models with 128 experts do not normalise queries and keys."""
+    if data.get("attention.sliding_window") == 0:
+        raise data.wrong("attention.sliding_window", 0, "no value, because Llama 4 attends to chunks")
+    every = data.get("attention.sliding_window_pattern")
+    layers = data.integer("block_count")
+    if not isinstance(every, np.ndarray):
+        step = data.integer("attention.sliding_window_pattern", _CHUNKED_OF)
+        flags = [layer % step < step - 1 for layer in range(layers)]
+    else:
+        flags = [bool(flag) for flag in every.tolist()]
+        if len(flags) != layers:
+            raise data.wrong("attention.sliding_window_pattern", flags, f"a list with {layers} values")
+    count = data.integer("expert_count")
+    return {
+        "num_local_experts": count, "num_experts_per_tok": data.integer("expert_used_count"),
+        "intermediate_size": data.integer("expert_feed_forward_length"),
+        "intermediate_size_mlp": data.integer("feed_forward_length"),
+        "interleave_moe_layer_step": data.integer("interleave_moe_layer_step"),
+        "layer_types": ["chunked_attention" if flag else "full_attention" for flag in flags],
+        "attention_chunk_size": _CHUNK, "use_qk_norm": count != _NOT_NORMALIZED,
+    }  # fmt: skip
 
 
 def with_selection(spec: DecoderSpec, model: GgufModel) -> DecoderSpec:
