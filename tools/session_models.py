@@ -1,9 +1,10 @@
 """Write the models for measuring sessions: `python -m tools.session_models FOLDER [NAME ...]`.
 
-The models have random weights and transformers' default configurations, whose sizes are the published sizes. torch.onnx
-exports them; nothing is downloaded. Models whose names end in _int8 are quantised by onnxruntime (dynamically for
-text, QDQ for images). The trees are ensembles of scikit-learn, LightGBM and XGBoost. The tool needs the extra "export"
-and onnxruntime.
+The models have random weights and transformers' default configurations, whose sizes are the published sizes, or the
+structure of other families (tools/session_families.py). torch.onnx exports them; nothing is downloaded. Models whose
+names end in _int8 are quantised by onnxruntime (dynamically for text, QDQ for images), and onnxruntime converts those
+whose names end in _fp16. The trees are ensembles of scikit-learn, LightGBM and XGBoost, and random ones of the same
+sizes. The tool needs the extra "export" and onnxruntime.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tools.session_families import FAMILIES, RANDOM_TREES, suppressed
 from tools.session_pipelines import converted
 
 _TOKENS = 128
@@ -83,6 +85,9 @@ IMAGES = ("vit_base", "resnet50", "mobilenet_v2")
 QUANTIZED = ("bert_base_int8", "minilm_int8", "vit_base_int8", "resnet50_int8", "mobilenet_v2_int8")
 
 
+HALVES = ("resnet50_fp16", "mobilenet_v2_fp16", "minilm_fp16", "unet_fp16", "yolo_nms_fp16")
+
+
 def _trees(kind: str) -> bytes:
     from lightgbm import LGBMClassifier
     from sklearn.datasets import load_breast_cancer, load_digits
@@ -109,6 +114,8 @@ def export(name: str, folder: Path) -> Path:
     import torch
 
     torch.manual_seed(0)
+    if name in FAMILIES:
+        return _export_family(name, folder)
     model, arguments, names, axes = MODELS[name]()
     path = folder / f"{name}.onnx"
 
@@ -130,6 +137,34 @@ def export(name: str, folder: Path) -> Path:
         dynamo=False,
     )
     return path
+
+
+def _export_family(name: str, folder: Path) -> Path:
+    import onnx
+    import torch
+
+    family, path = FAMILIES[name](), folder / f"{name}.onnx"
+    torch.onnx.export(
+        family.module.eval(),
+        tuple(family.inputs.values()),
+        str(path),
+        input_names=list(family.inputs),
+        output_names=list(family.outputs),
+        dynamic_axes=family.axes,
+        opset_version=17,
+        dynamo=False,
+    )
+    if family.suppress:
+        onnx.save(suppressed(onnx.load(path)), path)
+    return path
+
+
+def halve(source: Path, path: Path) -> None:
+    """Write the version of a model with 16-bit floats."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(source)), path)
 
 
 def quantize(source: Path, path: Path, is_image: bool) -> None:
@@ -157,12 +192,16 @@ class _Samples:
 def make(name: str, folder: Path) -> Path:
     """Write one model of any kind and return its path."""
     path = folder / f"{name}.onnx"
-    if name in TREES:
-        path.write_bytes(TREES[name]())
-    elif name.endswith("_int8"):
-        plain = name.removesuffix("_int8")
+    if name in TREES or name in RANDOM_TREES:
+        path.write_bytes({**TREES, **RANDOM_TREES}[name]())
+    elif name.endswith(("_int8", "_fp16")):
+        plain = name[: -len("_int8")]
         source = folder / f"{plain}.onnx"
-        quantize(source if source.exists() else export(plain, folder), path, plain in IMAGES)
+        source = source if source.exists() else export(plain, folder)
+        if name.endswith("_fp16"):
+            halve(source, path)
+        else:
+            quantize(source, path, plain in IMAGES)
     else:
         export(name, folder)
     return path
@@ -173,7 +212,7 @@ def main() -> None:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[2:] or [*MODELS, *QUANTIZED, *TREES]:
+    for name in sys.argv[2:] or [*MODELS, *FAMILIES, *QUANTIZED, *HALVES, *TREES, *RANDOM_TREES]:
         print(make(name, folder), flush=True)
 
 
