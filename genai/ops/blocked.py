@@ -134,8 +134,7 @@ def blocked_average_pool(
 ) -> Any:
     """AveragePool of blocked images."""
     windows, walked = make_windows(_without_blocks(x))
-    counts = mean_counts(x.shape[2:-1], windows, count_include_pad)
-    counts = np.ascontiguousarray(np.broadcast_to(counts, (1, 1, *walked.counts))[0, 0], np.float32)
+    counts = mean_counts(x.shape[2:-1], windows, count_include_pad, np.float32)
     first, second = walked.begins
     return pooled_blocks(
         np.ascontiguousarray(x), _compiled_windows(walked), (first, second), counts=counts, threads=threads

@@ -32,17 +32,20 @@ _SHAPE_INPUTS = {
 # an input of some type or layout, its results are in memory that no program has written.
 _NATIVE = frozenset(
     """
-    Abs Add AveragePool BlockedConv Cast Clip Concat Conv DenseAttention Div Elu Erf Exp Expand FastGelu Flatten
-    FromBlocked GRU Gather Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity LSTM LayerNormalization LeakyRelu
-    Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization ReduceMax ReduceMin ReduceSum Relu
-    Reshape Sigmoid SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax
-    Split Sqrt Squeeze Sub SwiGLU Swish ToBlocked Transpose Unsqueeze
+    Abs Add AveragePool BatchNormalization BlockedConv Cast Clip Concat Conv DenseAttention Div Elu Erf Exp Expand
+    FastGelu Flatten FromBlocked GRU Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity
+    InstanceNormalization LSTM LayerNormalization LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu
+    RMSNormalization ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Sigmoid
+    SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt
+    Squeeze Sub SwiGLU Swish ToBlocked Transpose Unsqueeze
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.
 _IF_PACKED = frozenset({"Conv", "Gemm", "Linear", "MatMul"})
 # The programs depend on the values of all inputs after the first.
 _NEEDS_VALUES = frozenset({"Gather", "Pow"})
+# Single calls of these operators use NumPy, which takes less time than a compiled program of one call.
+_FAST_ALONE = frozenset("Abs Add Div Expand Gather Mul Neg Pow Slice Split Sqrt Sub Transpose".split())
 _OF_SHAPES = frozenset({"Shape", "Size"})
 
 
@@ -54,6 +57,11 @@ def shape_inputs(op_type: str) -> int | None:
 def is_native(op_type: str, kernel: Any) -> bool:
     """Return True if the kernel computes values only in compiled programs; see `kernels.cpu.program.recording`."""
     return op_type in _NATIVE and (op_type not in _IF_PACKED or hasattr(kernel, "packed"))
+
+
+def is_fast_alone(op_type: str) -> bool:
+    """Return True if a native kernel that is not recorded takes less time than a compiled program of its call."""
+    return op_type in _FAST_ALONE
 
 
 def needs_values(op_type: str) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from genai.kernels.cpu.arrays.functions import norm, norm_of_sum
 from genai.kernels.cpu.arrays.planes import scaled
-from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.thread_pool import Threads, fixed_address
 
 from ..onnx.node import MS
 from ..onnx.types import DataType, TensorType, Type
@@ -139,7 +139,7 @@ def batch_normalization(spec: NodeSpec) -> Kernel:
     epsilon = float(spec.attributes.get("epsilon", 1e-5))
     factor, shift = _factor_and_shift(*map(spec.constant, range(1, 5)), epsilon=epsilon)
     threads = session_threads(spec)
-    return lambda context, inputs: (_scaled(inputs[0], factor, shift, threads),)
+    return lambda context, inputs: (_scaled(inputs[0], fixed_address(factor), fixed_address(shift), threads),)
 
 
 def _factor_and_shift(scale: Any, bias: Any, mean: Any, variance: Any, *, epsilon: float) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, product
 from operator import mul
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from genai.kernels.cpu.arrays.pooling import MAX_SCRATCH, pooled, scratch_bytes
-from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.thread_pool import Threads, fixed_address, temporary
 
 from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
@@ -94,6 +94,8 @@ class WindowSpec:
         self._strides, self._dilations = attributes.get("strides"), attributes.get("dilations")
         self._pads, self._auto_pad = attributes.get("pads"), str(attributes.get("auto_pad", "NOTSET"))
         self._ceil = bool(attributes.get("ceil_mode", 0))
+        # Most runs have the sizes of an earlier run.
+        self._windows_of = lru_cache(maxsize=8)(self._windows)
         if self._auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
             raise KernelError(f"{self._name}: auto_pad {self._auto_pad!r} is unknown")
         for name in ("strides", "dilations", "kernel_shape"):
@@ -104,6 +106,9 @@ class WindowSpec:
 
     def windows(self, extents: Sequence[int], kernel: Sequence[int]) -> PoolingWindows:
         """Return the windows over an input of these spatial extents."""
+        return self._windows_of(tuple(extents), tuple(kernel))
+
+    def _windows(self, extents: tuple[int, ...], kernel: tuple[int, ...]) -> PoolingWindows:
         rank = len(extents)
         sizes, strides, dilations = (
             self._per_axis(values, rank) for values in (kernel, self._strides, self._dilations)
@@ -164,13 +169,15 @@ class WindowSpec:
 WindowMaker: TypeAlias = Callable[[Any], tuple[PoolingWindows, PoolingWindows]]
 
 
-def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tuple[PoolingWindows, PoolingWindows]:
+def _windows(
+    spec: NodeSpec, window_spec: WindowSpec, kernel: Any, shape: tuple[int, ...]
+) -> tuple[PoolingWindows, PoolingWindows]:
     """Return the windows, and the same windows without taps that only cover padding."""
-    windows = window_spec.windows(x.shape[2:], kernel)
-    walked = windows.within(x.shape[2:])
-    padded = (a + b + c for (a, c), b in zip(walked.widths(x.shape[2:]), x.shape[2:], strict=True))
-    checked_shape(spec, (*x.shape[:2], *padded), 8)
-    checked_shape(spec, (*x.shape[:2], *windows.counts), 8)
+    windows = window_spec.windows(shape[2:], kernel)
+    walked = windows.within(shape[2:])
+    padded = (a + b + c for (a, c), b in zip(walked.widths(shape[2:]), shape[2:], strict=True))
+    checked_shape(spec, (*shape[:2], *padded), 8)
+    checked_shape(spec, (*shape[:2], *windows.counts), 8)
     return windows, walked
 
 
@@ -178,7 +185,9 @@ def window_maker(spec: NodeSpec) -> WindowMaker:
     """Return a function from an input to its windows, and to the same windows without taps that only cover padding."""
     if "kernel_shape" not in spec.attributes:
         raise KernelError(f"{spec.op_type} needs the attribute 'kernel_shape'")
-    return partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
+    made = partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
+    found = lru_cache(maxsize=8)(made)
+    return lambda x: found(x.shape)
 
 
 @operator("MaxPool", make_windows=window_maker)
@@ -232,9 +241,10 @@ def _compiled(x: Any, windows: PoolingWindows, counts: Any, threads: Threads | N
         planes = pooled(
             planes, row, (x.shape[2], sizes[1]), strides=(1, strides[1]), pads=(0, pads[1]), threads=threads
         )
+        planes = temporary(planes)
         found = pooled(planes, column, sizes, strides=(strides[0], 1), pads=(pads[0], 0), threads=threads)
         return found.reshape(*x.shape[:2], *windows.counts)
-    counts = None if counts is None else np.ascontiguousarray(counts, np.float32).reshape(sizes)
+    counts = None if counts is None else counts.reshape(sizes)
     found = pooled(planes, kernel, sizes, strides=strides, pads=pads, counts=counts, threads=threads)
     return found.reshape(*x.shape[:2], *windows.counts)
 
@@ -324,12 +334,12 @@ def average_pool(
 ) -> Any:
     """The mean of each window; pads count only if `count_include_pad` is true."""
     windows, walked = make_windows(x)
-    counts = mean_counts(x.shape[2:], windows, count_include_pad)
-    compiled = _compiled(x, walked, counts, threads)
+    counts = mean_counts(x.shape[2:], windows, count_include_pad, np.float32 if x.dtype == np.float32 else np.float64)
+    compiled = _compiled(x, walked, fixed_address(counts), threads)
     if compiled is not None:
         return compiled
     total = _sum_of_taps(widened(x), walked)
-    return (total / counts.astype(total.dtype)).astype(x.dtype, copy=False)
+    return (total / counts.astype(total.dtype, copy=False)).astype(x.dtype, copy=False)
 
 
 def _sum_of_taps(x: Any, windows: PoolingWindows) -> Any:
@@ -342,8 +352,12 @@ def _sum_of_taps(x: Any, windows: PoolingWindows) -> Any:
     return total
 
 
-def mean_counts(extents: Sequence[int], windows: PoolingWindows, include_pads: bool) -> Any:
-    """Return the number of elements in each window's mean; pads count if requested, elements after the pads never."""
+@lru_cache(maxsize=64)
+def mean_counts(extents: tuple[int, ...], windows: PoolingWindows, include_pads: bool, dtype: Any) -> Any:
+    """Return the number of elements in each window's mean; pads count if requested, elements after the pads never.
+
+    The result is a read-only array, which later calls return again.
+    """
     total = np.ones((1,) * len(extents))
     for axis, extent in enumerate(extents):
         dilation, begin = windows.dilations[axis], windows.begins[axis]
@@ -353,7 +367,9 @@ def mean_counts(extents: Sequence[int], windows: PoolingWindows, include_pads: b
         highest = np.minimum((end - 1 - starts) // dilation, windows.kernel[axis] - 1)
         inside = np.maximum(highest - lowest + 1, 0)
         total = total * inside.reshape([-1 if i == axis else 1 for i in range(len(extents))])
-    return np.maximum(total, 1)
+    counts = np.maximum(total, 1).astype(dtype)
+    counts.flags.writeable = False
+    return counts
 
 
 @operator("LpPool", since_version=2, make_windows=window_maker)

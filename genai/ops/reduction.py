@@ -51,15 +51,14 @@ _REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-LastStep = Callable[[Any, int], Any]
-# The reductions over the last axes that are compiled for float32, and a function of each result and the row's size.
-COMPILED: dict[str, tuple[planes.Reduction, LastStep | None]] = {
-    "ReduceL2": ("squares", lambda total, size: np.sqrt(total)),
-    "ReduceMax": ("max", None),
-    "ReduceMean": ("sum", lambda total, size: total / np.float32(size)),
-    "ReduceMin": ("min", None),
-    "ReduceSum": ("sum", None),
-    "ReduceSumSquare": ("squares", None),
+# The reductions over the last axes that are compiled for float32.
+COMPILED: dict[str, planes.Reduction] = {
+    "ReduceL2": "norm",
+    "ReduceMax": "max",
+    "ReduceMean": "mean",
+    "ReduceMin": "min",
+    "ReduceSum": "sum",
+    "ReduceSumSquare": "squares",
 }
 
 
@@ -98,12 +97,9 @@ def is_compiled(x: Any) -> bool:
 
 def over_last_axes(name: str, x: Any, first: int, *, keepdims: bool, threads: Threads | None) -> Any:
     """Reduce the axes from `first` on by an operator of COMPILED; x must be as `is_compiled` requires."""
-    kind, last_step = COMPILED[name]
-    rows = x.reshape(math.prod(x.shape[:first]), -1)
-    found = planes.reduced(kind, rows, threads=threads)
-    if last_step is not None:
-        found = last_step(found, rows.shape[1])
-    return found.reshape(x.shape[:first] + (1,) * (x.ndim - first) * keepdims)
+    outer = x.shape[:first]
+    found = planes.reduced(COMPILED[name], x.reshape(math.prod(outer), -1), threads=threads)
+    return found.reshape(outer + (1,) * (x.ndim - first) * keepdims)
 
 
 for _name, _function in _REDUCTIONS.items():

@@ -19,7 +19,7 @@ from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 from genai.kernels.cpu.program.bound_program import first_element
 from genai.kernels.cpu.program.recording import POISON, JoinedProgram, RecordedRun, Recorder, recorded
 from genai.ops.control import If
-from genai.ops.dependence import is_native, needs_values, reads_only_shapes, shape_inputs
+from genai.ops.dependence import is_fast_alone, is_native, needs_values, reads_only_shapes, shape_inputs
 
 from .arguments import root_of
 from .loop import Explain, OpCall, Plan, RunContext, call, explained, run_slots, run_unobserved, with_lifetimes
@@ -301,7 +301,7 @@ class _Recording:
         for step in reversed(self._steps):
             if isinstance(step, OpCall):
                 found = [step]
-            elif len(step.runs) < _MIN_RUNS:
+            elif not _is_worth_joining(step):
                 found = [op for op in step.ops[::-1] if op not in step.views or step.views.index(op) not in step.made]
             else:
                 read = tuple(slot for slot in step.produced if slot in needed and step.computes([slot]))
@@ -329,8 +329,11 @@ class _Recording:
 _CHECKS = 2
 # The place of an address that never changes.
 _FIXED: _Place = (-1, 0)
-# Calls of segments with fewer programs are not joined.
-_MIN_RUNS = 2
+
+
+def _is_worth_joining(segment: _Segment) -> bool:
+    """Return True if a joined program takes less time than the calls of a segment."""
+    return len(segment.runs) > 1 or (len(segment.runs) == 1 and not any(is_fast_alone(o.op_type) for o in segment.ops))
 
 
 class _Regions:

@@ -8,7 +8,10 @@ import pytest
 from genai.kernels.cpu.arrays.functions import activation, combined
 from genai.kernels.cpu.arrays.planes import REDUCTIONS, reduced, scaled
 
-EXACT = {"sum": np.sum, "max": np.max, "min": np.min, "squares": lambda x, axis: np.square(x).sum(axis)}
+EXACT = {
+    "sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "norm": np.linalg.norm,
+    "squares": lambda x, axis: np.square(x).sum(axis),
+}  # fmt: skip
 SHAPES = [(5, 1), (3, 7), (4, 17), (2, 64), (3, 100), (2, 4096), (2, 9001), (1, 100_003)]
 
 

@@ -308,3 +308,36 @@ def test_every_result_of_another_shape_is_reported():
         session.run({"x": _numbers(3)})
         with pytest.warns(UserWarning, match=r"output 'y' has shape \[2\]"):
             session.run({"x": _numbers(2)})
+
+
+@pytest.mark.parametrize(
+    ("node", "shape"),
+    [
+        ("AveragePool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x)", (2, 3, 9, 7)),
+        ("AveragePool<kernel_shape = [2, 2], pads = [1, 0, 1, 0], count_include_pad = 1>(x)", (1, 2, 5, 6)),
+        ("MaxPool<kernel_shape = [5, 5], pads = [2, 2, 2, 2]>(x)", (1, 2, 9, 11)),
+        ("GlobalAveragePool(x)", (2, 3, 5, 5)),
+        ("InstanceNormalization(x, scale, shift)", (2, 3, 6, 5)),
+        ("BatchNormalization(x, scale, shift, shift, square)", (2, 3, 6, 5)),
+        ("ReduceMean(x, last)", (4, 33)),
+        ("ReduceL2(x, last)", (4, 3, 19)),
+        ("LogSoftmax(x)", (5, 21)),
+        ("Relu(x)", (7,)),
+    ],
+)
+def test_a_single_node_becomes_a_program(node, shape):
+    """A program of one call needs none of the checks and decisions of its kernel."""
+    constants = (
+        f"{_constant('scale', 3)}, {_constant('shift', 3)}, float[3] square = {{0.5, 2, 3}}, int64[1] last = {{-1}}"
+    )
+    dims = ", ".join("ABCD"[: len(shape)]), ", ".join("PQRS"[: len(shape)])
+    session = _session(f"g (float[{dims[0]}] x) => (float[{dims[1]}] y) <{constants}> {{ y = {node} }}")
+    feeds = [{"x": _numbers(*shape)} for _ in range(6)]
+    _agree(session, [*feeds, {"x": _numbers(*shape[:-1], shape[-1] + 2)}, *feeds])
+    assert [op.op_type for op in next(iter(session._repeated._forms.values())).calls] == ["Joined"]
+
+
+def test_a_single_sum_remains_an_ordinary_call():
+    session = _session("g (float[N] x) => (float[N] z) { z = Add(x, x) }")
+    _agree(session, [{"x": _numbers(8)} for _ in range(4)])
+    assert _form(session) == ["Add"]

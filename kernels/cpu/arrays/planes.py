@@ -22,8 +22,8 @@ from ..program.bound_program import NodeProgram
 from ..program.calls import PIECE, Call, Items
 from ..program.thread_pool import Threads
 
-Reduction = Literal["sum", "max", "min", "squares"]
-REDUCTIONS: tuple[Reduction, ...] = ("sum", "max", "min", "squares")
+Reduction = Literal["sum", "mean", "max", "min", "squares", "norm"]
+REDUCTIONS: tuple[Reduction, ...] = ("sum", "mean", "max", "min", "squares", "norm")
 _NANOSECONDS_PER_NUMBER = 0.1
 _STEP = 4 * LANES
 
@@ -103,20 +103,26 @@ def _reduced(kind: Reduction) -> Callable[[int, int], Any]:
     """Return the helper (address, size) that reduces a row, before the last step of `reduce_op`."""
     if kind in ("max", "min"):
         return _max_of(_same if kind == "max" else _negative)
-    return _sum_of(_square if kind == "squares" else _same)
+    return _sum_of(_square if kind in ("squares", "norm") else _same)
 
 
 @once
 def reduce_op(kind: Reduction) -> NativeOp:
     """Return the operator. Items are planes, and each result is one number."""
     reduced = _reduced(kind)
-    is_min = kind == "min"
+    is_min, is_mean, is_norm = kind == "min", kind == "mean", kind == "norm"
 
     def reduce(arguments: PlanesArguments, context: int, begin: int, end: int, scratch: int) -> int:
         size = arguments.size
         for plane in range(begin, end):
             value = reduced(arguments.x + 4 * plane * size, size)
-            write_float32(arguments.out + 4 * plane, -value if is_min else value)
+            if is_min:
+                value = -value
+            elif is_mean:
+                value = value / np.float32(size)
+            elif is_norm:
+                value = np.float32(np.sqrt(value))
+            write_float32(arguments.out + 4 * plane, value)
         return 0
 
     return native_op(PlanesArguments, name=f"reduce_{kind}")(reduce)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from ...checks import Float32, check
-from ..jit.arguments import Address, Arguments
+from ..jit.arguments import Address, Arguments, Binding
 from ..jit.dsl import inline
 from ..jit.memory import load, load_float32, store_first
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
 from ..jit.vector import LANES, larger, splat_float32
-from ..program.bound_program import run_alone
-from ..program.calls import Items
+from ..program.bound_program import NodeProgram, first_element
+from ..program.calls import Call, Items
 from ..program.thread_pool import Threads
 from .depthwise import spread_lanes, spread_plane
 
@@ -125,12 +126,25 @@ def pooled(
         raise ValueError(f"sizes {sizes}, windows {kernel}, strides {strides} and pads {pads} are out of range")
     if counts is not None:
         check("counts", counts, sizes)
-    out, scratch = np.empty((len(x), *sizes), np.float32), scratch_bytes(sizes, kernel, strides)
+    out = np.empty((len(x), *sizes), np.float32)
     if out.size:
-        run_alone(
-            pool_op("max" if counts is None else "mean"), Items(factor=len(x)),
-            out.size * kernel[0] * kernel[1] * _NANOSECONDS_PER_TAP, threads, scratch=scratch, x=x, out=out,
-            counts=counts, x_rows=x.shape[1], x_columns=x.shape[2], height=kernel[0], width=kernel[1], rows=sizes[0],
-            columns=sizes[1], row_stride=strides[0], column_stride=strides[1], top=pads[0], left=pads[1],
-        )  # fmt: skip
+        program = _program("max" if counts is None else "mean", x.shape, kernel, sizes, strides, pads)
+        addresses = {"x": first_element(x), "out": first_element(out)}
+        if counts is not None:
+            addresses["counts"] = first_element(counts)
+        program.run_bound(addresses, threads, 0, out.size * kernel[0] * kernel[1] * _NANOSECONDS_PER_TAP)
     return out
+
+
+@lru_cache(maxsize=256)
+def _program(
+    kind: Literal["max", "mean"], shape: tuple[int, ...], kernel: tuple[int, int], sizes: tuple[int, int],
+    strides: tuple[int, int], pads: tuple[int, int],
+) -> NodeProgram:  # fmt: skip
+    arguments = PoolArguments(
+        x=Binding("x"), out=Binding("out"), counts=Binding("counts") if kind == "mean" else None, x_rows=shape[1],
+        x_columns=shape[2], height=kernel[0], width=kernel[1], rows=sizes[0], columns=sizes[1], row_stride=strides[0],
+        column_stride=strides[1], top=pads[0], left=pads[1],
+    )  # fmt: skip
+    call = Call(pool_op(kind), arguments, Items(factor=shape[0]), scratch_bytes(sizes, kernel, strides))
+    return NodeProgram([[call]])

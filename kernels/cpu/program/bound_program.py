@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..jit.arguments import Binding
 from ..jit.native import NativeOp
 from .calls import Call, Items, Phases, Program, program_of
-from .thread_pool import NO_STEP, Threads, own_memory, recorder_of_thread, refused, rows_context
+from .thread_pool import NO_STEP, Threads, recorder_of_thread, rows_context, run_only
 
 T = TypeVar("T")
 _ALONE = Threads(1)
@@ -55,10 +55,7 @@ class NodeProgram:
         if call is None:
             threads.run(copy, rows_context(tokens) if tokens else None, nanoseconds=nanoseconds)
         else:
-            context = rows_context(tokens) if tokens else NO_STEP
-            scratch = first_element(own_memory("scratch", call.scratch)) if call.scratch else 0
-            if code := call(context.address, tokens, scratch):
-                raise refused(code)
+            run_only(call, rows_context(tokens) if tokens else NO_STEP, tokens)
         copies.append(copy)
 
 

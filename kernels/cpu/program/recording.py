@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from genai.common.host_memory import huge_array
 
-from .calls import COUNTED, DIVISOR, FACTOR, Program
+from .calls import COUNTED, DIVISOR, FACTOR, Items, OnlyCall, Program
 from .step_table import StepField
-from .thread_pool import NO_STEP, Threads, recorder_of_thread, set_recorder
+from .thread_pool import NO_STEP, Threads, recorder_of_thread, run_only, set_recorder
 
 _ALONE = Threads(1)
 # The bytes of memory that a program should write before it is read.
@@ -93,6 +93,10 @@ def recorded() -> Iterator[Recorder]:
         set_recorder(before)
 
 
+# A program with its table's view, memory for inner values, and the program as a function if it has only one call.
+_Copy = tuple[Program, memoryview, NDArray[np.uint8], OnlyCall | None]
+
+
 class JoinedProgram:
     """A program that runs recorded runs one after another on the calling thread.
 
@@ -121,7 +125,7 @@ class JoinedProgram:
                 address = run.addresses[name]
                 self._open(first + entry, place(number, address), address, offset)
             first += table.size
-        self._copies: list[tuple[Program, memoryview, NDArray[np.uint8]]] = []
+        self._copies: list[_Copy] = []
 
     def _open(self, entry: int, placed: tuple[int, int] | None, address: int, offset: int) -> None:
         if placed is None:
@@ -145,18 +149,24 @@ class JoinedProgram:
             copy = self._copies.pop()
         except IndexError:
             copy = self._copy()
-        program, view, memory = copy
+        program, view, memory, only = copy
         if poison:
             memory.fill(POISON)
         for entry, index, offset in self._outer:
             view[entry] = addresses[index] + offset
-        _ALONE.run(program, NO_STEP, nanoseconds=0.0)
+        if only is None:
+            _ALONE.run(program, NO_STEP, nanoseconds=0.0)
+        else:
+            run_only(only, NO_STEP)
         self._copies.append(copy)
 
-    def _copy(self) -> tuple[Program, memoryview, NDArray[np.uint8]]:
+    def _copy(self) -> _Copy:
         table, memory = huge_array(self._table.shape, np.int64), huge_array((max(self._inner_bytes, 1),), np.uint8)
         table[...] = self._table
         program, start = Program(table, self._calls, self._scratch), memory.ctypes.data
         for entry, offset in self._inner:
             program.view[entry] = start + offset
-        return program, program.view, memory
+        only = None
+        if len(self._calls) == 1:  # its number of items is constant
+            only = OnlyCall(replace(self._calls[0], items=Items(factor=int(table[0, FACTOR]))), program.address)
+        return program, program.view, memory, only

@@ -22,7 +22,7 @@ from genai.common.interrupts import InterruptsDeferred, Task, ThreadsRefused, st
 from ...device import StepCancelled, StepError
 from ..jit.native import LIBRARY
 from . import driver
-from .calls import PREFILL, Program
+from .calls import PREFILL, OnlyCall, Program
 from .step_table import ContextTable, ErrorCode, StepField
 from .waiting import SPINS, START_PATIENCE
 
@@ -270,6 +270,13 @@ class Threads:
 def refused(code: int) -> StepError:
     """Return the error for the code that an operator returned."""
     return StepError(f"an operator rejected its input: {_REFUSALS.get(code, 'unknown reason')} (code {code})")
+
+
+def run_only(call: OnlyCall, context: ContextTable, rows: int = 0) -> None:
+    """Run a program's only call on the calling thread. Raises StepError if the operator rejects its input."""
+    scratch = own_memory("scratch", call.scratch).ctypes.data if call.scratch else 0
+    if code := call(context.address, rows, scratch):
+        raise refused(code)
 
 
 # The context of programs that do not depend on a step.
