@@ -430,7 +430,8 @@ class _JoinedKernel:
         self._expected = [(known.shape, known.strides, known.dtype) for known in segment.outer.values()]
         self._held = segment.held
         self._slots = tuple(segment.outer)
-        self._fallback = Plan(tuple(segment.ops), initial, {}, (), outputs)
+        # The calls of a body release slots of the body's plan, which are other slots here.
+        self._fallback = Plan(with_lifetimes(segment.ops, set(outputs)), initial, {}, (), outputs)
         made = [segment.produced[slot] for slot in outputs]
         buffers = list(dict.fromkeys(place[0] for place, _ in made))
         # The buffers of results are allocated for each run. A result is a whole buffer or a view.

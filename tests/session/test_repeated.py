@@ -341,3 +341,14 @@ def test_a_single_sum_remains_an_ordinary_call():
     session = _session("g (float[N] x) => (float[N] z) { z = Add(x, x) }")
     _agree(session, [{"x": _numbers(8)} for _ in range(4)])
     assert _form(session) == ["Add"]
+
+
+def test_inputs_of_a_joined_body_remain_for_later_calls():
+    """The calls of a body release other slots than the calls of the plan."""
+    session = _session("""g (float[N, M] x) => (float[P, Q] y, float[N, M] z) <bool no = {0}> {
+        y = If(no) <then_branch = then () => (float[N, M] a) { a = Exp(x) },
+                    else_branch = other () => (float[N, M] b) { b = Softmax(x) }>
+        z = LogSoftmax(x)
+    }""")
+    _agree(session, [{"x": _numbers(3, 5)} for _ in range(6)])
+    assert _form(session) == ["Joined"]
