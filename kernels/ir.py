@@ -9,11 +9,11 @@ the number of rows of a value.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -578,6 +578,25 @@ class Constants(Protocol):
 
     def packed(self, weight: Weight) -> None:
         """Record that the device has packed a weight into its own format and will not read its constants again."""
+
+
+@runtime_checkable
+class StoredConstants(Constants, Protocol):
+    """Constants that are stored in files. Programs with the same constants can share the packed weights."""
+
+    def origin(self, name: str) -> Hashable:
+        """Return a value that identifies the bytes of a constant, or None if the constant is not stored in a file."""
+
+
+def origin_of(weight: Weight, constants: Constants) -> Hashable:
+    """Return a value that is equal for weights with the same format and bytes; None if the bytes are in no file."""
+    if not isinstance(constants, StoredConstants):
+        return None
+    origins = {name: constants.origin(name) for name in constant_names(weight)}
+    if not origins or None in origins.values():
+        return None
+    values = (getattr(weight, one.name) for one in fields(weight))
+    return type(weight).__name__, *(origins.get(value, value) for value in values)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from genai.kernels.ir import HostNode, Ids, Op, OpProgram, Per, RowsType, Weight
 from genai.ops.registry import Kernel, NodeSpec
 
 from ..onnx.ir import Graph, Node, OnnxModel
+from ..onnx.storage import ExternalStorage
 from ..onnx.types import TensorType
 from ..session.loop import OpCall, call
 from ..session.plan import Compiler, PlanOptions, Scope, checked_scope, unusable
@@ -97,6 +98,18 @@ class _RowCompiler(Compiler):
             if name and len(per) == 1 and (type_ := _rows_type(self.graph, name, next(iter(per)))) is not None:
                 self.types[name] = type_
 
+    def origin(self, array: NDArray[Any]) -> Hashable:
+        """Return the file, the place in it and the form of a constant; None if the constant is not a whole tensor."""
+        tensor, folder = self.weights.tensor_of(array), self.scope.model.folder
+        if tensor is None or folder is None or not isinstance(tensor.storage, ExternalStorage):
+            return None
+        storage = tensor.storage
+        if storage.mapping is None:
+            return None
+        facts = (folder / storage.entries["location"]).stat()
+        file = facts.st_dev, facts.st_ino, facts.st_mtime_ns
+        return *file, storage.offset, str(array.dtype), array.shape, array.strides
+
 
 def _on_host(step: OpCall, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run a host node; errors name the node."""
@@ -125,12 +138,16 @@ class ProgramConstants:
         self._release = compiler.weights.release
         ops = [part for part in compiler.parts if isinstance(part, Op)]
         names = {name for op in ops for name in constant_names(op)}
+        self._origins = {name: compiler.origin(compiler.constants[name]) for name in names}
         self._arrays: dict[str, NDArray[Any]] = {name: _copied(compiler.constants[name]) for name in names}
         weights = {weight for op in ops for weight in weights_of(op)}
         self._readers = Counter(name for weight in weights for name in constant_names(weight))
 
     def array(self, name: str) -> NDArray[Any]:
         return self._arrays[name]
+
+    def origin(self, name: str) -> Hashable:
+        return self._origins.get(name)
 
     def packed(self, weight: Weight) -> None:
         names = constant_names(weight)

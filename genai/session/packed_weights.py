@@ -51,6 +51,11 @@ class WeightStore:
         if self._on_packed is not None:
             self._on_packed(array.nbytes)
 
+    def tensor_of(self, array: NDArray[Any]) -> OnnxTensor | None:
+        """Return the external tensor of which a constant is a view of all elements; None if there is none."""
+        tensor = self._tensors.get(array.__array_interface__["data"][0])
+        return tensor if tensor is not None and tensor.nbytes == array.nbytes else None
+
     def name_of(self, name: str) -> str:
         """Return one name for all constants with the same bytes in the same order; other names are unchanged."""
         if name not in self._constants:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from math import prod
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genai.common.host_memory import Arena
 
-from ...ir import BlockWeight, Constants, DenseWeight, Weight
+from ...ir import BlockWeight, Constants, DenseWeight, Weight, origin_of
 from ...weight_layout import BlockMatrix, num_records, num_tiles
 from ..jit.native import LIBRARY, Compiled
 from ..linear.calls import alike
@@ -34,6 +34,8 @@ class PackedWeights:
     def __init__(self, threads: Threads) -> None:
         self._threads, self._arena = threads, Arena()
         self._packed: WeakKeyDictionary[Constants, dict[Weight, Any]] = WeakKeyDictionary()
+        # The packed weights of all programs by their bytes in files: an MTP head uses tables of its model.
+        self._stored: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
     def matrix(self, weight: Weight, constants: Constants) -> Matrix:
         """Return a packed weight. It is packed on first use."""
@@ -48,7 +50,11 @@ class PackedWeights:
     def _once(self, pack: Callable[[Weight, Constants], Any], weight: Weight, constants: Constants) -> Any:
         packed = self._packed.setdefault(constants, {})
         if weight not in packed:
-            packed[weight] = pack(weight, constants)
+            origin = origin_of(weight, constants)
+            found = None if origin is None else self._stored.get((origin, pack.__name__))
+            packed[weight] = pack(weight, constants) if found is None else found
+            if origin is not None:
+                self._stored[origin, pack.__name__] = packed[weight]
             constants.packed(weight)
         return packed[weight]
 
