@@ -102,3 +102,21 @@ def test_two_classes(rng, form):
         LOGISTIC: (1 / (1 + np.exp(score)), 1 / (1 + np.exp(-score))),
     }[form]
     np.testing.assert_allclose(pair, np.stack(expected, 1), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", [NEGATED, COMPLEMENT, LOGISTIC])
+def test_two_classes_of_one_row_have_the_same_bits(rng, form):
+    scores = np.ascontiguousarray(rng.standard_normal((40, 2)) * 4)
+    chosen, pairs = binary_scores(scores, 1, 0.1, 0.0, form)
+    for row in range(len(scores)):
+        one, pair = binary_scores(scores[row : row + 1], 1, 0.1, 0.0, form)
+        assert (one.dtype, pair.dtype) == (chosen.dtype, pairs.dtype)
+        assert one.tolist() == [chosen[row]] and pair.tobytes() == pairs[row].tobytes()
+
+
+def test_a_forest_walks_rows_of_several_widths_and_types(rng):
+    made = forest(rng, 5, 4, 2, 1)
+    rows = rng.standard_normal((3, 9)).astype(np.float32)
+    expected = run_forest(rows, made)
+    for other in (rows.astype(np.float64), np.ascontiguousarray(rows[:, :5]), rows):
+        np.testing.assert_array_equal(run_forest(other, made), expected)

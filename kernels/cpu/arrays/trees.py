@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from genai.common.host_memory import huge_array
 
-from ..jit.arguments import Address, Arguments
+from ..jit.arguments import Address, Arguments, Binding
 from ..jit.dsl import inline
 from ..jit.memory import read_float32, read_float64, read_int32, read_uint8, write_float64
 from ..jit.native import native_op
-from ..program.bound_program import run_alone
-from ..program.calls import Items
+from ..program.bound_program import BoundPrograms, NodeProgram, addresses_of
+from ..program.calls import Call, Items
 from ..program.step_table import StepField
 from ..program.thread_pool import Threads
 from .functions import activation
@@ -109,6 +109,21 @@ class Forest:
         return {name: np.ascontiguousarray(getattr(self, name), kind) for name, kind in kinds.items()} | {
             "nodes": self._nodes
         }
+
+    @cached_property
+    def programs(self) -> BoundPrograms[NodeProgram]:
+        """The programs that walk the trees, by the arguments of `walking`. They contain the addresses of the arrays."""
+        return BoundPrograms()
+
+    def walking(self, columns: int, is_double: bool, aggregate: int) -> NodeProgram:
+        """Return a program for rows of `columns` features, with bindings for x and out."""
+        arguments = ForestArguments(
+            **addresses_of(self.arrays), trees=len(self.roots), x=Binding("x"), row_bytes=columns * (4 << is_double),
+            is_double=int(is_double), out=Binding("out"), num_targets=self.num_targets, aggregate=aggregate,
+        )  # fmt: skip
+        return NodeProgram(
+            [[Call(walk_trees, arguments, Items(StepField.TOKENS, grain=_GRAIN))]], 0, self.row_nanoseconds
+        )
 
     @cached_property
     def _nodes(self) -> NDArray[Any]:
@@ -251,8 +266,12 @@ def binary_scores(
     """
     if not 0 <= column < scores.shape[1]:
         raise ValueError(f"scores are {scores.dtype} {list(scores.shape)}, which has no column {column}")
-    score = (scores[:, column] + base).astype(np.float32)
-    pairs = np.stack([1 - score if kind == COMPLEMENT else -score, score], axis=1)
+    if len(scores) == 1:  # numbers take less time than arrays, with the same roundings
+        value = np.float32(scores.item(0, column) + base)
+        score, pairs = np.array([value]), np.array([[1 - value if kind == COMPLEMENT else -value, value]])
+    else:
+        score = (scores[:, column] + base).astype(np.float32)
+        pairs = np.stack([1 - score if kind == COMPLEMENT else -score, score], axis=1)
     if kind == LOGISTIC and pairs.size:
         pairs = activation("sigmoid", pairs)
     return (score > np.float64(threshold)).astype(np.int8), pairs
@@ -276,11 +295,8 @@ def run_forest(
         raise ValueError(f"the trees use {forest.num_features} features, but the input has {columns}")
     shape = (rows, forest.num_targets)
     out = np.zeros(shape) if aggregate == SUM else np.full(shape, np.inf if aggregate == MIN else -np.inf)
-    run_alone(
-        walk_trees, Items(StepField.TOKENS, grain=_GRAIN), rows * forest.row_nanoseconds, threads, tokens=rows,
-        **forest.arrays, trees=len(forest.roots), x=x, row_bytes=columns * dtype.itemsize, is_double=dtype == _FLOAT64,
-        out=out, num_targets=forest.num_targets, aggregate=aggregate,
-    )  # fmt: skip
+    program = forest.programs.get(forest.walking, columns, dtype == _FLOAT64, aggregate)
+    program.run(threads, rows, x=x, out=out)
     if aggregate != SUM:
         out[np.isinf(out)] = 0.0
     return out
