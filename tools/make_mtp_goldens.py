@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.make_goldens import FOLDER as GOLDENS
 from tools.random_weights import random_tensor
 
-NAMES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_next")
+NAMES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_next")
+# The names of the parts of a head that a checkpoint stores as a further layer.
+PARTS = {
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"
+}  # fmt: skip
 FOLDER = GOLDENS.parent / "mtp_goldens"
 
 
@@ -78,16 +83,19 @@ def make_golden(name: str) -> None:
     weights = {key.replace("model.language_model.", "model."): value for key, value in made.items()} if nested else made
     hidden = config["hidden_size"]
     one = {**config, "num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
-    if "decoder_sparse_step" in config:
-        one["decoder_sparse_step"] = 1
+    one |= {key: 1 for key in ("decoder_sparse_step",) if key in config}
+    one |= {key: 0 for key in ("first_k_dense_replace",) if key in config}
+    one |= {key: ["sparse"] for key in ("mlp_layer_types",) if key in config}
     with torch.no_grad():
         vectors = model_of(config, weights).model(torch.tensor(tokens[None])).last_hidden_state
-        layer = layer_shapes(one)
-        head = {f"mtp.{key}": shape for key, shape in layer.items()}
+        head = {f"mtp.{key}": shape for key, shape in layer_shapes(one).items()}
+        if name != "qwen3_5_moe":  # as most checkpoints
+            head = dict(with_experts_apart(head))
         head["mtp.fc.weight"] = (hidden, 2 * hidden)
         for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
             head[f"mtp.{norm}.weight"] = (hidden,)
-        own = {key: random_tensor(key, shape, seed) for key, shape in head.items()}
+        stored = {key: stored_name(key, config) for key in head}
+        own = {key: random_tensor(stored[key], shape, seed) for key, shape in head.items()}
         inside = {f"model.{key.removeprefix('mtp.')}": own[key] for key in head if "fc" not in key}
         outside = {key: weights[key] for key in ("model.embed_tokens.weight", "lm_head.weight") if key in weights}
         model = model_of(one, inside | outside)
@@ -106,9 +114,34 @@ def make_golden(name: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     found = {"hidden_states": vectors, "hidden_states_out": states, "logits": logits}
     arrays = {key: np.ascontiguousarray(value[0].numpy()) for key, value in found.items()}
-    path = FOLDER / f"{name}.safetensors"
-    save_file(arrays, path, {"tensors": json.dumps(head), "transformers": transformers.__version__})
+    path, tensors = FOLDER / f"{name}.safetensors", {stored[key]: shape for key, shape in head.items()}
+    save_file(arrays, path, {"tensors": json.dumps(tensors), "transformers": transformers.__version__})
     print(f"{name}: {len(head)} tensors, logits spread by {arrays['logits'].std():.3g}, {path.stat().st_size} bytes")
+
+
+def stored_name(name: str, config: dict[str, Any]) -> str:
+    """Return the name in a checkpoint of a tensor of the head."""
+    if config["model_type"].startswith("qwen"):
+        return name
+    path = f"model.layers.{config['num_hidden_layers']}."
+    for ours, stored in {**PARTS, "layers.0": ""}.items():
+        if name.startswith(f"mtp.{ours}."):
+            return path + (f"{stored}." if stored else "") + name.removeprefix(f"mtp.{ours}.")
+    raise ValueError(name)
+
+
+def with_experts_apart(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names and shapes of tensors, with one tensor for each matrix of each expert."""
+    for name, shape in shapes.items():
+        path, found, part = name.partition(".mlp.experts.")
+        if not found:
+            yield name, shape
+            continue
+        count, rows, columns = shape
+        for expert in range(count):
+            for matrix in ("gate", "up") if part == "gate_up_proj" else ("down",):
+                wide = rows // 2 if part == "gate_up_proj" else rows
+                yield f"{path}.mlp.experts.{expert}.{matrix}_proj.weight", (wide, columns)
 
 
 def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -11,12 +11,16 @@ from .architectures.common import Architecture
 from .checkpoint import Checkpoint
 from .options import ExportOptions
 from .spec import DecoderSpec
-from .tensors import mtp_name, tensor_shapes
+from .tensors import HEAD, TABLE, mtp_name, tensor_shapes
+from .weights import are_equal
 
 _WITHOUT = "to build the model without the head, pass --no-mtp (in Python: ExportOptions(mtp=False))"
 # Tensors of heads in checkpoints and in GGUF files; the groups are the numbers of their layers.
-_PART_OF_HEAD = re.compile(r"mtp\.(?:layers\.(\d+)\.)?|blk\.(\d+)\.nextn\.")
-_OWN_MATRIX = re.compile(r"mtp\.(embed_tokens|lm_head)\.|blk\.\d+\.nextn\.(embed_tokens|shared_head_head)\.")
+_PART_OF_HEAD = re.compile(r"mtp\.(?:layers\.(\d+)\.)?|blk\.(\d+)\.nextn\.|model\.layers\.(\d+)\.eh_proj\.")
+_OWN_MATRIX = re.compile(
+    r"mtp\.(?:embed_tokens|lm_head)\.weight|blk\.\d+\.nextn\.(?:embed_tokens|shared_head_head)\.weight"
+    r"|model\.layers\.(\d+)\.(?:embed_tokens|shared_head\.head)\.weight"
+)
 _COUNT, _DEDICATED = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
 
 
@@ -48,10 +52,10 @@ def _with_head(
     if architecture.mtp is None:
         raise UnsupportedModelError(
             f"the MTP head of {architecture.title} cannot be converted",
-            "heads are converted for Qwen 3.5 and Qwen3-Next only",
+            "heads are converted for Qwen 3.5, Qwen3-Next, DeepSeek V3, GLM 4.5 to 4.7 and GLM 4.7 Flash only",
             f"omit --mtp; {_WITHOUT}",
         )
-    head = architecture.mtp(spec)
+    head = spec.one_layer()
     stored = architecture.stored_in(checkpoint)
     names = {mtp_name(name) for name in tensor_shapes(head)}
     sources = {one for name in names if name.startswith("mtp.") for one in stored.source(spec, name).names}
@@ -65,17 +69,27 @@ def _with_head(
             f"the head reads an embedding and a vector of the decoder, with {spec.hidden_size} elements each",
             f"use the head of the same model; {_WITHOUT}",
         )
-    if own := sorted(name for name in checkpoint if _OWN_MATRIX.match(name)):
-        dedicated = True
-    if dedicated:
+    own = next((name for name in sorted(checkpoint) if _is_separate(checkpoint, spec, stored, name)), "")
+    if own or dedicated:
         raise UnsupportedModelError(
-            f"the MTP head has separate embeddings ({own[0] if own else f'{_DEDICATED} in config.json'})",
+            f"the MTP head has separate embeddings ({own or f'{_DEDICATED} in config.json'})",
             "an MTP head must have the embeddings and the LM head of the decoder",
             _WITHOUT,
         )
-    layers = {match[1] or match[2] for name in checkpoint if (match := _PART_OF_HEAD.match(name))} - {None}
+    layers = {match[match.lastindex or 0] for name in checkpoint if (match := _PART_OF_HEAD.match(name))}
+    layers = {layer for layer in layers if layer.isdigit()}
     more = f"the MTP head has {len(layers)} layers, of which the first proposes all tokens; the others are left out"
     return replace(spec, mtp=head), [more] * (len(layers) > 1)
+
+
+def _is_separate(checkpoint: Checkpoint, spec: DecoderSpec, stored: Architecture, name: str) -> bool:
+    """Return True if a tensor holds embeddings or an LM head of the head, and differs from those of the decoder."""
+    match = _OWN_MATRIX.match(name)
+    if match is None or (match[1] and match[1] != str(spec.num_layers)):
+        return False
+    ours = TABLE if name.endswith("embed_tokens.weight") or spec.tie_word_embeddings else HEAD
+    (of_decoder,) = stored.source(spec, ours).names
+    return not are_equal(checkpoint, name, of_decoder)
 
 
 def _incomplete(checkpoint: Checkpoint, missing: list[str], count: int) -> InputError:

@@ -16,7 +16,7 @@ from .rope_scaling import LongRope
 from .spec import AltUpSpec, DecoderSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, MambaSpec, ShortConvSpec
 
 Shape = tuple[int, ...]
-TABLE = "model.embed_tokens.weight"
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Endings of the names of small matrices that are stored as float32 with every precision.
 EXACT = (
     "mlp.gate.weight", "in_proj_a.weight", "in_proj_b.weight", "modality_router.weight", "prediction_coefs.weight",

@@ -18,7 +18,7 @@ from ..errors import InputError
 from .architectures.common import Architecture, TensorSource
 from .checkpoint import Checkpoint
 from .spec import DecoderSpec
-from .tensors import TABLE, tensor_shapes
+from .tensors import HEAD, TABLE, tensor_shapes
 
 # Number of floats converted at a time: 16 MiB of float32.
 _CHUNK_FLOATS = 1 << 22
@@ -191,11 +191,29 @@ def not_finite(name: str) -> InputError:
     )
 
 
-HEAD = "lm_head.weight"
 # Buffers that older exports store and every runtime recomputes.
 _DERIVED = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|\.masked_bias|\.attn\.bias|\.attention\.bias)$")
 
 Progress = Callable[[int], None]
+
+
+def unused_names(architecture: Architecture, spec: DecoderSpec, checkpoint: Checkpoint) -> str:
+    """Return a regular expression for the names of tensors that do not affect the logits; "" if there are none."""
+    patterns = [architecture.unused]
+    if architecture.mtp is not None and (path := architecture.mtp.path(spec)):
+        (projection,) = architecture.source(spec, "mtp.fc.weight").names
+        patterns += [f"^{re.escape(path)}"] * (projection in checkpoint)
+    return "|".join(filter(None, patterns))
+
+
+def are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
+    """Return True if two matrices of a checkpoint have the same values, which may be stored in different types."""
+    both = (checkpoint[name] for name in (first, second))
+    one, other = (dequantize(matrix) if type_of(matrix) is not None else matrix for matrix in both)
+    return one.shape == other.shape and all(
+        np.array_equal(a, b, equal_nan=True)
+        for a, b in zip(row_chunks(first, one, finite=False), row_chunks(second, other, finite=False), strict=True)
+    )
 
 
 class CheckpointWeights(Mapping[str, NDArray[Any]]):
@@ -223,7 +241,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
     ) -> None:
         self._checkpoint, self._force = checkpoint, force
         architecture = architecture.stored_in(checkpoint)
-        self._unused = re.compile(architecture.unused or "$^")
+        self._unused = re.compile(unused_names(architecture, spec, checkpoint) or "$^")
         self.reports = [progress]
         prefix, _, rest = (table := architecture.source(spec, TABLE).names[0]).partition(".")
         # Checkpoints of a base model without a head omit a prefix such as "transformer.".
@@ -320,14 +338,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
     def _check_tied(self, head: str) -> None:
         """Raise InputError if a stored head differs from the embeddings that it is tied to."""
         table = self._sources[TABLE].names[0]
-        both = (self._checkpoint[name] for name in (table, head))
-        table_matrix, head_matrix = (dequantize(matrix) if type_of(matrix) is not None else matrix for matrix in both)
-        if table_matrix.shape != head_matrix.shape or not all(
-            np.array_equal(a, b, equal_nan=True)
-            for a, b in zip(
-                row_chunks(table, table_matrix, finite=False), row_chunks(head, head_matrix, finite=False), strict=True
-            )
-        ):
+        if not are_equal(self._checkpoint, table, head):
             raise InputError(
                 f"{head} differs from {table}, although config.json sets tie_word_embeddings",
                 "tied embeddings share one matrix",

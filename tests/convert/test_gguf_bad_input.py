@@ -203,35 +203,40 @@ def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) ->
         plan_build(source)
 
 
-def test_the_mtp_head_of_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["qwen35", *(pytest.param(name, marks=pytest.mark.drawn(6)) for name in ("glm4moe", "deepseek2"))]
+)
+def test_the_mtp_head_of_a_file(name: str, tmp_path: Path) -> None:
     """The layer of the head is a copy of a layer with attention, and all other tensors have different numbers."""
-    layer = dict(gguf_models._tensors(SHAPES["qwen35"], np.random.RandomState(0)))
-    tensors = {name.replace("blk.2.", "blk.4."): array for name, array in layer.items() if name.startswith("blk.2.")}
-    random = np.random.default_rng(5)
+    shape, random = SHAPES[name], np.random.default_rng(5)
+    count, source = shape.layers, shape.layers - (2 if name == "qwen35" else 1)
+    layer = dict(gguf_models._tensors(shape, np.random.RandomState(0)))
+    copied, path = f"blk.{source}.", f"blk.{count}."
+    tensors = {name.replace(copied, path): array for name, array in layer.items() if name.startswith(copied)}
     sizes = {"eh_proj": (256, 512), "enorm": (256,), "hnorm": (256,), "shared_head_norm": (256,)}
     parts = {name: random.standard_normal(size, np.float32) for name, size in sizes.items()}
-    tensors |= {f"blk.4.nextn.{name}.weight": array for name, array in parts.items()}
-    more = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
-    source = write_with(tmp_path / "a.gguf", tensors, "qwen35", "qwen35", **more)
-    folder = build_model(source, tmp_path / "model", ExportOptions(precision="kept", mtp=True))
+    tensors |= {f"{path}nextn.{name}.weight": array for name, array in parts.items()}
+    more = {f"{name}.block_count": count + 1, f"{name}.nextn_predict_layers": 1}
+    file = write_with(tmp_path / "a.gguf", tensors, shape.arch, name, **more)
+    folder = build_model(file, tmp_path / "model", ExportOptions(precision="kept", mtp=True))
     written = [read_model(folder / name).graph.initializers for name in ("model.onnx", "mtp.onnx")]
     decoder, head = ({name: tensor.array() for name, tensor in tensors.items()} for tensors in written)
-    for name, part in {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}.items():
-        np.testing.assert_array_equal(head[f"model.{name}.weight"], parts[part])
+    for ours, part in {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}.items():
+        np.testing.assert_array_equal(head[f"model.{ours}.weight"], parts[part])
     np.testing.assert_array_equal(head["model.fc.MatMul.weight"], parts["eh_proj"].T)
     np.testing.assert_array_equal(head["model.layers.1.final_norm_layernorm.weight"], parts["shared_head_norm"])
     same = [name for name in head if name.startswith("model.layers.0.")]
     assert len(same) > 5
-    for name in same:
-        np.testing.assert_array_equal(head[name], decoder[name.replace("layers.0.", "layers.2.")])
-    for name, value, error in (
-        ("blk.4.nextn.hnorm.weight", None, InputError),
-        ("blk.4.nextn.embed_tokens.weight", layer["token_embd.weight"], UnsupportedModelError),
+    for ours in same:
+        np.testing.assert_array_equal(head[ours], decoder[ours.replace("layers.0.", f"layers.{source}.")])
+    for changed, value, error in (
+        (f"{path}nextn.hnorm.weight", None, InputError),
+        (f"{path}nextn.embed_tokens.weight", 2 * layer["token_embd.weight"], UnsupportedModelError),
     ):
-        changed = write_with(tmp_path / f"{name}.gguf", tensors | {name: value}, "qwen35", "qwen35", **more)
-        with pytest.raises(error, match=re.escape(name)):
-            plan_build(changed, ExportOptions(precision="kept", mtp=True))
-        assert plan_build(changed).spec.mtp is None
+        file = write_with(tmp_path / f"{changed}.gguf", tensors | {changed: value}, shape.arch, name, **more)
+        with pytest.raises(error, match=re.escape(changed)):
+            plan_build(file, ExportOptions(precision="kept", mtp=True))
+        assert plan_build(file).spec.mtp is None
 
 
 def write_with(path: Path, tensors: dict[str, Any], arch: str = "llama", shape: str = "llama", **changes: Any) -> Path:

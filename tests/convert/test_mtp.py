@@ -81,10 +81,8 @@ def rows_of_decoder(folder: Path, tokens: list[int]) -> list[np.ndarray]:
 
 def rows_of_head(folder: Path, tokens: np.ndarray, vectors: np.ndarray) -> list[np.ndarray]:
     """The logits and the vectors of a head."""
-    shape, count = (
-        (1, 2, 0, json.loads((folder / "genai_config.json").read_text())["model"]["mtp"]["head_size"]),
-        len(tokens),
-    )
+    count, config = len(tokens), json.loads((folder / "genai_config.json").read_text())["model"]["mtp"]
+    shape = (1, config["num_key_value_heads"], 0, config["head_size"])
     session = Session(folder / "mtp.onnx")
     past = {name: np.zeros(shape, np.float32) for name in ("past_key_values.0.key", "past_key_values.0.value")}
     feeds = {"input_ids": tokens[None], "attention_mask": np.ones((1, count), np.int64), "hidden_states": vectors[None]}
@@ -94,7 +92,9 @@ def rows_of_head(folder: Path, tokens: np.ndarray, vectors: np.ndarray) -> list[
     return [np.asarray(found[name])[0] for name in ("logits", "hidden_states_out")]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "qwen3_5_text" else pytest.mark.drawn(6)) for name in NAMES]
+)
 def test_logits_of_a_head_and_vectors_of_its_decoder(name: str, checkpoint: Any, golden: Any, tmp_path: Path) -> None:
     folder = build_model(checkpoint(name), tmp_path / "model", ExportOptions(precision="fp32", mtp=True))
     tokens, expected = golden(name).tokens, head_of(name)[1]
@@ -184,6 +184,26 @@ def test_checkpoints_without_heads(golden: Any, letter_tokenizer: Path, tmp_path
         assert plan.spec.mtp is None and not plan.remarks
     with pytest.raises(UnsupportedModelError, match=r"the MTP head of Llama .* cannot be converted"):
         plan_build(other, ExportOptions(mtp=True))
+
+
+def test_copies_of_embeddings(checkpoint: Any, tmp_path: Path) -> None:
+    """Checkpoints of DeepSeek V3 store the embeddings and the LM head again, in the layer of the head."""
+
+    def copied(factor: int) -> Callable[[Arrays], None]:
+        def change(tensors: Arrays) -> None:
+            tensors["model.layers.7.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+            tensors["model.layers.7.shared_head.head.weight"] = factor * tensors["lm_head.weight"]
+
+        return change
+
+    same = changed(checkpoint("deepseek_v3"), tmp_path / "same", copied(1))
+    assert plan_build(same, ExportOptions(mtp=True)).spec.mtp is not None
+    other = changed(checkpoint("deepseek_v3"), tmp_path / "other", copied(2))
+    with pytest.raises(
+        UnsupportedModelError, match=r"separate embeddings \(model\.layers\.7\.shared_head\.head\.weight"
+    ):
+        plan_build(other, ExportOptions(mtp=True))
+    assert plan_build(other).spec.mtp is None
 
 
 def test_heads_with_more_layers(checkpoint: Any, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,24 @@ class TensorSource:
 
 
 @dataclass(frozen=True)
+class MtpHead:
+    """The head of an architecture that predicts further tokens: one layer like those of the decoder.
+
+    Attributes:
+        path: returns the start of the names of all tensors of the head.
+        parts: the rest of the stored names of the head's parts, by our names without "mtp."; empty if both are equal.
+    """
+
+    path: Callable[[DecoderSpec], str] = lambda spec: "mtp."
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+    def rules(self, spec: DecoderSpec) -> tuple[Rule, ...]:
+        """Return the rules for the names of the head's tensors."""
+        path = self.path(spec)
+        return tuple(Rule(rf"^mtp\.{re.escape(ours)}\.", path + stored) for ours, stored in self.parts.items())
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One model_type.
 
@@ -62,7 +80,7 @@ class Architecture:
         describe: function that reads config.json.
         rules: rules that are applied in order to each of our tensor names (the names in Llama, Qwen and Gemma 2).
         unused: regular expression for the names of tensors that do not affect the logits, such as draft heads.
-        mtp: returns the specification of the head that predicts further tokens; None if this head is not supported.
+        mtp: the head that predicts further tokens; None if there is none, or if it is not supported.
         may_join_experts: True if a checkpoint may also store the experts of a layer in one tensor.
     """
 
@@ -72,7 +90,7 @@ class Architecture:
     rules: tuple[Rule, ...] = ()
     unused: str = ""
     may_join_experts: bool = False
-    mtp: Callable[[DecoderSpec], DecoderSpec] | None = None
+    mtp: MtpHead | None = None
 
     @property
     def stores_transposed(self) -> bool:
@@ -94,7 +112,8 @@ class Architecture:
         view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
         names: tuple[str, ...] = (name,)
         floats = False
-        for rule in self.rules:
+        own = self.mtp.rules(spec) if self.mtp is not None and name.startswith("mtp.") else ()
+        for rule in (*self.rules, *own):
             match = re.search(rule.pattern, names[0])
             if match is None or not rule.when(spec) or not name.startswith(rule.part):
                 continue
@@ -299,6 +318,12 @@ def expert_groups(config: HFConfig, *, scores: int) -> dict[str, Any]:
     return {"groups": groups, "best_groups": best, "group_scores": scores} if groups > 1 else {}
 
 
+# The head of DeepSeek-V3 and its descendants is stored as a further layer.
+LAST_LAYER = MtpHead(
+    lambda spec: f"model.layers.{spec.num_layers}.",
+    {"fc": "eh_proj.", "pre_fc_norm_embedding": "enorm.", "pre_fc_norm_hidden": "hnorm.", "norm": "shared_head.norm.",
+     "layers.0": ""},
+)  # fmt: skip
 # Names of the router and of the shared experts in DeepSeek-V3 and its descendants.
 SIGMOID_ROUTER = (
     Rule(r"mlp\.gate\.selection_bias", "mlp.gate.e_score_correction_bias"),

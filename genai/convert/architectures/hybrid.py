@@ -100,7 +100,7 @@ _GATED_QUERIES = (
 
 
 # The head that predicts further tokens: one layer of attention. A build without it ignores its tensors.
-_MTP: dict[str, Any] = {"unused": r"^mtp\.", "mtp": DecoderSpec.one_layer}
+_MTP: dict[str, Any] = {"unused": r"^mtp\.", "mtp": common.MtpHead()}
 
 
 def _delta_net(config: HFConfig) -> DeltaNetSpec:

@@ -11,7 +11,7 @@ from ..hf_config import HFConfig, rope_values
 from ..rope_scaling import yarn_magnitude
 from ..spec import DecoderSpec, ExpertsSpec, LatentSpec
 from . import common
-from .common import SIGMOID_ROUTER, Rule, architecture, decoder, sigmoid_fields
+from .common import LAST_LAYER, SIGMOID_ROUTER, Rule, architecture, decoder, sigmoid_fields
 
 
 def _of_heads(*, rotated: bool) -> common.TensorView:
@@ -116,14 +116,14 @@ def _third(config: HFConfig, query_rank: int, **fields: Any) -> DecoderSpec:
 
 
 # The last layer of these checkpoints predicts further tokens.
-@architecture("DeepSeek V3, R1; Moonlight", *LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.61\.")
+@architecture("DeepSeek V3, R1; Moonlight", *LATENT, *SIGMOID_ROUTER, mtp=LAST_LAYER)
 def deepseek_v3(config: HFConfig) -> DecoderSpec:
     """DeepSeek V3: latent attention, and experts that are weighted by sigmoids and selected from groups."""
     _check_routing(config, "sigmoid", ("noaux_tc",))
     return _third(config, 1536, **sigmoid_fields(config, dense=3, normalized=True))
 
 
-@architecture("GLM 4.7 Flash", *LATENT, *SIGMOID_ROUTER, unused=r"^model\.layers\.47\.")
+@architecture("GLM 4.7 Flash", *LATENT, *SIGMOID_ROUTER, mtp=LAST_LAYER)
 def glm4_moe_lite(config: HFConfig) -> DecoderSpec:
     """GLM 4.7 Flash: DeepSeek V3's structure."""
     _check_routing(config, "sigmoid", ("noaux_tc",))

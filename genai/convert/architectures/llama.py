@@ -230,7 +230,7 @@ def glm4(config: HFConfig) -> DecoderSpec:
 
 
 # The last layers of these checkpoints predict further tokens.
-@architecture("GLM 4.5 (MoE)", *common.SIGMOID_ROUTER, unused=r"^model\.layers\.(46|92)\.")
+@architecture("GLM 4.5 (MoE)", *common.SIGMOID_ROUTER, mtp=common.LAST_LAYER)
 def glm4_moe(config: HFConfig) -> DecoderSpec:
     """GLM 4.5 to 4.7: experts that are weighted by sigmoids, and a shared expert; half of each head is rotated."""
     return decoder(

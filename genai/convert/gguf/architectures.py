@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import InputError, UnsupportedModelError
 from ...weight_files.gguf import GgufModel
 from ..architectures import find
-from ..architectures.common import Architecture, Rule, flat
+from ..architectures.common import Architecture, MtpHead, Rule, flat
 from ..hf_config import HFConfig
 from ..rope import scaled_frequencies
 from ..rope_scaling import FrequencyFactors, LongRope, RopeScaling, YarnScaling, yarn_magnitude
@@ -507,30 +507,25 @@ def architecture_of(model: GgufModel) -> Architecture:
     if has("ffn_gate_up_exps", "weight"):
         experts = (*gemma.EXPERTS_JOINED, *_EXPERTS)
     drafts = range(recurrent.without_drafts(data), data.integer("block_count"))
-    heads = _mtp_rules(drafts[0], model) if drafts else ()
-    rules = (*_OUTSIDE, *architecture.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD, *heads)
+    rules = (*_OUTSIDE, *architecture.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD)
     unused = [rf"^blk\.({'|'.join(map(str, drafts))})\." if drafts else "", architecture.unused]
-    return Architecture(
-        known.model_type,
-        known.title,
-        describe,
-        rules,
-        "|".join(filter(None, unused)),
-        mtp=known.mtp if drafts else None,
-    )
+    head = _mtp_head(drafts[0], model) if drafts and known.mtp is not None else None
+    return Architecture(known.model_type, known.title, describe, rules, "|".join(filter(None, unused)), mtp=head)
 
 
-def _mtp_rules(layer: int, model: GgufModel) -> tuple[Rule, ...]:
-    """Return the rules for the MTP head that is stored as a further layer."""
-    path = f"blk.{layer}"
-    norm = f"{path}.nextn.shared_head_norm"
-    return (
-        Rule(r"^mtp\.fc\.", f"{path}.nextn.eh_proj."),
-        Rule(r"^mtp\.pre_fc_norm_embedding\.", f"{path}.nextn.enorm."),
-        Rule(r"^mtp\.pre_fc_norm_hidden\.", f"{path}.nextn.hnorm."),
-        Rule(r"^mtp\.norm\.", f"{norm if f'{norm}.weight' in model else 'output_norm'}."),
-        Rule(r"^mtp\.layers\.0\.", f"{path}."),
-    )
+def _mtp_head(layer: int, model: GgufModel) -> MtpHead:
+    """Return the MTP head that is stored as a further layer."""
+    path = f"blk.{layer}."
+    names = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head_norm",
+    }
+    stored = {ours: f"{path}nextn.{name}." for ours, name in names.items()} | {"layers.0": path}
+    if f"{path}nextn.shared_head_norm.weight" not in model:
+        stored["norm"] = "output_norm."
+    return MtpHead(lambda spec: "", stored)
 
 
 # Architectures without a separate gate tensor: the gate's rows precede those of "up" in one tensor.
