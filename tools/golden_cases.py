@@ -597,6 +597,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite": ("glm4_moe_lite", {**_LATENT, **_ROUTED, "rope_interleave": False}),
+    "kimi_linear": (
+        "kimi_linear",
+        {
+            **_LATENT,
+            **_GROUPED,
+            "q_lora_rank": None,
+            "num_local_experts": 9,
+            "linear_num_heads": 3,
+            "linear_head_dim": 10,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": [*["linear_attention", "linear_attention", "full_attention"] * 2, "linear_attention"],
+            "pad_token_id": None,
+        },
+    ),
     # The class sets the embedding of a padding token to 0 when it loads a checkpoint.
     "youtu": ("youtu", {**_LATENT, "pad_token_id": None}),
     "minicpm3": (

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
 from .layers import write_bare_norm, write_linear, write_split
@@ -47,7 +48,7 @@ def write_recurrent(export: Export, layer: int, root: str) -> str:
     if isinstance(part, MambaSpec):
         return _write_mamba(export, part, layer, root)
     assert isinstance(part, DeltaNetSpec)
-    return _write_delta_net(export, part, layer, root)
+    return (_write_kimi_delta if part.gate_rank else _write_delta_net)(export, part, layer, root)
 
 
 def _write_short_conv(export: Export, part: ShortConvSpec, layer: int, root: str) -> str:
@@ -98,6 +99,69 @@ def _write_delta_net(export: Export, part: DeltaNetSpec, layer: int, root: str) 
     return write_linear(
         export, Projection(f"{path}/out_proj", (f"{source}.out_proj",), (hidden,), values), normed, precision=precision
     )
+
+
+def _write_kimi_delta(export: Export, part: DeltaNetSpec, layer: int, root: str) -> str:
+    """Write Kimi Delta Attention: the gated delta rule with one decay for each element of a key."""
+    graph, hidden, precision = export.graph, export.spec.hidden_size, export.options.precision
+    path, source = f"/model/layers.{layer}/linear_attn", f"model.layers.{layer}.linear_attn"
+    widths = (part.key_width, part.key_width, part.value_width)
+
+    def linear(name: str, value: str, rows: int, columns: int, precision: Precision) -> str:
+        projection = Projection(f"{path}/{name}_proj", (f"{source}.{name}_proj",), (rows,), columns)
+        return write_linear(export, projection, value, precision=precision)
+
+    def through_rank(name: str, width: int, precision: Precision) -> str:
+        low = linear(f"{name}_a", root, part.gate_rank, hidden, precision)
+        return linear(f"{name}_b", low, width, part.gate_rank, precision)
+
+    names = tuple(f"{source}.{name}_proj" for name in "qkv")
+    mixed = write_linear(export, Projection(f"{path}/qkv_proj", names, widths, hidden), root, precision=precision)
+    kernels = [
+        _kernels(export, f"{source}.{name}_conv1d", width, part.kernel)
+        for name, width in zip("qkv", widths, strict=True)
+    ]
+    mixed = _write_kernels(export, path, f"{source}.conv1d", layer, mixed, np.concatenate(kernels), silu=True)
+    query, key, value = write_split(export, f"{path}/split_qkv/Split", mixed, widths)
+    query = _write_unit_heads(export, part, f"{path}/q_l2norm", query, scale=part.key_size**-0.5)
+    key = _write_unit_heads(export, part, f"{path}/k_l2norm", key)
+    decay = _write_decays(export, part, path, source, through_rank("f", part.key_width, _EXACT))
+    beta = linear("b", root, part.value_heads, hidden, _EXACT)
+    beta = graph.node("Sigmoid", [beta], f"{path}/b_proj/Sigmoid", hidden_dims(part.value_heads))
+    attended = f"{path}/LinearAttention/output_0"
+    graph.nodes(
+        "LinearAttention", [query, key, value, f"past.{layer}.recurrent", decay, beta],
+        [attended, f"present.{layer}.recurrent"], f"{path}/LinearAttention", domain=CONTRIB, q_num_heads=part.key_heads,
+        kv_num_heads=part.value_heads, update_rule="gated_delta", scale=1.0,
+    )  # fmt: skip
+    dims = hidden_dims(part.value_width)
+    graph.value(attended, FLOAT, dims)
+    normed = _write_head_norm(export, part, f"{path}/o_norm", f"{source}.o_norm.weight", attended)
+    share = graph.node("Sigmoid", [through_rank("g", part.value_width, precision)], f"{path}/g_proj/Sigmoid", dims)
+    gated = graph.node("Mul", [normed, share], f"{path}/g_proj/Mul", dims)
+    return linear("o", gated, hidden, part.value_width, precision)
+
+
+def _write_decays(export: Export, part: DeltaNetSpec, path: str, source: str, root: str) -> str:
+    """Write the logarithms of the decays, -exp(A_log of the head) * softplus(root + dt_bias)."""
+    graph, dims = export.graph, hidden_dims(part.key_width)
+    bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", part.key_width))
+    shifted = graph.node("Add", [root, bias], f"{path}/f_proj/Add", dims)
+    step = graph.node("Softplus", [shifted], f"{path}/f_proj/Softplus", dims)
+    rate = -np.exp(export.weights.vector(f"{source}.A_log", part.value_heads).astype(np.float64))
+    scale = graph.array(f"{source}.neg_exp_A", np.repeat(rate, part.key_size).astype(np.float32))
+    return graph.node("Mul", [step, scale], f"{path}/f_proj/Mul", dims)
+
+
+def _write_head_norm(export: Export, part: DeltaNetSpec, path: str, source: str, root: str) -> str:
+    """Write the RMS norm of each value head, with one weight vector for all heads."""
+    graph, size = export.graph, part.value_size
+    rows: Dims = ["batch_size", "sequence_length * linear_num_value_heads", size]
+    split = graph.node("Reshape", [root, graph.int64([0, -1, size])], f"{path}/Reshape_1", rows)
+    weight = graph.array(source, export.weights.vector(source, size))
+    normed = write_bare_norm(export, [split, weight], path, rows)
+    wide = hidden_dims(part.value_width)
+    return graph.node("Reshape", [normed, graph.int64([0, -1, part.value_width])], f"{path}/Reshape_2", wide)
 
 
 def _write_tiled(export: Export, part: DeltaNetSpec, name: str, root: str) -> str:
@@ -207,10 +271,23 @@ def _write_convolution(
     biased: bool = False,
 ) -> str:  # fmt: skip
     """Write a causal depthwise convolution. The operator has channels first, as onnxruntime-genai expects its state."""
-    graph, name = export.graph, f"{path}/CausalConvWithState"
-    first: Dims = ["batch_size", channels, "sequence_length"]
+    weight = _kernels(export, source, channels, kernel)
+    return _write_kernels(export, path, source, layer, root, weight, silu=silu, biased=biased)
+
+
+def _kernels(export: Export, source: str, channels: int, kernel: int) -> NDArray[np.float32]:
+    """Return the kernels of a convolution, [channels, 1, kernel]."""
     weight = export.weights.tensor(f"{source}.weight", (channels, 1, kernel)).astype(np.float32)
     require_finite(f"{source}.weight", weight)
+    return weight
+
+
+def _write_kernels(
+    export: Export, path: str, source: str, layer: int, root: str, weight: NDArray[np.float32], *, silu: bool = False,
+    biased: bool = False,
+) -> str:  # fmt: skip
+    graph, name, channels = export.graph, f"{path}/CausalConvWithState", len(weight)
+    first: Dims = ["batch_size", channels, "sequence_length"]
     bias = graph.array(f"{source}.bias", export.weights.vector(f"{source}.bias", channels)) if biased else ""
     turned = graph.node("Transpose", [root], f"{path}/Transpose_1", first, perm=[0, 2, 1])
     inputs = [turned, graph.array(f"{source}.weight", weight), bias, f"past.{layer}.conv"]

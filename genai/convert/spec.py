@@ -102,6 +102,9 @@ class DeltaNetSpec:
         kernel: size of the convolution over queries, keys and values.
         key_heads, value_heads: numbers of heads.
         key_size, value_size: elements per head.
+        gate_rank: rank of the projections of decays and gates, if each element of a key has a separate decay (Kimi
+            Delta Attention: Kimi Team 2025). Queries, keys and values then have separate projections. 0 means that a
+            projection gives one decay for each head.
         tiled: True if the value heads are in another order in the columns of out_proj: the first value head of each
             key head, then the second of each, and so on (ggml).
     """
@@ -112,6 +115,7 @@ class DeltaNetSpec:
     value_heads: int
     key_size: int
     value_size: int
+    gate_rank: int = 0
     tiled: bool = False
 
     @property
@@ -678,6 +682,8 @@ def _check_recurrent(spec: DecoderSpec) -> None:
                 f"linear attention has {recurrent.value_heads} value heads and {recurrent.key_heads} key heads",
                 "the number of value heads must be a multiple of the number of key heads",
             )
+        if not 0 <= recurrent.gate_rank <= MAX_SIZE:
+            raise _error(f"gate_rank is {recurrent.gate_rank}", f"the value must be from 0 to {MAX_SIZE}")
         if recurrent.value_width * recurrent.key_size > MAX_SIZE:
             raise _error(
                 f"linear attention has {recurrent.value_heads} heads of {recurrent.key_size} x {recurrent.value_size}",

@@ -20,7 +20,8 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Endings of the names of small matrices that are stored as float32 with every precision.
 EXACT = (
     "mlp.gate.weight", "in_proj_a.weight", "in_proj_b.weight", "modality_router.weight", "prediction_coefs.weight",
-    "correction_coefs.weight", "in_proj_dt.weight",
+    "correction_coefs.weight", "in_proj_dt.weight", "linear_attn.f_a_proj.weight", "linear_attn.f_b_proj.weight",
+    "linear_attn.b_proj.weight",
 )  # fmt: skip
 
 
@@ -126,6 +127,8 @@ def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
         if part.biased:
             yield "conv.conv.bias", (hidden,)
         yield from _linear("conv.out_proj", hidden, hidden, part.biased)
+    elif isinstance(part, DeltaNetSpec) and part.gate_rank:
+        yield from _kimi_delta(part, hidden)
     elif isinstance(part, DeltaNetSpec):
         channels = 2 * part.key_width + part.value_width
         yield "linear_attn.in_proj_qkv.weight", (channels, hidden)
@@ -148,6 +151,21 @@ def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
         if part.norm != "none":
             yield "mamba.norm.weight", (part.width,)
         yield from _linear("mamba.out_proj", hidden, part.width, part.biased)
+
+
+def _kimi_delta(part: DeltaNetSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    widths = {"q": part.key_width, "k": part.key_width, "v": part.value_width}
+    for name, width in widths.items():
+        yield f"linear_attn.{name}_proj.weight", (width, hidden)
+        yield f"linear_attn.{name}_conv1d.weight", (width, 1, part.kernel)
+    for name, width in (("f", part.key_width), ("g", part.value_width)):
+        yield f"linear_attn.{name}_a_proj.weight", (part.gate_rank, hidden)
+        yield f"linear_attn.{name}_b_proj.weight", (width, part.gate_rank)
+    yield "linear_attn.b_proj.weight", (part.value_heads, hidden)
+    yield "linear_attn.A_log", (part.value_heads,)
+    yield "linear_attn.dt_bias", (part.key_width,)
+    yield "linear_attn.o_norm.weight", (part.value_size,)
+    yield "linear_attn.o_proj.weight", (hidden, part.value_width)
 
 
 def _attention(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:

@@ -127,7 +127,6 @@ def test_layers_with_experts_may_be_listed() -> None:
         ("jamba", "Mamba-1"),
         ("recurrent_gemma", "RG-LRU"),
         ("zamba2", "share one attention layer"),
-        ("kimi_linear", "Kimi Delta Attention"),
         ("minimax", "lightning attention"),
         ("deepseek_v4", "hyper-connections"),
     ],

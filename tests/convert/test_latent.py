@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from genai.convert import DecoderSpec, plan_build
 from genai.convert.architectures import find
 from genai.convert.build import execute
 from genai.convert.hf_config import HFConfig
-from genai.convert.spec import LatentSpec
+from genai.convert.spec import DeltaNetSpec, LatentSpec
 from genai.convert.weights import Weights
 from genai.errors import GenaiError, InputError
 from genai.lowering.flatten import attention_layers
@@ -25,6 +28,13 @@ from tools.quantised_checkpoints import convert
 
 def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
     return find(name).describe(HFConfig({**golden(name).config, **changes}))
+
+
+_KIMI: dict[str, Any] = {
+    "linear_attn_config": {
+        "full_attn_layers": [3], "kda_layers": [1, 2], "head_dim": 10, "num_heads": 3, "short_conv_kernel_size": 3,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -40,6 +50,12 @@ def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob to true"),
         ("glm4_moe_lite", {"mlp_layer_types": ["dense", "moe"] * 3 + ["dense"]}, "mlp_layer_types is 'moe'"),
+        ("kimi_linear", {"linear_attn_config": 3}, "linear_attn_config is 3"),
+        ("kimi_linear", {**_KIMI, "layer_types": None, "mlp_layer_types": None, "num_hidden_layers": 4}, "kda_layers"),
+        ("kimi_linear", {"layer_types": ["mamba"] * 7}, "layer_types in config.json contains 'mamba'"),
+        ("kimi_linear", {"linear_head_dim": 0}, "linear_head_dim is 0"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope is False"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func is 'softmax'"),
         ("youtu", {"q_lora_rank": -1}, "q_lora_rank is -1"),
     ],
 )
@@ -55,6 +71,11 @@ def test_published_forms(golden: Any) -> None:
     spec = describe(golden, "deepseek_v3", rope_parameters=None, rope_scaling=yarn, rope_theta=1e4)
     assert spec.rope_scaling is not None and getattr(spec.rope_scaling, "attention_factor", None) == 1
     assert spec.attention_scale == pytest.approx(24**-0.5 * 1.3688879454113936**2)
+    kimi = {**_KIMI, "layer_types": None, "mlp_layer_types": None, "num_hidden_layers": 3, "linear_head_dim": None}
+    spec = describe(golden, "kimi_linear", **kimi, linear_num_heads=None)
+    assert isinstance(spec.recurrent, DeltaNetSpec) and spec.recurrent == replace(
+        describe(golden, "kimi_linear").recurrent, layers=(0, 1)
+    )
     kinds = ["dense", "sparse", "dense", *["sparse"] * 4]
     assert describe(golden, "glm4_moe_lite", mlp_layer_types=kinds).dense_layers == (0, 2)
     assert describe(golden, "deepseek_v2", topk_method="greedy").experts.groups == 1
@@ -136,3 +157,21 @@ def test_rows_whose_rotated_part_is_used_have_values(golden: Any, golden_folder:
     read = read_decoder(config, model=model)
     assert read.flat is not None
     assert [layer.is_latent for layer in attention_layers(read.flat.layers)].count(False) == 1
+
+
+def test_kimi_linear_as_published(golden: Any, letter_tokenizer: Path, tmp_path: Path) -> None:
+    """transformers gives the tensors of the first layer another prefix than the published files."""
+    saved = golden("kimi_linear").write_checkpoint(tmp_path / "saved", letter_tokenizer)
+    published = tmp_path / "published"
+    shutil.copytree(saved, published)
+    (file,) = published.glob("*.safetensors")
+    tensors = {
+        re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name): tensor
+        for name, tensor in load_file(file).items()
+    }
+    assert "model.layers.0.mlp.gate_proj.weight" in tensors
+    save_file(tensors, file)
+    expected, found = (plan_build(folder).weights for folder in (saved, published))
+    for name in ("gate", "up", "down"):
+        tensor = f"model.layers.0.mlp.{name}_proj.weight"
+        np.testing.assert_array_equal(found[tensor], expected[tensor])

@@ -38,6 +38,16 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "feed_forward_layers": (),
         "recurrent": MambaSpec(layers=(0, 1, 2, 3), kernel=4, heads=4, head_size=16, state_size=16, groups=2),
     },
+    "kimi_linear": {  # one decay for each element of a key, and one row per token for all heads
+        "num_key_value_heads": 1,
+        "head_size": 48,
+        "attention_scale": 0.2,
+        "rope_layers": (),
+        "recurrent": DeltaNetSpec(
+            layers=(0, 1, 2), kernel=4, key_heads=3, value_heads=3, key_size=16, value_size=16, gate_rank=16
+        ),
+        "latent": LatentSpec(rank=32, rope_size=16, nope_size=16, value_size=16),
+    },
     "latent": {  # it has no state, but one row per token for all heads
         "num_key_value_heads": 1,
         "head_size": 48,
@@ -45,7 +55,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "latent": LatentSpec(rank=32, rope_size=16, nope_size=16, value_size=16),
     },
 }
-DRAWN = ("falcon_h1", "latent", "mamba2")
+DRAWN = ("falcon_h1", "kimi_linear", "latent", "mamba2")
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 RNG = np.random.default_rng(3)
 

@@ -17,7 +17,6 @@ _REASONS = {
     "deepseek_v32": "the indexer that selects tokens for its sparse attention is not built",
     "deepseek_v4": "its hyper-connections and its sparse attention are not built",
     "glm_moe_dsa": "the indexer that selects tokens for its sparse attention is not built",
-    "kimi_linear": "its Kimi Delta Attention cannot be converted",
     **dict.fromkeys(("minimax", "minimax_m1"), "its lightning attention cannot be converted"),
     "recurrent_gemma": "the gates of its recurrent layers (RG-LRU) are not built",
     "rwkv": "its time mixing is not built",

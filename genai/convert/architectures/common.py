@@ -82,6 +82,8 @@ class Architecture:
         unused: regular expression for the names of tensors that do not affect the logits, such as draft heads.
         mtp: the head that predicts further tokens; None if there is none, or if it is not supported.
         may_join_experts: True if a checkpoint may also store the experts of a layer in one tensor.
+        variants: further rules, each with a regular expression. A rule precedes `rules` if the name of a tensor in the
+            checkpoint matches the expression.
     """
 
     model_type: str
@@ -91,6 +93,7 @@ class Architecture:
     unused: str = ""
     may_join_experts: bool = False
     mtp: MtpHead | None = None
+    variants: tuple[tuple[str, Rule], ...] = ()
 
     @property
     def stores_transposed(self) -> bool:
@@ -100,12 +103,12 @@ class Architecture:
     def stored_in(self, names: Collection[str]) -> Architecture:
         """Return the architecture with the rules for a checkpoint with these tensors."""
         found = {name.partition(".")[0] for name in names if name.endswith(".mlp.experts.gate_up_proj")}
-        if not self.may_join_experts or not found:
-            return self
-        # An MTP head may store its experts in another way than the decoder.
-        parts = ["mtp."] * ("mtp" in found) + ["model."] * bool(found - {"mtp"})
-        together = [replace(rule, part=part) for part in parts for rule in EXPERTS_TOGETHER]
-        return replace(self, rules=(*together, *self.rules))
+        first = [rule for pattern, rule in self.variants if any(re.search(pattern, name) for name in names)]
+        if self.may_join_experts:
+            # An MTP head may store its experts in another way than the decoder.
+            parts = ["mtp."] * ("mtp" in found) + ["model."] * bool(found - {"mtp"})
+            first += [replace(rule, part=part) for part in parts for rule in EXPERTS_TOGETHER]
+        return replace(self, rules=(*first, *self.rules)) if first else self
 
     def source(self, spec: DecoderSpec, name: str) -> TensorSource:
         """Return the source of the tensor with our name `name`."""
@@ -304,7 +307,8 @@ def sigmoid_experts(config: HFConfig, *, dense: int, **fields: Any) -> dict[str,
     """
     experts = ExpertsSpec(
         count=config.integer("n_routed_experts", "num_experts", "num_local_experts"),
-        per_token=config.integer("num_experts_per_tok"), intermediate_size=config.integer("moe_intermediate_size"),
+        per_token=config.integer("num_experts_per_tok", "num_experts_per_token"),
+        intermediate_size=config.integer("moe_intermediate_size"),
         routing="sigmoid", routed_scale=config.number("routed_scaling_factor", default=1.0),
         **{**expert_groups(config, scores=2), **fields},
     )  # fmt: skip
@@ -313,7 +317,7 @@ def sigmoid_experts(config: HFConfig, *, dense: int, **fields: Any) -> dict[str,
 
 def expert_groups(config: HFConfig, *, scores: int) -> dict[str, Any]:
     """Return the fields for groups of experts; `scores` is the number of scores of a group that are added."""
-    groups = config.integer("n_group", default=1)
+    groups = config.integer("n_group", "num_expert_group", default=1)
     best = config.integer("topk_group", default=1)
     return {"groups": groups, "best_groups": best, "group_scores": scores} if groups > 1 else {}
 
@@ -333,10 +337,12 @@ SIGMOID_ROUTER = (
 
 def sigmoid_fields(config: HFConfig, *, dense: int, normalized: bool) -> dict[str, Any]:
     """Return the fields for experts of DeepSeek-V3, GLM 4 MoE and dots.llm1; the arguments are defaults."""
-    width = config.integer("moe_intermediate_size") * config.integer("n_shared_experts", default=1, least=0)
+    width = config.integer("moe_intermediate_size") * config.integer(
+        "n_shared_experts", "num_shared_experts", default=1, least=0
+    )
     return sigmoid_experts(
         config, dense=config.integer("first_k_dense_replace", default=dense, least=0), selection_bias=True,
-        normalized=config.flag("norm_topk_prob", default=normalized), shared_intermediate_size=width,
+        normalized=config.flag("norm_topk_prob", "moe_renormalize", default=normalized), shared_intermediate_size=width,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..hf_config import HFConfig, rope_values
 from ..rope_scaling import yarn_magnitude
-from ..spec import DecoderSpec, ExpertsSpec, LatentSpec
+from ..spec import DecoderSpec, DeltaNetSpec, ExpertsSpec, LatentSpec
 from . import common
 from .common import LAST_LAYER, SIGMOID_ROUTER, Rule, architecture, decoder, sigmoid_fields
 
@@ -148,4 +148,66 @@ def minicpm3(config: HFConfig) -> DecoderSpec:
     return _decoder(
         config, latent, interleaved=False, epsilon=1e-5, tied=True, logit_scale=base / hidden,
         embedding_scale=config.number("scale_emb", default=12.0), residual_scale=depth / math.sqrt(count),
+    )  # fmt: skip
+
+
+def _of_layers(config: HFConfig, values: HFConfig) -> list[Any]:
+    """Return the kind of each layer of Kimi Linear, which published files list by numbers that start at 1."""
+    count, full = config.num_layers, values.numbers("full_attn_layers")
+    if (kinds := config.layers("layer_types", count)) is not None:
+        return kinds
+    if values.get("full_attn_layers") is None:
+        return ["full_attention" if layer and layer % 4 == 0 else "linear_attention" for layer in range(count)]
+    linear = values.numbers("kda_layers")
+    if sorted([*full, *linear]) != list(range(1, count + 1)):
+        raise values.wrong("kda_layers", linear, f"the layers from 1 to {count} that full_attn_layers does not contain")
+    return ["full_attention" if layer in full else "linear_attention" for layer in range(1, count + 1)]
+
+
+def _kimi_delta(config: HFConfig) -> DeltaNetSpec:
+    given = config.get("linear_attn_config")
+    if not isinstance(given, dict | None):
+        raise config.wrong("linear_attn_config", given, "a JSON object")
+    values = HFConfig(given or {}, part="linear_attn_config")
+    heads = values.integer("num_heads", default=config.integer("linear_num_heads", default=32))
+    size = values.integer("head_dim", default=config.integer("linear_head_dim", default=128))
+    kernel = config.integer("linear_conv_kernel_dim", default=4)
+    return DeltaNetSpec(
+        layers=common.layers_of("linear_attention", _of_layers(config, values)), key_heads=heads, value_heads=heads,
+        kernel=values.integer("short_conv_kernel_size", default=kernel), key_size=size, value_size=size, gate_rank=size,
+    )  # fmt: skip
+
+
+# Keys of Kimi Linear whose values are the same in all published files, or that do not affect the logits.
+_KIMI_IGNORED = (
+    "num_nextn_predict_layers",
+    "use_grouped_topk",
+    "rope_theta",
+    "rope_parameters",
+)
+
+
+@architecture(
+    "Kimi Linear",
+    Rule(r"linear_attn\.A_log", "linear_attn.A_log", common.flat),
+    Rule(r"linear_attn\.", "self_attn."),
+    *LATENT,
+    Rule(r"mlp\.gate\.selection_bias", "mlp.gate.e_score_correction_bias"),
+    Rule(r"mlp\.shared_expert\.", "block_sparse_moe.shared_experts."),
+    *common.MIXTRAL_EXPERTS,
+    # transformers gives the feed-forward layers of the first layers the same prefix as those with experts.
+    variants=((r"block_sparse_moe\.gate_proj", Rule(r"mlp\.(gate|up|down)_proj", r"block_sparse_moe.\1_proj")),),
+)
+def kimi_linear(config: HFConfig) -> DecoderSpec:
+    """Kimi Linear (Moonshot AI): Kimi Delta Attention, and latent attention without rotation in every fourth layer."""
+    for name in _KIMI_IGNORED:
+        config.get(name)
+    for name, known in (("moe_router_activation_func", "sigmoid"), ("mla_use_nope", True), ("moe_layer_freq", 1)):
+        if config.get(name) not in (None, known):
+            raise config.wrong(name, config.get(name), str(known).lower())
+    experts = common.listed_dense_layers(config, sigmoid_fields(config, dense=1, normalized=True))
+    return _decoder(
+        config, _latent(config, query_rank=0), interleaved=False, epsilon=1e-5, rope_layers=(),
+        recurrent=_kimi_delta(config), **experts,
+        context_length=config.integer("max_position_embeddings", "model_max_length", default=1 << 20),
     )  # fmt: skip
