@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from .dsl import FLOATS, INTEGERS, VectorOf, cgutils, intrinsic, typed_intrinsic, types
-from .emit import FLOAT_VECTOR, INT16, LANES as LANES, Emitter, constant, numbers
+from .emit import FLOAT_VECTOR, INT16, INT32, INT32_VECTOR, LANES as LANES, Emitter, constant, numbers
 from .isa import isa
 
 # Vectors, or numbers that are combined with them.
@@ -109,6 +109,33 @@ def reciprocal(e: Emitter, x: Any) -> Any:
     found = e.call("llvm.x86.avx512.rcp14.ps.512", FLOAT_VECTOR, operands)
     error = e.fast_multiply_add(e.builder.fneg(x), found, one)
     return e.fast_multiply_add(found, error, found)
+
+
+# Adding 1.5 * 2**23 rounds a float32 to an integer and leaves that integer in the low bits.
+ROUND = 12582912.0
+_ROUND_BITS = 0x4B400000
+_BIAS, _MANTISSA_BITS = 127, 23
+
+
+@intrinsic(FLOATS, FLOATS, FLOATS)
+def times_power_of_two(e: Emitter, x: Any, rounded: Any) -> Any:
+    """Return x * 2 ** k for x near 1 and rounded = k + ROUND, |k| < 252. The result may be denormal or infinite."""
+    b = e.builder
+    if isa() in ("amx", "vnni"):
+        exponent = b.fsub(rounded, constant(FLOAT_VECTOR, ROUND))
+        operands = [x, exponent, ir.Constant(FLOAT_VECTOR, None), INT16(-1), INT32(_CURRENT_ROUNDING)]
+        return e.call("llvm.x86.avx512.mask.scalef.ps.512", FLOAT_VECTOR, operands)
+    # A product with each half of the power is a normal number, except the last.
+    exponent = b.sub(b.bitcast(rounded, INT32_VECTOR), constant(INT32_VECTOR, _ROUND_BITS))
+    half = b.ashr(exponent, constant(INT32_VECTOR, 1))
+    for part in (half, b.sub(exponent, half)):
+        biased = b.add(part, constant(INT32_VECTOR, _BIAS))
+        x = b.fmul(x, b.bitcast(b.shl(biased, constant(INT32_VECTOR, _MANTISSA_BITS)), FLOAT_VECTOR))
+    return x
+
+
+# The rounding mode of the processor's control register, as an operand of AVX-512 instructions.
+_CURRENT_ROUNDING = 4
 
 
 def _chosen(comparison: str) -> Any:
