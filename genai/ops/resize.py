@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.selection import NearestElements
+
 from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
 from .registry import KernelError, NodeSpec, operator, register
 from .shape_rules import NodeTypes, shape_rule
-from .support import checked_axis, checked_indices, checked_shape, optional, widened
+from .support import checked_axis, checked_indices, checked_shape, optional, session_threads, widened
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,14 @@ class Resize:
         self.nearest = str(a.get("nearest_mode", "simple" if old else "round_prefer_floor"))
         self.cubic = float(a.get("cubic_coeff_a", -0.75))
         # Most runs have the sizes of an earlier run.
-        self._taps_of = lru_cache(maxsize=8)(self._taps)
+        self._layout_of = lru_cache(maxsize=8)(self._layout)
         self.exclude_outside = bool(a.get("exclude_outside", 0))
         self.extrapolation = float(a.get("extrapolation_value", 0.0))
         self.antialias = bool(a.get("antialias", 0)) and self.mode != "nearest"
         self.policy = str(a.get("keep_aspect_ratio_policy", "stretch"))
         self.axes = a.get("axes")
         self.scales_at = 1 if old else 2
+        self.threads = session_threads(spec)
         modes = ("nearest", "linear", "bilinear", "cubic")
         for name, value, known in (
             ("mode", self.mode, modes),
@@ -67,22 +70,17 @@ class Resize:
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
-        plans = self._plans(x, inputs)
-        shape = list(x.shape)
-        for axis, plan in plans.items():
-            shape[axis] = plan.after
-        if checked_shape(self.spec, shape, 4) == x.shape and self.where != "tf_crop_and_resize":
+        shape, taps, nearest = self._layout_of(
+            x.shape, *[None if value is None else tuple(value.reshape(-1).tolist()) for value in inputs[1:4]]
+        )
+        if shape == x.shape and self.where != "tf_crop_and_resize":
             return (x,)  # for any scales: onnxruntime returns the input if the shape does not change
         if 0 in shape:
             return (np.zeros(shape, x.dtype),)
+        if nearest is not None and x.dtype.itemsize == 4 and x.dtype.kind in "fiu":
+            planes = np.ascontiguousarray(x).reshape(-1, *x.shape[-2:])
+            return (nearest(planes, self.threads).reshape(shape),)
         is_integer = x.dtype.kind in "iu"
-        taps = {
-            axis: self._taps_of(plan)
-            for axis, plan in plans.items()
-            if plan.before != plan.after
-            or (plan.scale != 1.0 and not self.antialias)  # onnxruntime's filter skips axes that keep their size
-            or self.where == "tf_crop_and_resize"
-        }
         if is_integer and self.mode != "cubic" and not self.antialias:
             result = _corners(x, {axis: axis_taps for axis, (axis_taps, _) in taps.items()})
         else:
@@ -107,19 +105,53 @@ class Resize:
         exact, info = np.round(values, 9 if self.antialias else 4), np.iinfo(dtype)
         return np.clip(np.floor(exact + 0.5), info.min, info.max) if self.antialias else exact
 
-    def _plans(self, x: Any, inputs: Sequence[Any]) -> dict[int, _Axis]:
+    def _layout(
+        self, before: tuple[int, ...], *inputs: tuple[Any, ...] | None
+    ) -> tuple[tuple[int, ...], dict[int, Any], NearestElements | None]:
+        """Return the shape of the result, the taps of each axis that changes, and the kernel that selects elements.
+
+        The kernel is None if other axes than the last two change, or if elements are not only selected.
+
+        Args:
+            inputs: the numbers in each of the node's inputs after the first.
+        """
+        plans = self._plans(before, inputs)
+        shape = list(before)
+        for axis, plan in plans.items():
+            shape[axis] = plan.after
+        after = checked_shape(self.spec, shape, 4)
+        if 0 in after or (after == before and self.where != "tf_crop_and_resize"):
+            return after, {}, None
+        taps = {
+            axis: self._taps(plan)
+            for axis, plan in plans.items()
+            if plan.before != plan.after
+            or (plan.scale != 1.0 and not self.antialias)  # onnxruntime's filter skips axes that keep their size
+            or self.where == "tf_crop_and_resize"
+        }
+        first = len(before) - 2
+        is_selection = self.mode == "nearest" and self.where != "tf_crop_and_resize"
+        if self.threads is None or not is_selection or first < 0 or min(taps) < first:
+            return after, taps, None
+        rows, columns = (
+            taps[axis][0][0][0] if axis in taps else np.arange(before[axis]) for axis in (first, first + 1)
+        )
+        images = math.prod(before[:first]), before[first], before[first + 1]
+        return after, taps, NearestElements(images, rows, columns)
+
+    def _plans(self, before: tuple[int, ...], inputs: Sequence[Any]) -> dict[int, _Axis]:
         attribute = self.spec.attributes.get("scales")
-        scales = attribute if attribute is not None else optional(inputs, self.scales_at)
-        sizes, roi = optional(inputs, 3), optional(inputs, 1) if self.scales_at == 2 else None
-        axes = [checked_axis(int(a), x.ndim) for a in (range(x.ndim) if self.axes is None else self.axes)]
+        scales = attribute if attribute is not None else optional(inputs, self.scales_at - 1)
+        sizes, roi = optional(inputs, 2), optional(inputs, 0) if self.scales_at == 2 else None
+        axes = [checked_axis(int(a), len(before)) for a in (range(len(before)) if self.axes is None else self.axes)]
         scales = [] if scales is None else np.asarray(scales, np.float64).reshape(-1).tolist()
         ratios: list[Fraction | None] = [None] * len(axes)
         if scales:
-            afters = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=False)]
+            afters = [_scaled(before[a], s) for a, s in zip(axes, scales, strict=False)]
         elif sizes is not None:
-            if any(x.shape[axis] == 0 for axis in axes):
+            if any(before[axis] == 0 for axis in axes):
                 raise KernelError(f"{self.spec.op_type}: an axis of size 0 cannot be resized")
-            afters, known = _by_sizes([x.shape[axis] for axis in axes], [int(size) for size in sizes], self.policy)
+            afters, known = _by_sizes([before[axis] for axis in axes], [int(size) for size in sizes], self.policy)
             scales, ratios = [float(np.float32(ratio)) for ratio in known], [*known]
         else:
             raise KernelError(f"{self.spec.op_type}: neither scales nor sizes are given")
@@ -128,10 +160,10 @@ class Resize:
                 f"{self.spec.op_type}: the scales {scales} or sizes {afters} are not valid for the axes {axes}"
             )
         regions = [(0.0, 1.0)] * len(axes)
-        if self.where == "tf_crop_and_resize" and roi is not None and roi.size == 2 * len(axes):
+        if self.where == "tf_crop_and_resize" and roi is not None and len(roi) == 2 * len(axes):
             regions = [(float(roi[i]), float(roi[i + len(axes)])) for i in range(len(axes))]
         return {
-            axis: _Axis(x.shape[axis], after, scale, ratio, *region)
+            axis: _Axis(before[axis], after, scale, ratio, *region)
             for axis, after, scale, ratio, region in zip(axes, afters, scales, ratios, regions, strict=True)
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays.selection import largest, picked, without_overlap
+from genai.kernels.cpu.arrays.selection import NearestElements, largest, picked, without_overlap
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.device import StepError
 
@@ -86,3 +86,29 @@ def test_picked(threads, dtype, rng):
             picked(x, indices, threads=threads)
     with pytest.raises(ValueError, match="x is float16, expected numbers of 4 or 8 bytes"):
         picked(x.astype(np.float16), indices)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_nearest_elements(dtype, rng):
+    """Rows and columns in any order, doubled ones (of whole vectors and less), and none. NaNs keep their bits."""
+    for planes, rows, columns in ((1, 1, 1), (3, 5, 7), (2, 4, 16), (1, 3, 33), (0, 2, 2), (2, 9, 40)):
+        x = rng.integers(0, 1 << 32, (planes, rows, columns)).astype(np.uint32).view(dtype)
+        doubled = [np.arange(2 * size) // 2 for size in (rows, columns)]
+        some = [rng.integers(0, size, 19) for size in (rows, columns)]
+        none = np.zeros(0, np.int64)
+        for y, z in (doubled, some, (doubled[0], some[1]), (some[0], doubled[1]), (none, some[1]), (some[0], none)):
+            select = NearestElements(x.shape, y, z)
+            expected = x[:, y][:, :, z].tobytes()
+            assert [select(x).tobytes(), select(x, Threads(2)).tobytes()] == [expected, expected]
+
+
+def test_nearest_elements_that_do_not_exist():
+    with pytest.raises(IndexError, match="rows are from 0 to 2, expected 0 to 1"):
+        NearestElements((1, 2, 3), np.array([0, 2]), np.array([0]))
+    with pytest.raises(IndexError, match="columns are from -1 to 0, expected 0 to 2"):
+        NearestElements((1, 2, 3), np.array([0]), np.array([0, -1]))
+    select = NearestElements((1, 2, 3), np.array([0]), np.array([0]))
+    with pytest.raises(ValueError, match="x is float64, expected numbers of 4 bytes"):
+        select(np.zeros((1, 2, 3)))
+    with pytest.raises(ValueError, match=r"x is float32 \[1, 2, 4\]"):
+        select(np.zeros((1, 2, 4), np.float32))

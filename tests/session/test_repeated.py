@@ -323,12 +323,14 @@ def test_every_result_of_another_shape_is_reported():
         ("ReduceL2(x, last)", (4, 3, 19)),
         ("LogSoftmax(x)", (5, 21)),
         ("Relu(x)", (7,)),
+        ('Resize<mode = "nearest", nearest_mode = "floor">(x, , scales)', (1, 2, 5, 9)),
     ],
 )
 def test_a_single_node_becomes_a_program(node, shape):
     """A program of one call needs none of the checks and decisions of its kernel."""
     constants = (
-        f"{_constant('scale', 3)}, {_constant('shift', 3)}, float[3] square = {{0.5, 2, 3}}, int64[1] last = {{-1}}"
+        f"{_constant('scale', 3)}, {_constant('shift', 3)}, float[3] square = {{0.5, 2, 3}}, int64[1] last = {{-1}}, "
+        "float[4] scales = {1, 1, 2, 3}"
     )
     dims = ", ".join("ABCD"[: len(shape)]), ", ".join("PQRS"[: len(shape)])
     session = _session(f"g (float[{dims[0]}] x) => (float[{dims[1]}] y) <{constants}> {{ y = {node} }}")

@@ -6,23 +6,26 @@ are better candidates, and of equal numbers the first is better.
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import Float32, check
-from ..jit.arguments import Address, Arguments
+from ..jit.arguments import Address, Arguments, Binding
 from ..jit.dsl import inline
-from ..jit.memory import read_float32, read_int32, read_int64, write_int32, write_int64
+from ..jit.memory import load, read_float32, read_int32, read_int64, store, write_int32, write_int64
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
-from ..program.bound_program import run_alone
-from ..program.calls import Items
+from ..jit.vector import LANES, repeated
+from ..program.bound_program import NodeProgram, run_alone
+from ..program.calls import Call, Items
 from ..program.step_table import ErrorCode
 from ..program.thread_pool import Threads
 
-_NANOSECONDS_PER_NUMBER, _NANOSECONDS_PER_PICKED = 1.5, 1.0
+_NANOSECONDS_PER_NUMBER, _NANOSECONDS_PER_PICKED, _NANOSECONDS_PER_COPIED = 1.5, 1.0, 0.2
 _LARGEST, _INFINITY = 0x7FFFFFFF, 0x7F800000
 _INDICES = 0xFFFFFFFF
 
@@ -213,6 +216,89 @@ def without_overlap(
             limit=limit, threshold=threshold, least=least,
         )  # fmt: skip
     return out, counts
+
+
+class NearestArguments(Arguments):
+    """Planes [x_rows, x_columns] and results [rows, columns]. The row and column of each result's element are indices.
+
+    `doubles` is 1 if each column is repeated once.
+    """
+
+    x: Address
+    out: Address
+    row_indices: Address
+    column_indices: Address
+    x_rows: int
+    x_columns: int
+    rows: int
+    columns: int
+    doubles: int
+
+
+@native_op(NearestArguments)
+def select_nearest(arguments: NearestArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Copy numbers of 4 bytes. Items are planes. A row of results that repeats the row before it is a copy of it."""
+    columns, x_columns, doubles = arguments.columns, arguments.x_columns, arguments.doubles
+    for plane in range(begin, end):
+        x = arguments.x + 4 * plane * arguments.x_rows * x_columns
+        plane_out = arguments.out + 4 * plane * arguments.rows * columns
+        before = -1
+        for row in range(arguments.rows):
+            index = read_int64(arguments.row_indices + 8 * row)
+            out, line = plane_out + 4 * row * columns, x + 4 * index * x_columns
+            if index == before:
+                for first in range(0, columns, LANES):
+                    store(out + 4 * first, load(out + 4 * (first - columns), columns - first), columns - first)
+            elif doubles:
+                for first in range(0, x_columns, LANES):
+                    numbers, left = load(line + 4 * first, x_columns - first), columns - 2 * first
+                    store(out + 8 * first, repeated(numbers, 0), left)
+                    if left > LANES:
+                        store(out + 8 * first + 4 * LANES, repeated(numbers, 1), left - LANES)
+            else:
+                for column in range(columns):
+                    place = read_int64(arguments.column_indices + 8 * column)
+                    write_int32(out + 4 * column, read_int32(line + 4 * place))
+            before = index
+    return 0
+
+
+class NearestElements:
+    """The selection of rows and columns from planes: x[:, rows][:, :, columns], for numbers of 4 bytes.
+
+    Args:
+        shape: planes, rows and columns of x.
+
+    Raises:
+        IndexError: an index is outside the planes.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], rows: NDArray[np.int64], columns: NDArray[np.int64]) -> None:
+        for name, indices, extent in (("rows", rows, shape[1]), ("columns", columns, shape[2])):
+            check(name, indices, (None,), np.dtype(np.int64))
+            if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < extent:
+                raise IndexError(f"{name} are from {indices.min()} to {indices.max()}, expected 0 to {extent - 1}")
+        self._given, self._made = shape, (shape[0], len(rows), len(columns))
+        doubles = len(columns) == 2 * shape[2] and bool(np.all(columns == np.arange(len(columns)) // 2))
+        arguments = NearestArguments(
+            x=Binding("x"), out=Binding("out"), row_indices=rows, column_indices=columns, x_rows=shape[1],
+            x_columns=shape[2], rows=len(rows), columns=len(columns), doubles=int(doubles),
+        )  # fmt: skip
+        self._call = Call(select_nearest, arguments, Items(factor=shape[0]))
+
+    @cached_property
+    def _program(self) -> NodeProgram:
+        return NodeProgram([[self._call]], math.prod(self._made) * _NANOSECONDS_PER_COPIED)
+
+    def __call__(self, x: NDArray[Any], threads: Threads | None = None) -> NDArray[Any]:
+        """Return the selected elements as a new array of x's type."""
+        check("x", x, self._given, x.dtype)
+        if x.dtype.itemsize != 4 or x.dtype.hasobject:
+            raise ValueError(f"x is {x.dtype}, expected numbers of 4 bytes")
+        out = np.empty(self._made, x.dtype)
+        if out.size:
+            self._program.run(threads, x=x, out=out)
+        return out
 
 
 class PickArguments(Arguments):

@@ -199,6 +199,13 @@ def every_other(e: Emitter, a: Any, b: Any, first: Any) -> Any:
     return e.builder.select(e.builder.icmp_signed("==", first, ir.IntType(64)(0)), even, odd)
 
 
+@intrinsic(FLOATS, FLOATS, "int64")
+def repeated(e: Emitter, vector: Any, half: Any) -> Any:
+    """Return the lanes of the first (0) or the second (1) half of a vector, each twice in a row."""
+    first, second = (e.shuffle(vector, vector, [start + i // 2 for i in range(LANES)]) for start in (0, LANES // 2))
+    return e.builder.select(e.builder.icmp_signed("==", half, ir.IntType(64)(0)), first, second)
+
+
 @intrinsic(FLOATS, FLOATS)
 def round_to_half(e: Emitter, vector: Any) -> Any:
     """Round a float32 vector to the nearest float16 numbers, ties to even."""
