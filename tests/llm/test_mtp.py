@@ -248,6 +248,13 @@ def test_the_head_shares_the_weights_that_it_stores_once(tmp_path: Path, bundled
         assert len(main) > 5 and len(head - main) == 1  # `fc` is in the head's own file
 
 
+def test_the_first_step_after_a_long_prompt_has_proposals(ids: Ids, llm: genai.LLM) -> None:
+    """The head reads the prompt after the first token, and drafts in the same step."""
+    with drafting(llm):
+        (found,) = llm.generate([ids(90)], **{**OPTIONS, "max_tokens": 3})
+    assert found.proposed_tokens > 0
+
+
 # --- when a head is used, and what is refused ------------------------------------------------------------------------
 
 
