@@ -63,6 +63,10 @@ the reason. With "dynamic" RoPE, a token is rotated for the length at which it i
 cache. transformers rotates all tokens of a long prompt for the final length, so both errors are differences from
 transformers' results token by token. Beyond the original length of Phi 3.5 MoE, transformers 5.23 uses the short
 LongRoPE factors, whereas this engine uses the long factors.
+
+The checkpoints of `qwen3_5`, `qwen3_5_moe`, `qwen3_next`, `deepseek_v3`, `glm4_moe` and `glm4_moe_lite` can contain an
+MTP head, which is also converted ([Convert the MTP head](../how-to/convert.md#convert-the-mtp-head)). GGUF files of
+these types (`qwen35`, `qwen35moe`, `qwen3next`, `deepseek2`, `glm4moe`) can contain it, too.
 """
 
 FORMATS_INTRODUCTION = """

@@ -130,6 +130,27 @@ def test_shared_tensors(precision: Any, limit: float, tied: bool, checkpoint: An
         np.testing.assert_allclose(logits, expected["logits"], atol=limit * np.abs(expected["logits"]).max())
 
 
+GGUF_NAMES = sorted(path.stem for path in (GOLDENS.parent / "mtp_gguf_goldens").iterdir())
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.drawn(3)) for name in GGUF_NAMES])
+def test_logits_of_a_head_in_a_gguf_file(name: str, tmp_path: Path) -> None:
+    """The expected logits are those of llama.cpp."""
+    pytest.importorskip("gguf")
+    from tools import make_mtp_gguf_goldens as maker
+
+    expected = load_file(maker.FOLDER / f"{name}.safetensors")
+    file = maker.write_model_with_head(tmp_path / "a.gguf", name)
+    folder = build_model(file, tmp_path / "model", ExportOptions(precision="kept"))
+    logits, _ = rows_of_head(folder, maker.TOKENS[1:], expected["hidden_states"][:-1])
+    limit = 5e-6 * np.abs(expected["logits"]).max()
+    np.testing.assert_allclose(logits[:, :: maker.STEP], expected["logits"], atol=limit, rtol=0)
+    vectors = rows_of_decoder(folder, maker.TOKENS.tolist())[1]
+    np.testing.assert_allclose(
+        vectors, expected["hidden_states"], atol=2e-5 * np.abs(expected["hidden_states"]).max(), rtol=0
+    )
+
+
 def test_builds_without_a_head(checkpoint: Any, tmp_path: Path) -> None:
     plain = build_model(checkpoint("qwen3_5_text"), tmp_path / "plain", ExportOptions(precision="fp32", mtp=False))
     assert not list(plain.glob("mtp.*")) and "mtp" not in json.loads((plain / "genai_config.json").read_text())["model"]
