@@ -249,9 +249,9 @@ def test_the_head_shares_the_weights_that_it_stores_once(tmp_path: Path, bundled
 
 
 def test_the_first_step_after_a_long_prompt_has_proposals(ids: Ids, llm: genai.LLM) -> None:
-    """The head reads the prompt after the first token, and drafts in the same step."""
+    """The head reads the prompt after the first tokens, and drafts in the same step."""
     with drafting(llm):
-        (found,) = llm.generate([ids(90)], **{**OPTIONS, "max_tokens": 3})
+        (found,) = llm.generate([ids(90)], **{**OPTIONS, "max_tokens": 4})
     assert found.proposed_tokens > 0
 
 

@@ -82,9 +82,15 @@ class DraftModel:
         try:
             step = plan_step([one.pending() for one in sequences], self._decoder.token_budget)
             self._decoder.step(sequences, step)
+            for own in behind:
+                if not _lag(own):
+                    self._note_read(own)
         except CacheCapacityError:
             refuse(behind)
         self.read_seconds = time.perf_counter() - began
+
+    def _note_read(self, own: Follower) -> None:
+        """Note that `read` has computed all tokens of a sequence. Drafting begins when there are more."""
 
     def catch_up(self, request: Followed) -> None:
         """Compute all tokens of a request that lags far behind, except the last one, so that `draft` can begin.

@@ -59,13 +59,9 @@ class MtpProposer(DraftModel):
             if request.sequence.hidden is None:
                 request.sequence.hidden = HiddenRows()
 
-    def read(self, requests: Sequence[Followed]) -> None:
-        super().read(requests)
-        for request in requests:
-            own = self._followers.get(request)
-            if own is not None and own.sequence.num_computed == len(own.sequence.tokens) > 0:
-                # `draft` computes the last token again, because it needs its logits.
-                own.sequence.truncate(len(own.sequence.tokens) - 1)
+    def _note_read(self, own: Follower) -> None:
+        # `draft` computes the last token again, because it needs its logits.
+        own.sequence.truncate(len(own.sequence.tokens) - 1)
 
     def room(self, request: Followed) -> int:
         own = self._followers.get(request)
