@@ -483,6 +483,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
         },
     ),
+    "jamba": (
+        "jamba",
+        {
+            **DERIVED,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 2,
+            "expert_layer_period": 3,
+            "expert_layer_offset": 1,
+            "mamba_d_state": 11,
+            "mamba_d_conv": 3,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "mamba": (
+        "mamba",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 36,
+            "num_hidden_layers": 3,
+            "state_size": 11,
+            "use_bias": True,
+            "conv_kernel": 3,
+        },
+    ),
     "mamba2": (
         "mamba2",
         {

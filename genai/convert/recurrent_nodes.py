@@ -46,7 +46,7 @@ def write_recurrent(export: Export, layer: int, root: str) -> str:
     if isinstance(part, ShortConvSpec):
         return _write_short_conv(export, part, layer, root)
     if isinstance(part, MambaSpec):
-        return _write_mamba(export, part, layer, root)
+        return (_write_mamba_1 if part.rank else _write_mamba)(export, part, layer, root)
     assert isinstance(part, DeltaNetSpec)
     return (_write_kimi_delta if part.gate_rank else _write_delta_net)(export, part, layer, root)
 
@@ -200,12 +200,68 @@ def _write_mamba(export: Export, part: MambaSpec, layer: int, root: str) -> str:
         kv_num_heads=part.heads, update_rule="gated", scale=1.0,
     )  # fmt: skip
     graph.value(attended, FLOAT, hidden_dims(width))
+    return _write_mamba_end(export, part, layer, x, attended, gate)
+
+
+def _write_mamba_end(export: Export, part: MambaSpec, layer: int, x: str, attended: str, gate: str) -> str:
+    """Write what follows the scan: the skipped connection, the gate, the norm and the projection."""
+    path, source = f"/model/layers.{layer}/mamba", f"model.layers.{layer}.mamba"
+    graph, dims = export.graph, hidden_dims(part.width)
     skip = np.repeat(export.weights.vector(f"{source}.D", part.heads), part.head_size)
-    skipped = graph.node("Mul", [x, graph.array(f"{source}.D", skip)], f"{path}/D/Mul", hidden_dims(width))
-    total = graph.node("Add", [attended, skipped], f"{path}/D/Add", hidden_dims(width))
+    skipped = graph.node("Mul", [x, graph.array(f"{source}.D", skip)], f"{path}/D/Mul", dims)
+    total = graph.node("Add", [attended, skipped], f"{path}/D/Add", dims)
     normed = _write_gated_norm(export, part, path, source, total, gate)
-    output = Projection(f"{path}/out_proj", (f"{source}.out_proj",), (hidden,), width)
-    return write_linear(export, output, normed, precision=precision, bias=part.biased)
+    output = Projection(f"{path}/out_proj", (f"{source}.out_proj",), (export.spec.hidden_size,), part.width)
+    return write_linear(export, output, normed, precision=export.options.precision, bias=part.biased)
+
+
+def _write_mamba_1(export: Export, part: MambaSpec, layer: int, root: str) -> str:
+    """Write Mamba-1 as linear attention with heads of one element, and a decay for each row of a state."""
+    graph, precision = export.graph, export.options.precision
+    path, source = f"/model/layers.{layer}/mamba", f"model.layers.{layer}.mamba"
+    width, sizes = part.width, (part.rank, part.state_size, part.state_size)
+    names = f"{source}.in_proj_conv", f"{source}.in_proj_gate"
+    both = Projection(f"{path}/in_proj", names, (width, width), export.spec.hidden_size)
+    mixed = write_linear(export, both, root, precision=precision, bias=part.biased)
+    mixed, gate = write_split(export, f"{path}/in_proj/Split", mixed, (width, width))
+    x = _write_convolution(
+        export, path, f"{source}.conv1d", layer, mixed, width, part.kernel, silu=True, biased=part.conv_biased
+    )
+    projection = Projection(f"{path}/x_proj", (f"{source}.x_proj",), (sum(sizes),), width)
+    parts = list(write_split(
+        export, f"{path}/x_proj/Split", write_linear(export, projection, x, precision=precision), sizes
+    ))  # fmt: skip
+    for index, name in enumerate(("dt", "b", "c") if part.part_norms else ()):
+        weight = export.weights.vector(f"{source}.{name}_layernorm.weight", sizes[index])
+        inputs = [parts[index], graph.array(f"{source}.{name}_layernorm.weight", weight)]
+        parts[index] = write_bare_norm(export, inputs, f"{path}/{name}_layernorm", hidden_dims(sizes[index]))
+    projection = Projection(f"{path}/dt_proj", (f"{source}.dt_proj",), (width,), part.rank)
+    step = write_linear(export, projection, parts[0], precision=_EXACT, bias=True)
+    step = graph.node("Softplus", [step], f"{path}/dt/Softplus", hidden_dims(width))
+    value = graph.node("Mul", [x, step], f"{path}/x/Mul", hidden_dims(width))
+    attended = f"{path}/LinearAttention/output_0"
+    graph.nodes(
+        "LinearAttention",
+        [parts[2], parts[1], value, f"past.{layer}.recurrent", _write_state_decays(export, part, path, source, step)],
+        [attended, f"present.{layer}.recurrent"], f"{path}/LinearAttention", domain=CONTRIB, q_num_heads=1,
+        kv_num_heads=width, update_rule="gated", scale=1.0,
+    )  # fmt: skip
+    graph.value(attended, FLOAT, hidden_dims(width))
+    return _write_mamba_end(export, part, layer, x, attended, gate)
+
+
+def _write_state_decays(export: Export, part: MambaSpec, path: str, source: str, step: str) -> str:
+    """Write the logarithm of the decay of each state of each element, -exp(A_log) * dt."""
+    graph, count, name = export.graph, part.state_size, f"model.constants.states.{part.width}.{part.state_size}"
+    if not graph.has_initializer(name):
+        graph.array(name, np.repeat(np.arange(part.width, dtype=np.int64), count))
+    dims = hidden_dims(part.width * count)
+    steps = graph.node("Gather", [step, name], f"{path}/A/Gather", dims, axis=2)
+    logs = export.weights.tensor(f"{source}.A_log", (part.width, count)).astype(np.float32)
+    require_finite(f"{source}.A_log", logs)
+    rates = -np.exp(logs.astype(np.float64)).reshape(-1)
+    scale = graph.array(f"{source}.neg_exp_A", rates.astype(np.float32))
+    return graph.node("Mul", [steps, scale], f"{path}/A/Mul", dims)
 
 
 def _write_steps(export: Export, part: MambaSpec, path: str, source: str, root: str) -> tuple[str, str]:

@@ -144,6 +144,9 @@ class MambaSpec:
         conv_biased: True if the convolution has a bias.
         norm: norm of the result: of its product with the gate ("gated"), before this product ("before"), or "none".
         beside_attention: True if the layers also have attention, and the outputs of both are added.
+        rank: rank of the projection of the time steps in Mamba-1 (Gu & Dao 2023), whose heads have one element, and a
+            separate decay for each state; only this element passes through the convolution. 0 means Mamba-2.
+        part_norms: True if the time steps and the projections to and from the state are normalised (Jamba).
     """
 
     layers: tuple[int, ...]
@@ -156,6 +159,8 @@ class MambaSpec:
     conv_biased: bool = True
     norm: Literal["gated", "before", "none"] = "gated"
     beside_attention: bool = False
+    rank: int = 0
+    part_norms: bool = False
 
     @property
     def width(self) -> int:
@@ -165,7 +170,7 @@ class MambaSpec:
     @property
     def channels(self) -> int:
         """The number of channels of the convolution."""
-        return self.width + 2 * self.groups * self.state_size
+        return self.width + (0 if self.rank else 2 * self.groups * self.state_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -598,6 +603,8 @@ def _check_mamba(part: MambaSpec) -> None:
         value = getattr(part, name)
         if not 1 <= value <= MAX_SIZE:
             raise _error(f"{name} of Mamba-2 is {value}", f"the value must be from 1 to {MAX_SIZE}")
+    if not 0 <= part.rank <= MAX_SIZE:
+        raise _error(f"rank of the time steps is {part.rank}", f"the value must be from 0 to {MAX_SIZE}")
     if part.heads % part.groups:
         raise _error(
             f"Mamba-2 has {part.heads} heads in {part.groups} groups", "each group must have the same number of heads"

@@ -21,7 +21,7 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 EXACT = (
     "mlp.gate.weight", "in_proj_a.weight", "in_proj_b.weight", "modality_router.weight", "prediction_coefs.weight",
     "correction_coefs.weight", "in_proj_dt.weight", "linear_attn.f_a_proj.weight", "linear_attn.f_b_proj.weight",
-    "linear_attn.b_proj.weight",
+    "linear_attn.b_proj.weight", "mamba.dt_proj.weight", "mamba.A_log",
 )  # fmt: skip
 
 
@@ -140,6 +140,8 @@ def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
         yield "linear_attn.dt_bias", (part.value_heads,)
         yield "linear_attn.norm.weight", (part.value_size,)
         yield "linear_attn.out_proj.weight", (hidden, part.value_width)
+    elif isinstance(part, MambaSpec) and part.rank:
+        yield from _mamba_1(part, hidden)
     elif isinstance(part, MambaSpec):
         for name, rows in (("gate", part.width), ("conv", part.channels), ("dt", part.heads)):
             yield from _linear(f"mamba.in_proj_{name}", rows, hidden, part.biased)
@@ -151,6 +153,22 @@ def _recurrent(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
         if part.norm != "none":
             yield "mamba.norm.weight", (part.width,)
         yield from _linear("mamba.out_proj", hidden, part.width, part.biased)
+
+
+def _mamba_1(part: MambaSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    for name in ("conv", "gate"):
+        yield from _linear(f"mamba.in_proj_{name}", part.width, hidden, part.biased)
+    yield "mamba.conv1d.weight", (part.width, 1, part.kernel)
+    if part.conv_biased:
+        yield "mamba.conv1d.bias", (part.width,)
+    sizes = {"dt": part.rank, "b": part.state_size, "c": part.state_size}
+    yield "mamba.x_proj.weight", (sum(sizes.values()), part.width)
+    yield from _linear("mamba.dt_proj", part.width, part.rank, True)
+    yield "mamba.A_log", (part.width, part.state_size)
+    yield "mamba.D", (part.width,)
+    for name, size in sizes.items() if part.part_norms else ():
+        yield f"mamba.{name}_layernorm.weight", (size,)
+    yield from _linear("mamba.out_proj", hidden, part.width, part.biased)
 
 
 def _kimi_delta(part: DeltaNetSpec, hidden: int) -> Iterator[tuple[str, Shape]]:

@@ -124,7 +124,7 @@ def test_layers_with_experts_may_be_listed() -> None:
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("jamba", "Mamba-1"),
+        ("zamba", "Mamba-1"),
         ("recurrent_gemma", "RG-LRU"),
         ("zamba2", "share one attention layer"),
         ("minimax", "lightning attention"),

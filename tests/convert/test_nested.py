@@ -127,7 +127,6 @@ def test_ministral_3_scales_queries_by_position() -> None:
 @pytest.mark.parametrize(
     ("model_type", "why"),
     [
-        ("jamba", "the scan of Mamba-1"),
         ("mllama", "attend to pictures"),
         ("paligemma", "in both directions"),
     ],

@@ -48,6 +48,12 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         ),
         "latent": LatentSpec(rank=32, rope_size=16, nope_size=16, value_size=16),
     },
+    "jamba": {  # Mamba-1 has one decay for each state
+        "rope_layers": (),
+        "recurrent": MambaSpec(
+            layers=(0, 1, 3), kernel=4, heads=128, head_size=1, state_size=8, rank=4, norm="none", part_norms=True
+        ),
+    },
     "latent": {  # it has no state, but one row per token for all heads
         "num_key_value_heads": 1,
         "head_size": 48,
@@ -55,7 +61,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "latent": LatentSpec(rank=32, rope_size=16, nope_size=16, value_size=16),
     },
 }
-DRAWN = ("falcon_h1", "kimi_linear", "latent", "mamba2")
+DRAWN = ("falcon_h1", "jamba", "kimi_linear", "latent", "mamba2")
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 RNG = np.random.default_rng(3)
 

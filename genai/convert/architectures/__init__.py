@@ -13,7 +13,7 @@ from .common import ARCHITECTURES, Architecture
 
 MODEL_TYPES = sorted(ARCHITECTURES)
 _REASONS = {
-    **dict.fromkeys("falcon_mamba jamba mamba zamba".split(), "the scan of Mamba-1 is not built, only that of Mamba-2"),
+    **dict.fromkeys("falcon_mamba zamba".split(), "its form of Mamba-1 is not built, only that of Mamba and Jamba"),
     "deepseek_v32": "the indexer that selects tokens for its sparse attention is not built",
     "deepseek_v4": "its hyper-connections and its sparse attention are not built",
     "glm_moe_dsa": "the indexer that selects tokens for its sparse attention is not built",

@@ -1,4 +1,4 @@
-"""Decoders with Mamba-2: Granite 4, Bamba, Falcon H1 and Nemotron-H."""
+"""Decoders with Mamba-1 (Jamba, Mamba) or Mamba-2 (Granite 4, Bamba, Falcon H1, Mamba 2 and Nemotron-H)."""
 
 from __future__ import annotations
 
@@ -314,4 +314,93 @@ def nemotron_h(config: HFConfig) -> DecoderSpec:
         feed_forward_layers=tuple(sorted((*layers["mlp"], *layers["moe"]))),
         experts=_experts(config, act) if layers["moe"] else None, dense_layers=layers["mlp"] if layers["moe"] else (),
         recurrent=mamba if mamba.layers else None, hidden_activation=act, mlp_bias=config.flag("mlp_bias"),
+    )  # fmt: skip
+
+
+# --- Mamba-1 ---------------------------------------------------------------------------------------------------------
+
+_IN_PROJECTION_1 = (
+    Rule(r"mamba\.in_proj_conv\.", "mamba.in_proj.", lambda spec, x: x[: len(x) // 2]),
+    Rule(r"mamba\.in_proj_gate\.", "mamba.in_proj.", lambda spec, x: x[len(x) // 2 :]),
+)
+# Keys that select an implementation, or that affect training only.
+_KERNELS = "num_logits_to_keep use_associative_scan use_mamba_kernels use_mambapy".split()
+
+
+@architecture(
+    "Jamba",
+    *_IN_PROJECTION_1,
+    Rule(r"post_attention_layernorm", "pre_ff_layernorm"),
+    Rule(r"mlp\.gate\.", "mlp.router."),
+    Rule(r"mlp\.", "feed_forward."),
+    Rule(r"^model\.norm\.", "model.final_layernorm."),
+)
+def jamba(config: HFConfig) -> DecoderSpec:
+    """Jamba (AI21): Mamba-1 in most layers, attention without rotation in the others, and experts in every second."""
+    count, hidden = config.num_layers, config.integer("hidden_size")
+    for name in _KERNELS:
+        config.get(name)
+
+    def every(part: str, period: int, first: int) -> tuple[int, ...]:
+        period = config.integer(f"{part}_layer_period", default=period)
+        first = config.integer(f"{part}_layer_offset", default=first, least=0)
+        return tuple(layer for layer in range(count) if layer % period == first)
+
+    attention, routed = every("attn", 8, 4), every("expert", 2, 1)
+    mamba = MambaSpec(
+        layers=tuple(layer for layer in range(count) if layer not in attention),
+        heads=config.integer("mamba_expand", default=2) * hidden, head_size=1,
+        state_size=config.integer("mamba_d_state", default=16), kernel=config.integer("mamba_d_conv", default=4),
+        biased=config.flag("mamba_proj_bias"), conv_biased=config.flag("mamba_conv_bias", default=True), norm="none",
+        rank=_time_step_rank(config, "mamba_dt_rank", hidden), part_norms=True,
+    )  # fmt: skip
+    experts = ExpertsSpec(
+        count=config.integer("num_experts", "num_local_experts", default=16), normalized=False,
+        per_token=config.integer("num_experts_per_tok", default=2),
+        intermediate_size=config.integer("intermediate_size", default=14336),
+    )  # fmt: skip
+    return decoder(
+        config, rope_layers=(), recurrent=mamba if mamba.layers else None,
+        experts=experts if experts.count > 1 and routed else None,
+        dense_layers=tuple(layer for layer in range(count) if layer not in routed) if experts.count > 1 else (),
+    )  # fmt: skip
+
+
+def _time_step_rank(config: HFConfig, name: str, hidden: int) -> int:
+    return math.ceil(hidden / 16) if config.get(name) in (None, "auto") else config.integer(name)
+
+
+# Keys of Mamba for training, and for sizes that other keys determine.
+_MAMBA_IGNORED = (
+    "intermediate_size rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_init_scheme time_step_max "
+    "time_step_min time_step_scale use_mambapy"
+).split()
+
+
+@architecture(
+    "Mamba",
+    *_IN_PROJECTION_1,
+    Rule(r"^model\.embed_tokens", "backbone.embeddings"),
+    Rule(r"^model\.norm\.", "backbone.norm_f."),
+    Rule(r"^model\.layers", "backbone.layers"),
+    Rule(r"\.input_layernorm", ".norm"),
+    Rule(r"\.mamba\.", ".mixer."),
+)
+def mamba(config: HFConfig) -> DecoderSpec:
+    """Mamba: each layer consists of Mamba-1; there is no attention and no feed-forward layer."""
+    for name in (*_MAMBA_IGNORED, *_KERNELS):
+        config.get(name)
+    if (act := config.text("hidden_act", default="silu")) != "silu":
+        raise config.wrong("hidden_act", act, "silu")
+    hidden = config.integer("hidden_size")
+    width = config.integer("expand", default=2) * hidden
+    part = MambaSpec(
+        layers=tuple(range(config.num_layers)), heads=width, head_size=1, norm="none",
+        state_size=config.integer("state_size", default=16), kernel=config.integer("conv_kernel", default=4),
+        biased=config.flag("use_bias"), conv_biased=config.flag("use_conv_bias", default=True),
+        rank=_time_step_rank(config, "time_step_rank", hidden),
+    )  # fmt: skip
+    return decoder(
+        config, epsilon=1e-5, heads=1, tied=True, recurrent=part, feed_forward_layers=(), rope_layers=(),
+        intermediate_size=width, context_length=config.integer("max_position_embeddings", default=_UNLIMITED),
     )  # fmt: skip
