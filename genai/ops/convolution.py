@@ -21,12 +21,14 @@ from genai.kernels.cpu.program.thread_pool import Threads
 from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
 from .pooling import PoolingWindows, WindowSpec
-from .registry import Kernel, KernelError, NodeSpec, Positive, operator, register
+from .registry import Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
 from .shape_rules import NodeTypes, shape_rule, times
 from .support import checked_shape, optional, per_channel, widened
 
 Limits: TypeAlias = tuple[float, float]
 NO_LIMITS: Limits = (-math.inf, math.inf)
+# A kernel of ConvTranspose is extended by zeros to a multiple of the strides, to at most this multiple of its size.
+_MOST_ZEROS = 4
 
 
 def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads: Threads | None = None) -> Any:
@@ -201,18 +203,13 @@ def check_columns(spec: NodeSpec, x: Any, outputs: int, windows: PoolingWindows)
     checked_shape(spec, (x.shape[0], outputs, *windows.counts), 4)
 
 
-@operator("ConvTranspose")
 def conv_transpose(
     x: Any, weight: Any, bias: Any = None, *, group: Positive = 1, strides: tuple[int, ...] = (),
     dilations: tuple[int, ...] = (), spec: NodeSpec,
 ) -> Any:  # fmt: skip
     """The gradient of Conv: each input element adds its kernel to the output."""
     check_ranks(spec, x, weight)
-    if x.shape[1] != weight.shape[0] or x.shape[1] % group:
-        raise KernelError(
-            f"ConvTranspose: the input has {x.shape[1]} channels in {group} groups, which do not match a weight "
-            f"of shape {list(weight.shape)}"
-        )
+    _check_transposed(x, weight.shape, group)
     rank = x.ndim - 2
     steps, gaps = _filled("strides", strides, rank, 1), _filled("dilations", dilations, rank, 1)
     reach = [d * (size - 1) + 1 for d, size in zip(gaps, weight.shape[2:], strict=True)]
@@ -228,6 +225,113 @@ def conv_transpose(
     if bias is not None:
         result = result + per_channel(bias, x.ndim)
     return np.ascontiguousarray(result).astype(x.dtype, copy=False)
+
+
+def _check_transposed(x: Any, shape: tuple[int, ...], group: int) -> None:
+    if x.shape[1] != shape[0] or x.shape[1] % group:
+        raise KernelError(
+            f"ConvTranspose: the input has {x.shape[1]} channels in {group} groups, which do not match a weight "
+            f"of shape {list(shape)}"
+        )
+
+
+class PackedTransposed:
+    """The kernel for a ConvTranspose with constant float32 kernels in one group, without dilations.
+
+    Results whose positions have the same remainder modulo the strides are a convolution with some of the taps. One
+    convolution computes all remainders as separate channels, and its results are then interleaved.
+
+    Attributes:
+        packed: inputs that the kernel does not read, because it holds a packed copy.
+        calls_blas: False.
+    """
+
+    calls_blas = False
+
+    def __init__(self, spec: NodeSpec, weight: Any, bias: Any, strides: tuple[int, ...], threads: Threads) -> None:
+        self._spec, self._shape, self._strides, self._bias = replace(spec, constants=()), weight.shape, strides, bias
+        self._taps = tuple(-(-size // step) for size, step in zip(weight.shape[2:], strides, strict=True))
+        kernels = spec.pack((1,), "float32 transposed kernels", lambda: pack_kernels(self._remainders(weight)))
+        repeated = None if bias is None else np.repeat(bias, math.prod(strides))
+        self._convolution = Convolution(threads, kernels, repeated, "copy", ())
+        self.packed = (1,) if bias is None else (1, 2)
+
+    def _remainders(self, weight: Any) -> Any:
+        """Return the kernels [M * remainders, C, taps ...] of the convolution."""
+        rank, pairs = len(self._taps), list(zip(self._taps, self._strides, strict=True))
+        extra = [(0, taps * step - size) for size, (taps, step) in zip(weight.shape[2:], pairs, strict=True)]
+        whole = np.pad(weight, [(0, 0), (0, 0), *extra]).reshape(
+            *weight.shape[:2], *(n for pair in pairs for n in pair)
+        )
+        whole = np.flip(whole, tuple(2 + 2 * axis for axis in range(rank)))
+        taps, steps = (range(first, 2 + 2 * rank, 2) for first in (2, 3))
+        return np.ascontiguousarray(whole.transpose(1, *steps, 0, *taps)).reshape(-1, len(weight), *self._taps)
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, spec, shape, strides = inputs[0], self._spec, self._shape, self._strides
+        if x.ndim != len(shape) or x.dtype != np.float32:
+            raise KernelError(
+                f"ConvTranspose: the input is {x.dtype}{list(x.shape)}, which does not match float32 kernels of shape "
+                f"{list(shape)}"
+            )
+        _check_transposed(x, shape, 1)
+        full = [(extent - 1) * s + size for extent, s, size in zip(x.shape[2:], strides, shape[2:], strict=True)]
+        begins, sizes = _crop(spec, x.shape[2:], strides, full)
+        counts = tuple(extent + taps - 1 for extent, taps in zip(x.shape[2:], self._taps, strict=True))
+        checked_shape(spec, (len(x), shape[1], *sizes), 4)
+        checked_shape(spec, (len(x), shape[1] * math.prod(strides) * math.prod(self._taps), *counts), 4)
+        pads, ones = tuple(taps - 1 for taps in self._taps), (1,) * len(counts)
+        windows = PoolingWindows(self._taps, ones, ones, pads, pads, counts)
+        parts = self._convolution(windows.padded(x, 0), kernel_windows(windows), None)
+        parts = parts.reshape(len(x), shape[1], *strides, *counts)
+        return (self._interleaved(parts, begins, sizes, counts),)
+
+    def _interleaved(self, parts: Any, begins: Sequence[int], sizes: Sequence[int], counts: Sequence[int]) -> Any:
+        """Return the results [N, M, sizes ...] from position `begins`; positions without parts have the bias."""
+        result = np.empty((*parts.shape[:2], *sizes), np.float32)
+        if any(b + size > c * s for b, size, c, s in zip(begins, sizes, counts, self._strides, strict=True)):
+            result[...] = 0 if self._bias is None else per_channel(self._bias, result.ndim)
+        for remainders in product(*map(range, self._strides)):
+            target, source = [slice(None)] * 2, [slice(None)] * 2
+            for remainder, step, begin, size, count in zip(
+                remainders, self._strides, begins, sizes, counts, strict=True
+            ):
+                first = (remainder - begin) % step
+                start = (first + begin - remainder) // step
+                number = max(min(-(-(size - first) // step), count - start), 0)
+                target.append(slice(first, first + step * number, step))
+                source.append(slice(start, start + number))
+            result[tuple(target)] = parts[(*source[:2], *remainders, *source[2:])]
+        return result
+
+
+_unpacked_transposed = from_function(conv_transpose)
+
+
+@register("ConvTranspose")
+def transposed(spec: NodeSpec) -> Kernel:
+    """The gradient of Conv: each input element adds its kernel to the output."""
+    return packed_transposed(spec) or _unpacked_transposed(spec)
+
+
+def packed_transposed(spec: NodeSpec) -> PackedTransposed | None:
+    """Return a kernel with packed weights; None without threads or if the weights cannot be packed."""
+    threads, weight, attributes = spec.options.get("threads"), spec.constants[1], spec.attributes
+    if threads is None or weight is None or weight.dtype != np.float32 or weight.ndim < 3 or not weight.size:
+        return None
+    rank = weight.ndim - 2
+    strides = tuple(attributes.get("strides") or (1,) * rank)
+    bias = spec.constants[2] if spec.has(2) else None
+    stated = tuple(attributes.get("kernel_shape") or weight.shape[2:]) == weight.shape[2:]
+    plain = {*(attributes.get("dilations") or (1,)), int(attributes.get("group", 1))} == {1}
+    if not (stated and plain) or len(strides) != rank or min(strides) < 1 or min(attributes.get("pads") or (0,)) < 0:
+        return None  # the unpacked kernel computes the node, or raises the error when it runs
+    if spec.has(2) and (bias is None or bias.dtype != np.float32 or bias.shape != weight.shape[1:2]):
+        return None
+    whole = math.prod(size + -size % step for size, step in zip(weight.shape[2:], strides, strict=True))
+    if whole > _MOST_ZEROS * math.prod(weight.shape[2:]):
+        return None
+    return PackedTransposed(spec, weight, bias, strides, threads)
 
 
 @operator("ConvTransposeWithDynamicPads", domain=MS)
