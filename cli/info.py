@@ -20,6 +20,7 @@ _FILES_SHOWN = 4
 # Labels of facts that their names do not explain. These facts are shown only if they have a value.
 _LABELS = {
     "read_bytes": "checkpoint",
+    "mtp_parameters": "parameters of MTP head",
     "built_bytes": "size after build",
     "memory_bytes": "memory when built",
     "sampling_defaults_without_effect": "ignored defaults",

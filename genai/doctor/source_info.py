@@ -27,6 +27,8 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
     """
     plan = plan_build(path, replace(ExportOptions(), precision=default_precision(path)))
     spec = plan.spec
+    sizes = {name: math.prod(shape) for name, shape in tensor_shapes(spec).items()}
+    count, head = sum(sizes.values()), sum(size for name, size in sizes.items() if name.startswith("mtp."))
     tokens = min(spec.context_length, CACHED_TOKENS)
     cache = tokens * 4 * spec.num_layers * spec.num_key_value_heads * spec.head_size
     needed, free = plan.written_bytes + cache + PROCESS_BYTES, available_memory()
@@ -37,7 +39,8 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "architecture": plan.checkpoint.config.model_type,
         "layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
-        "parameters": sum(math.prod(shape) for shape in tensor_shapes(spec).values()),
+        "parameters": count - head,
+        "mtp_parameters": head,
         "vocab_size": spec.vocab_size,
         "context_length": spec.context_length,
         "read_bytes": plan.read_bytes,

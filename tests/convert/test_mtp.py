@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 import genai
 from genai.convert import ExportOptions, build_model, plan_build
+from genai.doctor.source_info import describe_checkpoint
 from genai.engine.decoder import compute as compute_pending
 from genai.errors import InputError, OptionError, UnsupportedModelError
 from genai.session.session import Session
@@ -192,9 +193,18 @@ def test_heads_that_are_refused(case: str, checkpoint: Any, tmp_path: Path) -> N
     with pytest.raises(error, match=match) as caught:
         plan_build(source, ExportOptions(mtp=True))
     assert "--no-mtp" in getattr(caught.value, "fix")  # noqa: B009
-    plan = plan_build(source, ExportOptions(mtp=None))
+    plan = plan_build(source)
     assert plan.spec.mtp is None and plan.remarks == [f"the model is built without its MTP head: {caught.value.what}"]
     assert not plan_build(source, ExportOptions(mtp=False)).remarks
+
+
+def test_parameters_of_a_head_are_counted_apart(checkpoint: Any, tmp_path: Path) -> None:
+    facts = describe_checkpoint(checkpoint("qwen3_5_text"))
+    plain = changed(checkpoint("qwen3_5_text"), tmp_path / "plain", without("mtp."))
+    others = describe_checkpoint(plain)
+    assert facts["parameters"] == others["parameters"] and others["mtp_parameters"] == 0
+    assert facts["mtp_parameters"] == sum(array.size for array in head_of("qwen3_5_text")[0].values())
+    assert facts["built_bytes"] > others["built_bytes"]
 
 
 def test_checkpoints_without_heads(golden: Any, letter_tokenizer: Path, tmp_path: Path) -> None:
