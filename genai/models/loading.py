@@ -123,7 +123,7 @@ def load_head(config: Config, model: Decoder, info: DecoderInfo, *, accuracy: st
             cache_tokens=info.cache_tokens,
         )  # fmt: skip
     assert isinstance(head, HeadDecoder)
-    check_head(config, head.program, model.program)
+    check_head(config, head, model.program)
     return head
 
 

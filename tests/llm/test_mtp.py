@@ -334,6 +334,14 @@ def test_a_head_of_another_width(folder: Path, tmp_path: Path) -> None:
         genai.LLM(copy, speculation="auto")
 
 
+def test_a_head_with_a_window(bundled_folder: Path, tmp_path: Path) -> None:
+    changes = {"sliding_window": 40, "model_type": "mistral"}
+    folder = write_with_head(tmp_path / "window", bundled_folder, changes)
+    with pytest.raises(UnsupportedModelError, match="this MTP head is not supported") as caught:
+        genai.LLM(folder, speculation="auto")
+    assert "full attention" in caught.value.why
+
+
 def test_a_head_that_is_disabled(folder: Path, tmp_path: Path) -> None:
     copy = linked(folder, tmp_path)
     edit_block(copy, enabled=False)
