@@ -28,8 +28,9 @@ Call = Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]]
 Feeds = Sequence[tuple[int, Any]]
 # Number of sets of shapes for which a plan has a faster form, and that are remembered after one run.
 _MAX_FORMS, _MAX_SEEN = 16, 64
-# Larger values are computed by ordinary calls, whose memory is released after the last use.
-_MAX_BYTES = 1 << 18
+# Larger values are computed by separate calls, whose memory is released after the last use. If such a call is short,
+# it becomes a program of one call, unless its values are even larger.
+_MAX_BYTES, _MAX_ALONE_BYTES = 1 << 18, 1 << 22
 # Stored values are smaller, because they take memory between runs.
 _MAX_STORED_BYTES = 1 << 16
 _LINE = 64
@@ -181,7 +182,7 @@ class _Recording:
         elif is_native(op.op_type, op.kernel) and (not needs_values(op.op_type) or self._are_stored(op.inputs[1:])):
             with recorded() as recorder:
                 results = self._call(op, context, inputs)
-            if not self._join(op, inputs, results, recorder):
+            if not self._join(op, inputs, results, recorder) and not self._join_alone(op, inputs, results, recorder):
                 self._add_ordinary(op)
         else:
             results = self._call(op, context, inputs)
@@ -244,10 +245,29 @@ class _Recording:
             self._steps.append(self._segment)
         self._segment = _Segment()
 
-    def _join(self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder) -> bool:
-        """Add a call to the current segment. Return False if its work is more than the recorded runs."""
+    def _join_alone(self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder) -> bool:
+        """Add a segment of one call with larger values, if the call is only one run. No memory is kept between runs."""
+        if len(recorder.runs) != 1 or recorder.own or is_fast_alone(op.op_type):
+            return False
+        if self._segment.computes(op.inputs):
+            self._end_segment()
+        others, self._segment = self._segment, _Segment()
+        is_joined = self._join(op, inputs, results, recorder, alone=True)
+        if is_joined:
+            self._steps += [*others.make_views(op.inputs), self._segment]
+        self._segment = others
+        return is_joined
+
+    def _join(
+        self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder, *, alone: bool = False
+    ) -> bool:
+        """Add a call to the current segment. Return False if its work is more than the recorded runs.
+
+        Args:
+            alone: True if the segment will contain no other call, so that values may be larger.
+        """
         segment = self._segment
-        regions = _Regions()
+        regions = _Regions(_MAX_ALONE_BYTES if alone else _MAX_BYTES)
         regions.constants += recorder.fixed
         for slot, array in zip(op.inputs, inputs, strict=False):
             if array is None:
@@ -345,7 +365,9 @@ class _Regions:
         is_valid: False if an array is large or not an array, so that the call is not joined.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        """`most_bytes`: the size of the largest valid array."""
+        self._most_bytes = most_bytes
         self.constants: list[Any] = []
         self.new: set[_Buffer] = set()
         self.is_valid = True
@@ -354,7 +376,7 @@ class _Regions:
 
     def add(self, array: Any, place: int | _Buffer, offset: int) -> None:
         """Add an array with the place of its first element."""
-        if type(array) is not np.ndarray or array.dtype.hasobject or not 0 < array.nbytes <= _MAX_BYTES:
+        if type(array) is not np.ndarray or array.dtype.hasobject or not 0 < array.nbytes <= self._most_bytes:
             self.is_valid = False
             return
         begin, end = first_element(array), _end(array)

@@ -354,3 +354,17 @@ def test_inputs_of_a_joined_body_remain_for_later_calls():
     }""")
     _agree(session, [{"x": _numbers(3, 5)} for _ in range(6)])
     assert _form(session) == ["Joined"]
+
+
+def test_short_calls_with_larger_values_are_programs_of_one_call():
+    """Their results are not in memory that the session keeps."""
+    session = _session("""g (float[N, M] x) => (float[N, 1] y, float[P, N, M] z) <int64[1] last = {-1}, int64[1] first = {0}> {
+        w = Unsqueeze(x, first)
+        z = Relu(w)
+        y = ReduceMax(x, last)
+    }""")  # noqa: E501
+    feeds = [{"x": _numbers(100, 1000)} for _ in range(6)]
+    _agree(session, feeds)
+    assert _form(session).count("Joined") == 1
+    results = [session.run(feed)["y"] for feed in feeds[:2]]
+    assert not np.shares_memory(*results)
