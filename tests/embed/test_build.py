@@ -151,11 +151,14 @@ def test_on_the_command_line(checkpoint: Checkpoint, tmp_path: Path) -> None:
 def test_encoders_and_decoders_name_the_other_command(checkpoint: Checkpoint, tmp_path: Path) -> None:
     from genai.models.folders import bundled_model
 
-    chat = run("chat", str(checkpoint("bert")), "-p", "hello")
+    encoder = checkpoint("bert")
+    chat = run("chat", str(encoder), "-p", "hello")
     assert chat.returncode == 1 and "genai embed" in chat.stderr
     with pytest.raises(genai.UnsupportedModelError, match="generates text") as caught:
         Embedder(bundled_model())
     assert "genai chat" in caught.value.fix
+    with pytest.raises(genai.UnsupportedModelError, match="is an encoder, which has no MTP head"):
+        build_encoder(encoder, tmp_path / "out", ExportOptions(mtp=True))
 
 
 def test_what_is_an_encoder(checkpoint: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from genai.common.memory_limits import format_bytes
 from genai.common.progress import task
 from genai.kernels.cpu.jit.kernel_cache import cache_root
 
-from ...errors import ModelFolderError, OptionError, did_you_mean
+from ...errors import ModelFolderError, OptionError, UnsupportedModelError, did_you_mean
 from ...hub.built import note_build, note_use
 from ...hub.store import BUILT, hub_folder
 from ...weight_files.safetensors import SafetensorsFile
@@ -90,6 +90,12 @@ def build_encoder(
         UnsupportedModelError, ConfigError: the model is not a known encoder, or its configuration is malformed.
         InputError: a tensor is missing, has the wrong shape, or contains NaN or infinity.
     """
+    if options.mtp:
+        raise UnsupportedModelError(
+            f"{checkpoint} is an encoder, which has no MTP head",
+            "an MTP head proposes tokens for decoders",
+            "omit --mtp (in Python: ExportOptions(mtp=True))",
+        )
     config = read_json(checkpoint, CONFIG)
     spec = describe(config, score or token_score(checkpoint))
     adapter = _adapter(config, task_name)
