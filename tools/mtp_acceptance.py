@@ -2,7 +2,7 @@
 
 The prompts are questions of the bundled model's training, with another seed. The head proposes a fixed number of tokens
 at every step, so that the figures do not depend on the speed of the machine. The tool exits with 1 if a reply differs
-from the reply without the head. With --speed, it also measures the steps, and the replies with the default policy.
+from the reply without the head. With --speed, it also measures the durations of steps of one sequence.
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ import argparse
 import random
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
+from genai.engine.decoder import Decoder, compute
+from genai.engine.sequence import DecoderSequence
 from genai.engine.speculation.mtp import MtpProposer
 from genai.engine.speculation.speculator import StepOutcome, takes_guesses
 from genai.llm.llm import LLM
+from genai.models.model import Model
 
 from .arguments import positive
 from .bundled_model.mixture import short_conversation
 from .speculation_agreement import guessing
+
+_ROUNDS = 200
 
 
 class FixedDepth:
@@ -101,21 +109,41 @@ def main() -> int:
                     f"{name}, depth {depth}: accepted {rates}; {fixed.tokens / fixed.steps:.2f} tokens per step",
                     flush=True,
                 )
-            if args.speed:
-                _print_speed(name, plain, llm, prompts, options)
+        if args.speed:
+            _print_steps(llm.model, args.depth + 1)
     print("all replies are those without the head" if same else "REPLIES DIFFER")
     return 0 if same else 1
 
 
-def _print_speed(name: str, plain: LLM, llm: LLM, prompts: Sequence[str], options: dict[str, Any]) -> None:
-    """Print the median of the ratio of decode speeds over three alternating rounds, with the default policy."""
-    ratios = []
-    for _ in range(3):
-        seconds = [
-            sum(one.generate(prompt, **options)[0].timings.decode_seconds for prompt in prompts) for one in (plain, llm)
-        ]
-        ratios.append(seconds[0] / seconds[1])
-    print(f"{name}, default policy: {statistics.median(ratios):.2f} times the speed", flush=True)
+def _print_steps(model: Model, most: int) -> None:
+    """Print the median durations of steps of the model with 1 to `most` rows, and of the head."""
+    seconds: dict[str, list[float]] = {}
+    head = model.head
+    assert head is not None
+    main, own = model.decoder.open(), head.open()
+    main.append(range(10, 110))
+    own.feed(range(11, 110), np.zeros((99, head.program.types[head.program.given[0]].width), np.float32))
+    for decoder, sequence in ((model.decoder, main), (head, own)):
+        compute(decoder, [sequence])
+    for _ in range(_ROUNDS):
+        for rows in range(1, most + 1):
+            main.append([10])
+            main.propose(range(11, 10 + rows))
+            seconds.setdefault(f"model, {rows} rows", []).append(_timed(model.decoder, main))
+            main.take_back()
+            main.rewind(100)
+            compute(model.decoder, [main])
+        own.feed([10], np.zeros((1, head.program.types[head.program.given[0]].width), np.float32))
+        seconds.setdefault("head", []).append(_timed(head, own))
+        own.cut(99)
+    for name, found in seconds.items():
+        print(f"{name}: {1e3 * statistics.median(found):.2f} ms")
+
+
+def _timed(decoder: Decoder, sequence: DecoderSequence) -> float:
+    began = time.perf_counter()
+    compute(decoder, [sequence])
+    return time.perf_counter() - began
 
 
 if __name__ == "__main__":
