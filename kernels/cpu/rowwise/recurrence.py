@@ -14,9 +14,19 @@ from ... import ir
 from ...cache_layout import StateLayer
 from ..jit.arguments import Address, Arguments, Held
 from ..jit.dsl import inline
-from ..jit.memory import load, load_float32, read_float32, read_int32, read_int64, store, store_float32, stream_float32
+from ..jit.memory import (
+    load,
+    load_float32,
+    read_float32,
+    read_int32,
+    read_int64,
+    store,
+    store_float32,
+    stream_float32,
+    write_float32,
+)
 from ..jit.native import native_op
-from ..jit.vector import LANES, multiply_add, splat_float32
+from ..jit.vector import LANES, multiply_add, reduce_add, splat_float32
 from ..jit.vector_math import UNARY
 from ..program.calls import NO_ROWS, Call, Items, Rows, check_rows, row_at
 from ..program.step_table import ErrorCode, StepField
@@ -226,7 +236,7 @@ class LinearAttentionArguments(Arguments):
         size, v_size: rows and columns of a head's state.
         decays: decays of a head and row, 1 or `size`.
         betas: 1 if every head has its own beta, else 0.
-        pieces: number of pieces of a head's state.
+        pieces: number of pieces of a head's state; with states of one column, number of groups of heads.
     """
 
     query: Rows
@@ -274,16 +284,81 @@ def linear_attention(op: ir.LinearAttention, rows: dict[str, Rows], out: Rows, l
         raise ValueError(f"decay has {decay.width} numbers per row, expected one per head or per row of its state")
     if op.beta and beta.width not in (1, op.value_heads):
         raise ValueError(f"beta has {beta.width} numbers per row, expected 1 or {op.value_heads}")
-    pieces = -(-op.v_head_size // _COLUMNS)
+    narrow = _is_narrow(op, decay)
+    pieces = -(-op.value_heads // _HEADS) if narrow else -(-op.v_head_size // _COLUMNS)
     arguments = LinearAttentionArguments(
         query=rows[op.query], key=rows[op.key], value=rows[op.value], decay=decay, beta=beta, out=out,
         states=_states(layer), heads=op.heads, key_heads=op.key_heads, value_heads=op.value_heads, size=op.head_size,
         v_size=op.v_head_size, decays=max(decay.width // op.value_heads, 1), betas=int(beta.width > 1), pieces=pieces,
         scale=op.scale,
     )  # fmt: skip
+    if narrow:
+        scratch = 4 * op.head_size * min(op.value_heads, _HEADS)
+        return Call(narrow_attention_op, arguments, Items(StepField.SEQUENCES, pieces), scratch)
     padded = -(-op.head_size // LANES) * _VECTOR
     scratch = op.head_size * _STATE_ROW + 2 * padded
     return Call(linear_attention_op, arguments, Items(StepField.SEQUENCES, op.value_heads * pieces), scratch)
+
+
+def _is_narrow(op: ir.LinearAttention, decay: Rows) -> bool:
+    """Return True if a state is one column, whose rows have separate decays, and all heads share a query and a key."""
+    shares = op.heads == 1 and op.key_heads == 1 and op.value_heads > 1
+    return shares and op.v_head_size == 1 and not op.beta and decay.width == op.value_heads * op.head_size
+
+
+# Heads in an item, if a state is one column.
+_HEADS = 64
+
+
+@native_op(LinearAttentionArguments)
+def narrow_attention_op(arguments: LinearAttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Update states of one column by all rows of their sequences (Mamba-1). Items are groups of heads.
+
+    A vector holds rows of a state, which are side by side because there is one column.
+    """
+    size, pieces, scale = arguments.size, arguments.pieces, arguments.scale
+    for item in range(begin, end):
+        sequence = item // pieces
+        first = (item - sequence * pieces) * _HEADS
+        last = min(arguments.value_heads, first + _HEADS)
+        begin_row, end_row = _rows(context, sequence)
+        source = _source(context, sequence, arguments.states.num_slots)
+        if source < -1:
+            return ErrorCode.SLOT.value
+        inside, length = 4 * first * size, (last - first) * size
+        before = arguments.states.address + source * arguments.states.stride + inside
+        for i in range(0, length, LANES):
+            state = splat_float32(0.0)
+            if source >= 0:
+                state = load(before + 4 * i, length - i)
+            store(scratch + 4 * i, state, min(length - i, LANES))
+        for row in range(begin_row, end_row):
+            _update_narrow(arguments, row, first, last, scratch, size, scale)
+            target = _target(context, row)
+            if target >= 0:
+                after = arguments.states.address + target * arguments.states.stride + inside
+                for i in range(0, length, LANES):
+                    store(after + 4 * i, load(scratch + 4 * i, length - i), min(length - i, LANES))
+    return 0
+
+
+@inline
+def _update_narrow(
+    arguments: LinearAttentionArguments, row: int, first: int, last: int, states: int, size: int, scale: float
+) -> None:
+    """Update the states of heads, which are in scratch memory, by a row, and write the row's results."""
+    key, query = row_at(arguments.key, row), row_at(arguments.query, row)
+    value, out = row_at(arguments.value, row), row_at(arguments.out, row)
+    decay = row_at(arguments.decay, row) + 4 * first * size
+    for head in range(first, last):
+        weight, total = splat_float32(read_float32(value + 4 * head)), splat_float32(0.0)
+        for i in range(0, size, LANES):
+            at, left = 4 * ((head - first) * size + i), size - i
+            factor = _exp(load(decay + at, left), 0.0, 0.0)
+            state = multiply_add(load(states + at, left), factor, weight * load(key + 4 * i, left))
+            store(states + at, state, min(left, LANES))
+            total = multiply_add(state, load(query + 4 * i, left), total)
+        write_float32(out + 4 * head, reduce_add(total) * scale)
 
 
 @inline
