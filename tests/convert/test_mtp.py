@@ -22,7 +22,9 @@ from genai.doctor.source_info import describe_checkpoint
 from genai.engine.decoder import compute as compute_pending
 from genai.errors import InputError, OptionError, UnsupportedModelError
 from genai.session.session import Session
+from tests.llm.test_speculation import SteadyCosts
 from tools.random_weights import random_tensor
+from tools.speculation_agreement import facts, guessing
 
 GOLDENS = Path(__file__).parent / "mtp_goldens"
 NAMES = sorted(path.stem for path in GOLDENS.iterdir())
@@ -105,6 +107,33 @@ def test_logits_of_a_head_and_vectors_of_its_decoder(name: str, checkpoint: Any,
         *zip(head, (expected["logits"], expected["hidden_states_out"]), strict=True),
     ):
         np.testing.assert_allclose(rows, reference, atol=2e-4 * np.abs(reference).max())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "qwen3_5_text" else pytest.mark.drawn(6)) for name in NAMES]
+)
+def test_a_head_proposes_tokens(name: str, checkpoint: Any, golden: Any, tmp_path: Path) -> None:
+    """A loaded head computes the golden's logits in pieces, and replies are those without the head."""
+    folder = build_model(checkpoint(name), tmp_path / "model", ExportOptions(precision="fp32", mtp=True))
+    tokens, expected = golden(name).tokens, head_of(name)[1]
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    with genai.LLM(folder, accuracy="fp32") as llm:
+        plain = llm.generate([tokens, tokens[:3]], **options)
+    with genai.LLM(folder, accuracy="fp32", speculation="mtp") as llm:
+        head = llm.model.head
+        assert head is not None
+        sequence, rows = head.open(), []
+        for start, end in ((0, len(tokens) // 2), (len(tokens) // 2, len(tokens) - 1)):
+            sequence.feed(tokens[start + 1 : end + 1], expected["hidden_states"][start:end])
+            rows += list(compute_pending(head, [sequence], all_rows=True)[0])
+        sequence.close()
+        np.testing.assert_allclose(rows, expected["logits"], atol=2e-4 * np.abs(expected["logits"]).max())
+        made = llm._speculation.speculator()
+        assert made is not None
+        with guessing(llm, SteadyCosts(lookup=False, draft=made._draft, most_tokens=3)):
+            found = llm.generate([tokens, tokens[:3]], **options)
+    assert [facts(one) for one in found] == [facts(one) for one in plain]
+    assert sum(one.proposed_tokens for one in found) > 20
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
