@@ -53,6 +53,25 @@ def gather_elements(x: Any, indices: Any, *, axis: int = 0, threads: Threads | N
     return x[_along(in_range(indices, x.shape[along], "GatherElements"), along)]
 
 
+def _slices_at(x: Any, indices: Any) -> tuple[Any, Any] | None:
+    """Return the data as slices [count, ...] and the number of each coordinate's slice [count of coordinates].
+
+    One number per slice is faster to gather and to scatter by than several coordinates. Returns None if the data is not
+    contiguous, or if a coordinate is negative or out of range.
+    """
+    depth = indices.shape[-1]
+    extents = x.shape[:depth]
+    if not 0 < depth <= x.ndim or not indices.size or not x.flags.c_contiguous or indices.dtype != np.int64:
+        return None
+    flat = indices.reshape(-1, depth)
+    if flat.min() < 0 or any(flat[:, axis].max() >= extent for axis, extent in enumerate(extents)):
+        return None
+    numbers = flat[:, 0]
+    for axis in range(1, depth):
+        numbers = numbers * extents[axis] + flat[:, axis]
+    return x.reshape((math.prod(extents), *x.shape[depth:])), numbers
+
+
 @operator("GatherND", domain=MS)
 @operator("GatherND", since_version=11)
 def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
@@ -62,6 +81,9 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
         raise KernelError(
             f"GatherND: indices of shape {list(indices.shape)} do not match data of shape {list(x.shape)}"
         )
+    if not batch_dims and (found := _slices_at(x, indices)) is not None:
+        slices, numbers = found
+        return slices.take(numbers, axis=0).reshape((*indices.shape[:-1], *x.shape[depth:]))
     batch = tuple(np.ogrid[tuple(slice(extent) for extent in indices.shape[:-1])])[:batch_dims]
     coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))
     if not depth:  # without coordinates, each index selects the whole slice of its batch entry
@@ -98,7 +120,12 @@ def scatter_elements(
 @operator("ScatterND", since_version=11)
 def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Any:
     """Return a copy of the data with slices at coordinates replaced by, or combined with, updates."""
-    result = np.array(x)
+    result = np.array(x, order="C")
+    depth = indices.shape[-1]
+    if updates.shape == (*indices.shape[:-1], *x.shape[depth:]) and (found := _slices_at(result, indices)) is not None:
+        slices, numbers = found
+        _scatter(slices, (numbers,), updates.reshape((len(numbers), *x.shape[depth:])), reduction)
+        return result
     index = tuple(in_range(indices[..., i], x.shape[i], "ScatterND") for i in range(indices.shape[-1]))
     if not index:  # without coordinates, each index updates the whole array
         _scatter(result[None], (np.zeros(indices.shape[:-1], np.int64),), updates, reduction)
