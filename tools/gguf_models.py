@@ -252,6 +252,14 @@ SHAPES: dict[str, Shape] = {
     ),
     "olmoe": Shape("olmoe", kv_heads=4, width=256, qk="all", experts=4),
     "falcon-h1": Shape("falcon-h1", _MAMBA, recurrent="beside"),
+    "mamba": Shape(
+        "mamba",
+        {
+            "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.time_step_rank": 32, "ssm.inner_size": 512,
+            "attention.head_count": 0, "feed_forward_length": 0,
+        },
+        tied=True, recurrent="only",
+    ),
     "mamba2": Shape(
         "mamba2", {**_MAMBA, "attention.head_count": 0, "feed_forward_length": 0}, tied=True, recurrent="only"
     ),
@@ -547,6 +555,18 @@ def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDAr
         yield f"{path}.shortconv.in_proj.weight", matrix(3 * HIDDEN, HIDDEN)
         yield f"{path}.shortconv.conv.weight", matrix(HIDDEN, shape.keys["shortconv.l_cache"])
         yield f"{path}.shortconv.out_proj.weight", matrix(HIDDEN, HIDDEN)
+        return
+    if shape.arch == "mamba":
+        width, rank, size = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "state_size"))
+        yield f"{path}.ssm_in.weight", matrix(2 * width, HIDDEN)
+        yield f"{path}.ssm_conv1d.weight", matrix(width, shape.keys["ssm.conv_kernel"])
+        yield f"{path}.ssm_conv1d.bias", matrix(width, scale=0.1)
+        yield f"{path}.ssm_x.weight", matrix(rank + 2 * size, width)
+        yield f"{path}.ssm_dt.weight", matrix(width, rank)
+        yield f"{path}.ssm_dt.bias", matrix(width, scale=0.5)
+        yield f"{path}.ssm_a", -np.exp(matrix(width, size, scale=0.5))
+        yield f"{path}.ssm_d", matrix(width, scale=0.5)
+        yield f"{path}.ssm_out.weight", matrix(HIDDEN, width)
         return
     if shape.recurrent in ("mamba", "beside", "alone", "only"):
         width, heads, groups = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "group_count"))

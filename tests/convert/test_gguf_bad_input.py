@@ -98,6 +98,8 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any], type[GenaiError], str]] = {
     "groups without a number": (
         "nemotron_h_moe", {"expert_group_count": 2}, ConfigError, "has no nemotron_h_moe.expert_group_used_count",
     ),
+    "norms of Falcon Mamba": ("mamba", {"ssm.dt_b_c_rms": True}, UnsupportedModelError, "dt_b_c_rms is true"),
+    "another inner size": ("mamba", {"ssm.inner_size": 300}, ConfigError, "inner_size is 300"),
     "no chunks": ("llama4", {"attention.sliding_window": 0}, ConfigError, "sliding_window is 0"),
     "chunks of other layers": (
         "llama4", {"attention.sliding_window_pattern": [True] * 3}, ConfigError, "sliding_window_pattern is ",

@@ -280,6 +280,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "nemotron_h_moe": GgufArchitecture("nemotron_h", recurrent.nemotron_h, rules=recurrent.NEMOTRON, hybrid=True),
     "lfm2": GgufArchitecture("lfm2", recurrent.lfm2, rules=recurrent.LFM2, hybrid=True),
     "lfm2moe": GgufArchitecture("lfm2_moe", recurrent.lfm2_moe, rules=recurrent.LFM2, hybrid=True),
+    "mamba": GgufArchitecture("mamba", recurrent.mamba, rules=recurrent.MAMBA_1),
     "mamba2": GgufArchitecture("mamba2", recurrent.mamba2, rules=recurrent.MAMBA),
     "qwen3next": GgufArchitecture("qwen3_next", recurrent.delta_net, rules=recurrent.QWEN3_NEXT, hybrid=True),
     "qwen35": GgufArchitecture(
@@ -376,9 +377,9 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
 
 def _query_heads(data: Metadata) -> int:
     """Return the number of query heads. Files without attention contain 0; other heads replace them."""
-    if data.architecture == "mamba2":
+    if data.architecture in ("mamba", "mamba2"):
         data.optional_integer("attention.head_count")
-        return data.integer("ssm.time_step_rank")
+        return 1 if data.architecture == "mamba" else data.integer("ssm.time_step_rank")
     return data.integer("attention.head_count")
 
 

@@ -1,6 +1,6 @@
 """llama.cpp's metadata and tensors of decoders with recurrent parts.
 
-They are LFM2, Qwen3-Next, Qwen 3.5, Granite 4, Falcon H1, Mamba 2 and Nemotron-H.
+They are LFM2, Qwen3-Next, Qwen 3.5, Granite 4, Falcon H1, Mamba, Mamba 2 and Nemotron-H.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError
+from ...errors import InputError, UnsupportedModelError
 from ...weight_files.gguf import GgufModel
 from ..architectures.common import Rule, TensorView
 from ..architectures.hybrid import half_of_heads, part_of_groups
@@ -210,6 +210,23 @@ def mamba2(data: Metadata, model: GgufModel) -> Values:
     }  # fmt: skip
 
 
+def mamba(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Mamba-1 without attention."""
+    if data.flag("ssm.dt_b_c_rms", False):
+        raise UnsupportedModelError(
+            f"{model.path}: {data.architecture}.ssm.dt_b_c_rms is true",
+            "the norms of Falcon Mamba, which have no weights, are not supported", "use another model",
+        )  # fmt: skip
+    inner, hidden = data.integer("ssm.inner_size"), data.integer("embedding_length")
+    if inner % hidden:
+        raise data.wrong("ssm.inner_size", inner, f"a multiple of embedding_length = {hidden}")
+    return {
+        "expand": inner // hidden, "state_size": data.integer("ssm.state_size"),
+        "conv_kernel": data.integer("ssm.conv_kernel"), "time_step_rank": data.integer("ssm.time_step_rank"),
+        "use_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model), "num_key_value_heads": 1,
+    }  # fmt: skip
+
+
 def nemotron_h(data: Metadata, model: GgufModel) -> Values:
     """Return the configuration of Nemotron-H, whose layers are Mamba-2, attention or a feed-forward layer."""
     names = [f"blk.{layer}.%s.weight" for layer in range(without_drafts(data))]
@@ -270,6 +287,17 @@ MAMBA = (
     Rule(r"mamba\.A_log", "ssm_a", _then(_flat, _decay)),
     Rule(r"mamba\.D$", "ssm_d", _flat),
     Rule(r"mamba\.norm", "ssm_norm", _flat),
+    Rule(r"mamba\.out_proj", "ssm_out"),
+)
+MAMBA_1 = (
+    Rule(r"mamba\.in_proj_conv\.", "ssm_in.", lambda spec, x: x[: len(x) // 2]),
+    Rule(r"mamba\.in_proj_gate\.", "ssm_in.", lambda spec, x: x[len(x) // 2 :]),
+    Rule(r"mamba\.conv1d\.weight", "ssm_conv1d.weight", _convolution),
+    Rule(r"mamba\.conv1d\.bias", "ssm_conv1d.bias"),
+    Rule(r"mamba\.x_proj", "ssm_x"),
+    Rule(r"mamba\.dt_proj", "ssm_dt"),
+    Rule(r"mamba\.A_log", "ssm_a", _decay),
+    Rule(r"mamba\.D$", "ssm_d"),
     Rule(r"mamba\.out_proj", "ssm_out"),
 )
 NEMOTRON = (
