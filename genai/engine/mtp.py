@@ -42,7 +42,11 @@ class HeadSequence(PagedSequence):
     Attributes:
         inputs: the hidden states that the pending tokens are computed with.
         hidden: the hidden states that the head computed.
+        is_whole: True if the first row belongs to the first token of the model's sequence. Other sequences with the
+            same tokens and `cache_salt` may then reuse keys and values, because the tokens determine the hidden states.
     """
+
+    is_whole = False
 
     def __init__(self, decoder: PagedDecoder, cache: SequenceCache) -> None:
         super().__init__(decoder, cache)
@@ -54,6 +58,24 @@ class HeadSequence(PagedSequence):
         self.inputs.put(len(self.tokens), rows)
         self.append(tokens)
 
+    def feed_first(self, tokens: Sequence[int], rows: HiddenRows) -> bool:
+        """Fill an empty sequence with tokens, of which the first ones are in the prefix cache.
+
+        Args:
+            tokens: the model's tokens from the second one to the last one that has hidden states.
+            rows: the hidden states, also of the tokens before, or only of the last ones.
+
+        Returns:
+            False if the cache has too few tokens for the available hidden states; the sequence is then empty.
+        """
+        self.append(tokens)
+        reused = self.reuse()
+        if reused < rows.first:
+            self.cut(0)
+            return False
+        self.inputs.put(reused, rows.take(reused, len(tokens)))
+        return True
+
     def cut(self, length: int) -> None:
         """Drop all tokens from index `length`, without recomputing an earlier token."""
         if length < len(self.tokens):
@@ -63,5 +85,4 @@ class HeadSequence(PagedSequence):
 
     @property
     def _is_public(self) -> bool:
-        """False, because keys and values also depend on hidden states."""
-        return False
+        return self.is_whole and super()._is_public

@@ -143,9 +143,11 @@ def test_greedy_replies_of_unlike_lengths(ids: Ids, llm: genai.LLM, plain: genai
     with drafting(llm):
         found = llm.generate(prompts, **OPTIONS)
         check_same(found, expected, least=0.3)
-        again = llm.generate(prompts, **OPTIONS)  # most of each prompt is in the prefix cache
-        check_same(again, expected, least=0.02)
+        again = llm.generate(prompts, **OPTIONS)  # most of each prompt is in the prefix caches
+        check_same(again, expected, least=0.3)
         assert again[-1].cached_tokens > 60
+        accepted = [sum(one.accepted_tokens for one in replies[2:]) for replies in (found, again)]
+        assert abs(accepted[0] - accepted[1]) <= 3
     steps = sum(len(one.token_ids) - one.accepted_tokens for one in found)
     assert steps < 0.8 * sum(len(one.token_ids) for one in found)
 

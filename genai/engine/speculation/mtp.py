@@ -26,12 +26,14 @@ class _HeadFollower(Follower):
         start: index of the model's token whose hidden state is the first row of the sequence.
         num_known: number of tokens of the sequence that have hidden states of the model.
         is_ready: True if the sequence has all tokens of the request.
+        may_resume: True until the sequence has tokens; its first tokens may be in the prefix cache.
     """
 
     history: list[int] = field(default_factory=list)
     start: int = 0
     num_known: int = 0
     is_ready: bool = False
+    may_resume: bool = True
 
     @property
     def head(self) -> HeadSequence:
@@ -62,6 +64,12 @@ class MtpProposer(DraftModel):
     def _note_read(self, own: Follower) -> None:
         # `draft` computes the last token again, because it needs its logits.
         own.sequence.truncate(len(own.sequence.tokens) - 1)
+
+    def forget(self, request: Followed) -> None:
+        own = self._followers.get(request)
+        if isinstance(own, _HeadFollower):
+            own.head.cut(own.num_known)  # the rows of drafted tokens have hidden states of the head
+        super().forget(request)
 
     def room(self, request: Followed) -> int:
         own = self._followers.get(request)
@@ -101,6 +109,13 @@ class MtpProposer(DraftModel):
         if rows.first > first or not own.head.tokens:
             own.head.cut(0)
             first = own.start = rows.first
+            own.head.is_whole = False
+            if own.may_resume and rows.first < end < self._context_size:
+                own.may_resume = False
+                if own.head.feed_first(want[1 : end + 1], rows):
+                    own.start, first = 0, end
+                    own.head.is_whole = True
+                    rows.drop(end)
         if end - own.start >= self._context_size:
             refuse([own])
         elif first < end:
@@ -111,4 +126,8 @@ class MtpProposer(DraftModel):
         row, history = request.row, list[int]()
         plan = narrowed(row.plan, self._decoder.vocab_size)
         mine = RowSampler(plan, history, seed=row.seed, row=row.row, prompt_length=row.prompt_length)
-        return _HeadFollower(self._decoder.open(), mine, history=history)
+        own = _HeadFollower(self._decoder.open(), mine, history=history)
+        target = request.sequence
+        adapters = b"" if target.adapters is None else target.adapters.key
+        own.sequence.cache_salt = b"%d/%s/%s" % (target.tokens[0], adapters, target.cache_salt)
+        return own
