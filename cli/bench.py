@@ -430,7 +430,7 @@ def speculation(
 @app.command()
 def session(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[MODEL.onnx]", help="ONNX file.", parser=graph_path, show_default=False)
+        Path | None, typer.Argument(metavar="MODEL.onnx", help="ONNX file.", parser=graph_path, show_default=False)
     ] = None,
     dims: Annotated[
         list[str] | None, typer.Option("--dim", help="NAME=EXTENT or INPUT:AXIS=EXTENT: size of a dimension.")

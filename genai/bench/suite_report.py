@@ -102,7 +102,7 @@ class SuiteResult:
             *(f"<p>{html_parts.escaped(line)}</p>" for line in self._figures()),
             html_parts.table(_MEAN_HEADS, _mean_rows(self)),
             *plots,
-            html_parts.table(_HEADS, map(_cells, self.measured)),
+            *(_table_of(columns, self.measured) for columns in _PAGE_COLUMNS),
             *(["<h2>Models that could not be measured</h2>", failed] if self.failed else []),
         ]
         return html_page("Sessions beside onnxruntime", "\n".join(body))
@@ -215,6 +215,15 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         _number(row["onnxruntime_peak_mb"]), _ratio(row["memory_ratio"]),
         "infinite" if row["difference"] is None else f"{row['difference']:.1e}",
     ]  # fmt: skip
+
+
+# The columns of two tables, because one table with all columns is too wide for a page: runs, and the rest.
+_PAGE_COLUMNS = ((0, 1, 2, 3, 4, 5, 14), (0, 2, 6, 7, 8, 9, 10, 11, 12, 13))
+
+
+def _table_of(columns: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> str:
+    cells = ([row[column] for column in columns] for row in map(_cells, rows))
+    return html_parts.table([_HEADS[column] for column in columns], cells)
 
 
 def _mean_rows(result: SuiteResult) -> list[list[str]]:
