@@ -171,9 +171,9 @@ def test_without_a_network(
 def test_a_model_that_nothing_here_runs_is_not_fetched(
     hub: LocalHub, checkpoint: dict[str, bytes], cache: Path
 ) -> None:
-    config = checkpoint["config.json"].replace(b'"llama"', b'"mamba"')
+    config = checkpoint["config.json"].replace(b'"llama"', b'"rwkv"')
     hub.add("org/name", {**checkpoint, "config.json": config})
-    with pytest.raises(UnsupportedModelError, match="mamba"):
+    with pytest.raises(UnsupportedModelError, match="rwkv"):
         pull()
     hub.add("org/name", {**checkpoint, "config.json": b'{"model_type": '})
     with pytest.raises(GenaiError, match=r"config.json"):
