@@ -260,11 +260,11 @@ def test_a_signal_handler_that_wants_a_step_inside_a_step_is_told(threads: int, 
         expected = compute()
         run = model.decoder.run.run  # type: ignore[attr-defined]
 
-        def interrupted_run(context: object) -> object:
+        def interrupted_run(context: object, given: object) -> object:
             with pytest.raises(StateError, match="signal handler") as caught:
                 compute()
             inner.append(caught.value.fix)
-            return run(context)
+            return run(context, given)
 
         model.decoder.run.run = interrupted_run  # type: ignore[attr-defined]
         assert compute() == expected

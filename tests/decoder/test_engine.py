@@ -471,9 +471,9 @@ def test_a_model_closed_in_the_middle_of_a_step(form_folder: Callable[..., Path]
     loaded = og.Model(form_folder("int4"))
     held, run = generator(loaded), loaded.decoder.run.run
 
-    def closing(step: Any) -> Any:
+    def closing(step: Any, given: Any) -> Any:
         loaded.close()
-        return run(step)
+        return run(step, given)
 
     loaded.decoder.run.run = closing
     with pytest.raises(StateError, match="closed"):

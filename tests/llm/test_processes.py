@@ -175,10 +175,10 @@ for _ in range(15):
 
 inside, go_on = threading.Event(), threading.Event()
 run = llm.model.decoder.run.run
-def held(context):
+def held(context, given):
     inside.set()
     go_on.wait()
-    return run(context)
+    return run(context, given)
 llm.model.decoder.run.run = held
 inside.wait()
 def refused():

@@ -97,9 +97,9 @@ def test_search_options_are_those_that_are_checked() -> None:
 
 
 def test_model_options_are_those_of_model() -> None:
-    """Except `draft`: an LLM has the option `speculation` in its place."""
+    """Except `draft` and `mtp`: an LLM has the option `speculation` in their place."""
     hints = get_type_hints(Model.__init__)
-    names = [name for name in list(inspect.signature(Model).parameters)[1:] if name != "draft"]
+    names = [name for name in list(inspect.signature(Model).parameters)[1:] if name not in ("draft", "mtp")]
     assert get_type_hints(ModelOptions) == {name: hints[name] for name in names}
 
 
