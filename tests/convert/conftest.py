@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,9 +139,17 @@ def _rounded_weights(
         stays = name.endswith((*EXACT, "shared_expert_gate.weight", "embed_positions.weight"))
         if matrix.ndim == 2 and precision != "fp32" and not stays:
             form = {"bits": BITS[precision], "block_size": options.block_size}
-            blocks = quantize_blocks(matrix, **form, symmetric=options.symmetric)
-            rounded[name] = blocks.dequantize()
+            factor = _expert_factor(weights, name)  # part of the matrix that is quantised
+            blocks = quantize_blocks(matrix * factor, **form, symmetric=options.symmetric)
+            rounded[name] = blocks.dequantize() / factor
     return rounded
+
+
+def _expert_factor(weights: Mapping[str, NDArray[Any]], name: str) -> np.float32:
+    """The learned factor of the output of the expert whose matrix has this name; 1 if it has none."""
+    found = re.fullmatch(r"(.*\.experts)\.(\d+)\.down_proj\.weight", name)
+    factors = weights.get(f"{found[1]}.scale") if found else None
+    return np.float32(1.0) if found is None or factors is None else np.float32(factors[int(found[2])])
 
 
 def _og_logits(folder: Path, tokens: list[int], prompt: int) -> NDArray[np.float32]:

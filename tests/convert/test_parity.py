@@ -51,10 +51,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cases = [(name, precision) for name in names for precision in ("int4", "int8")]
         drawn = pytest.mark.slow, pytest.mark.drawn(4)
         marks = [() if name in QUANTISED and precision == "int4" else drawn for name, precision in cases]
-        known = pytest.mark.xfail(strict=True, reason="differs by a share of 2e-3 from the first row on; cause unknown")
-        marks = [
-            (*drawn, known) if name == "gemma4_moe" else mark for (name, _), mark in zip(cases, marks, strict=True)
-        ]
         parameters = [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
         metafunc.parametrize(("quantised", "precision"), parameters)
 
