@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from genai.quant.ggml import GGML_TYPES, GgmlType
 from tools.gguf_layouts import LAYOUTS
 
-HIDDEN, VOCAB, CONTEXT = 256, 288, 1024
+HIDDEN, VOCAB, CONTEXT, HEADS, HEAD = 256, 288, 1024, 4, 64
 TOKENS = tuple(int(token) for token in np.random.RandomState(7).randint(0, VOCAB, 24))
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -43,6 +43,7 @@ class Shape:
             "beside" is Mamba-2 beside the attention of every layer. In "alone", the layers are Mamba-2, a feed-forward
             layer and attention in turns. In "only", all layers are Mamba-2.
         dense: number of layers at the start that have no experts.
+        attending: the layers that have attention, if it is not every third.
     """
 
     arch: str
@@ -70,9 +71,16 @@ class Shape:
     divisors: tuple[str, ...] = ()
     recurrent: str = ""
     dense: int = 0
+    hidden: int = HIDDEN
+    heads: int = HEADS
+    head: int = HEAD
+    vocab: int = VOCAB
+    attending: tuple[int, ...] = ()
 
     def has_attention(self, layer: int) -> bool:
         """Return True if a layer has attention."""
+        if self.attending:
+            return layer in self.attending
         return self.recurrent in ("", "beside") or (self.recurrent != "only" and layer % 3 == 2)
 
 
@@ -330,7 +338,6 @@ SHAPES: dict[str, Shape] = {
         layers=3, rotated=16, qk="head", recurrent="apart", experts=4, shared=256,
     ),
 }  # fmt: skip
-HEADS, HEAD = 4, 64
 
 
 def write_model(path: Path, shape: Shape, kind: str = "F32", **changes: Any) -> Path:
@@ -339,7 +346,7 @@ def write_model(path: Path, shape: Shape, kind: str = "F32", **changes: Any) -> 
     for key, value in (metadata(shape) | changes).items():
         add_value(writer, key, value)
     random = np.random.RandomState(sum(map(ord, shape.arch + kind)))
-    for name, values in _tensors(shape, random):
+    for name, values in tensors(shape, normal(random)):
         add_tensor(writer, name, values, kind, random)
     close(writer)
     return path
@@ -422,11 +429,12 @@ def metadata(shape: Shape) -> dict[str, Any]:
     heads = [shape.kv_heads * shape.has_attention(layer) for layer in range(shape.layers)]
     widths = [shape.width * (layer % 3 == 1) for layer in range(shape.layers)]
     own = {
-        "context_length": CONTEXT, "embedding_length": HIDDEN, "block_count": shape.layers,
-        "feed_forward_length": widths if shape.recurrent == "alone" else shape.width, "attention.head_count": HEADS,
+        "context_length": CONTEXT, "embedding_length": shape.hidden, "block_count": shape.layers,
+        "feed_forward_length": widths if shape.recurrent == "alone" else shape.width,
+        "attention.head_count": shape.heads,
         "attention.head_count_kv": heads if shape.recurrent in ("conv", "mamba", "alone") else shape.kv_heads,
-        "attention.key_length": HEAD, "attention.value_length": HEAD,
-        norm: 1e-5, "vocab_size": VOCAB,
+        "attention.key_length": shape.head, "attention.value_length": shape.head,
+        norm: 1e-5, "vocab_size": shape.vocab,
     }  # fmt: skip
     if not shape.positions:
         own |= {"rope.dimension_count": shape.rotated, "rope.freq_base": 10000.0}
@@ -466,9 +474,17 @@ def add_value(writer: Any, key: str, value: Any) -> None:
             return
 
 
-def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def normal(random: np.random.RandomState) -> Callable[..., NDArray[np.float32]]:
+    """Return a function that makes arrays of normal numbers, by default with the variance 1 / columns."""
+
     def matrix(*dims: int, scale: float | None = None) -> NDArray[np.float32]:
         return (random.standard_normal(dims) * (scale or dims[-1] ** -0.5)).astype(np.float32)
+
+    return matrix
+
+
+def tensors(shape: Shape, matrix: Callable[..., NDArray[np.float32]]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield the names and values of all tensors; `matrix(*dims, scale)` makes random values."""
 
     def linear(name: str, rows: int, columns: int, biased: str = "-") -> Iterator[tuple[str, NDArray[np.float32]]]:
         yield f"{name}.weight", matrix(rows, columns)
@@ -477,21 +493,21 @@ def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str,
 
     def norm(name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
         if shape.norm_weights:
-            yield f"{name}.weight", 1 + matrix(HIDDEN, scale=0.2)
+            yield f"{name}.weight", 1 + matrix(shape.hidden, scale=0.2)
         if shape.norm_biases:
-            yield f"{name}.bias", matrix(HIDDEN, scale=0.1)
+            yield f"{name}.bias", matrix(shape.hidden, scale=0.1)
 
     if shape.arch in LAYOUTS:
-        yield from LAYOUTS[shape.arch](shape, matrix, HIDDEN, VOCAB)
+        yield from LAYOUTS[shape.arch](shape, matrix, shape.hidden, shape.vocab)
         return
-    yield "token_embd.weight", matrix(VOCAB, HIDDEN, scale=0.5)
+    yield "token_embd.weight", matrix(shape.vocab, shape.hidden, scale=0.5)
     if shape.positions:
-        yield "position_embd.weight", matrix(CONTEXT, HIDDEN, scale=0.3)
+        yield "position_embd.weight", matrix(CONTEXT, shape.hidden, scale=0.3)
     yield from norm("token_embd_norm" if shape.recurrent == "conv" else "output_norm")
     if not shape.tied:
-        yield from linear("output", VOCAB, HIDDEN, "head")
+        yield from linear("output", shape.vocab, shape.hidden, "head")
     for name in shape.divisors:
-        yield f"{name}.weight", np.linspace(1, 6 if name.endswith("long") else 3, HEAD // 2).astype(np.float32)
+        yield f"{name}.weight", np.linspace(1, 6 if name.endswith("long") else 3, shape.head // 2).astype(np.float32)
     for layer in range(shape.layers):
         path = f"blk.{layer}"
         if shape.has_attention(layer):
@@ -511,25 +527,25 @@ def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str,
             yield from norm(f"{path}.post_ffw_norm")
         if not shape.experts or layer < shape.dense:
             if shape.gated and not shape.gate_in_up:
-                yield from linear(f"{path}.ffn_gate", shape.width, HIDDEN, "mlp")
-            yield from linear(f"{path}.ffn_up", shape.width * (2 if shape.gate_in_up else 1), HIDDEN, "mlp")
-            yield from linear(f"{path}.ffn_down", HIDDEN, shape.width, "mlp")
+                yield from linear(f"{path}.ffn_gate", shape.width, shape.hidden, "mlp")
+            yield from linear(f"{path}.ffn_up", shape.width * (2 if shape.gate_in_up else 1), shape.hidden, "mlp")
+            yield from linear(f"{path}.ffn_down", shape.hidden, shape.width, "mlp")
             continue
         yield from _experts(shape, path, matrix)
 
 
 def _experts(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, HIDDEN, scale=0.3)
+    yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, shape.hidden, scale=0.3)
     if "expert_gating_func" in shape.keys:
         yield f"{path}.exp_probs_b.bias", matrix(shape.experts, scale=0.1)
     for part in ("gate", "up", "down"):
-        yield f"{path}.ffn_{part}_exps.weight", matrix(shape.experts, 256, HIDDEN)
+        yield f"{path}.ffn_{part}_exps.weight", matrix(shape.experts, 256, shape.hidden)
     if shape.shared:
         if shape.arch.startswith("qwen"):
-            yield f"{path}.ffn_gate_inp_shexp.weight", matrix(HIDDEN, scale=0.3)
+            yield f"{path}.ffn_gate_inp_shexp.weight", matrix(shape.hidden, scale=0.3)
         for part in ("gate", "up"):
-            yield f"{path}.ffn_{part}_shexp.weight", matrix(shape.shared, HIDDEN)
-        yield f"{path}.ffn_down_shexp.weight", matrix(HIDDEN, shape.shared)
+            yield f"{path}.ffn_{part}_shexp.weight", matrix(shape.shared, shape.hidden)
+        yield f"{path}.ffn_down_shexp.weight", matrix(shape.hidden, shape.shared)
 
 
 def _alone(shape: Shape, path: str, kind: int, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -537,28 +553,28 @@ def _alone(shape: Shape, path: str, kind: int, matrix: Any) -> Iterator[tuple[st
         yield from _recurrent(shape, path, matrix)
     elif kind == 1 and shape.experts:
         latent = shape.keys["moe_latent_size"]
-        yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, HIDDEN, scale=0.3)
+        yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, shape.hidden, scale=0.3)
         yield f"{path}.exp_probs_b.bias", matrix(shape.experts, scale=0.1)
-        yield f"{path}.ffn_latent_down.weight", matrix(latent, HIDDEN)
-        yield f"{path}.ffn_latent_up.weight", matrix(HIDDEN, latent)
+        yield f"{path}.ffn_latent_down.weight", matrix(latent, shape.hidden)
+        yield f"{path}.ffn_latent_up.weight", matrix(shape.hidden, latent)
         yield f"{path}.ffn_up_exps.weight", matrix(shape.experts, 256, latent)
         yield f"{path}.ffn_down_exps.weight", matrix(shape.experts, latent, 256)
-        yield f"{path}.ffn_up_shexp.weight", matrix(shape.shared, HIDDEN)
-        yield f"{path}.ffn_down_shexp.weight", matrix(HIDDEN, shape.shared)
+        yield f"{path}.ffn_up_shexp.weight", matrix(shape.shared, shape.hidden)
+        yield f"{path}.ffn_down_shexp.weight", matrix(shape.hidden, shape.shared)
     elif kind == 1:
-        yield f"{path}.ffn_up.weight", matrix(shape.width, HIDDEN)
-        yield f"{path}.ffn_down.weight", matrix(HIDDEN, shape.width)
+        yield f"{path}.ffn_up.weight", matrix(shape.width, shape.hidden)
+        yield f"{path}.ffn_down.weight", matrix(shape.hidden, shape.width)
 
 
 def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
     if shape.recurrent == "conv":
-        yield f"{path}.shortconv.in_proj.weight", matrix(3 * HIDDEN, HIDDEN)
-        yield f"{path}.shortconv.conv.weight", matrix(HIDDEN, shape.keys["shortconv.l_cache"])
-        yield f"{path}.shortconv.out_proj.weight", matrix(HIDDEN, HIDDEN)
+        yield f"{path}.shortconv.in_proj.weight", matrix(3 * shape.hidden, shape.hidden)
+        yield f"{path}.shortconv.conv.weight", matrix(shape.hidden, shape.keys["shortconv.l_cache"])
+        yield f"{path}.shortconv.out_proj.weight", matrix(shape.hidden, shape.hidden)
         return
     if shape.arch == "mamba":
         width, rank, size = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "state_size"))
-        yield f"{path}.ssm_in.weight", matrix(2 * width, HIDDEN)
+        yield f"{path}.ssm_in.weight", matrix(2 * width, shape.hidden)
         yield f"{path}.ssm_conv1d.weight", matrix(width, shape.keys["ssm.conv_kernel"])
         yield f"{path}.ssm_conv1d.bias", matrix(width, scale=0.1)
         yield f"{path}.ssm_x.weight", matrix(rank + 2 * size, width)
@@ -566,34 +582,34 @@ def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDAr
         yield f"{path}.ssm_dt.bias", matrix(width, scale=0.5)
         yield f"{path}.ssm_a", -np.exp(matrix(width, size, scale=0.5))
         yield f"{path}.ssm_d", matrix(width, scale=0.5)
-        yield f"{path}.ssm_out.weight", matrix(HIDDEN, width)
+        yield f"{path}.ssm_out.weight", matrix(shape.hidden, width)
         return
     if shape.recurrent in ("mamba", "beside", "alone", "only"):
         width, heads, groups = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "group_count"))
         channels = width + 2 * groups * shape.keys["ssm.state_size"]
-        yield f"{path}.ssm_in.weight", matrix(width + channels + heads, HIDDEN)
+        yield f"{path}.ssm_in.weight", matrix(width + channels + heads, shape.hidden)
         yield f"{path}.ssm_conv1d.weight", matrix(channels, shape.keys["ssm.conv_kernel"])
         yield f"{path}.ssm_conv1d.bias", matrix(channels, scale=0.1)
         yield f"{path}.ssm_dt.bias", matrix(heads, scale=0.5)
         yield f"{path}.ssm_a", -np.exp(matrix(heads, 1, scale=0.5))
         yield f"{path}.ssm_d", matrix(heads, 1, scale=0.5)
         yield f"{path}.ssm_norm.weight", 1 + matrix(groups, width // groups, scale=0.2)
-        yield f"{path}.ssm_out.weight", matrix(HIDDEN, width)
+        yield f"{path}.ssm_out.weight", matrix(shape.hidden, width)
         return
     keys, heads = shape.keys["ssm.group_count"] * shape.keys["ssm.state_size"], shape.keys["ssm.time_step_rank"]
     values = shape.keys["ssm.inner_size"]
-    yield f"{path}.attn_qkv.weight", matrix(2 * keys + values, HIDDEN)
-    yield f"{path}.attn_gate.weight", matrix(values, HIDDEN)
+    yield f"{path}.attn_qkv.weight", matrix(2 * keys + values, shape.hidden)
+    yield f"{path}.attn_gate.weight", matrix(values, shape.hidden)
     if shape.recurrent == "joined":
-        yield f"{path}.ssm_ba.weight", matrix(2 * heads, HIDDEN)
+        yield f"{path}.ssm_ba.weight", matrix(2 * heads, shape.hidden)
     else:
-        yield f"{path}.ssm_beta.weight", matrix(heads, HIDDEN)
-        yield f"{path}.ssm_alpha.weight", matrix(heads, HIDDEN)
+        yield f"{path}.ssm_beta.weight", matrix(heads, shape.hidden)
+        yield f"{path}.ssm_alpha.weight", matrix(heads, shape.hidden)
     yield f"{path}.ssm_conv1d.weight", matrix(2 * keys + values, shape.keys["ssm.conv_kernel"])
     yield f"{path}.ssm_dt.bias", matrix(heads, scale=0.5)
     yield f"{path}.ssm_a", -np.exp(matrix(heads, scale=0.5))
     yield f"{path}.ssm_norm.weight", 1 + matrix(values // heads, scale=0.2)
-    yield f"{path}.ssm_out.weight", matrix(HIDDEN, values)
+    yield f"{path}.ssm_out.weight", matrix(shape.hidden, values)
 
 
 def _attention(
@@ -605,16 +621,18 @@ def _attention(
         yield from norm(f"{path}.attn_norm_2")
     if shape.post:
         yield from norm(f"{path}.post_attention_norm")
-    sizes = {"q": HEADS * HEAD, "k": shape.kv_heads * HEAD, "v": shape.kv_heads * HEAD}
+    sizes = {"q": shape.heads * shape.head, "k": shape.kv_heads * shape.head, "v": shape.kv_heads * shape.head}
     if shape.packed:
-        yield from linear(f"{path}.attn_qkv", sum(sizes.values()), HIDDEN, "qkv")
+        yield from linear(f"{path}.attn_qkv", sum(sizes.values()), shape.hidden, "qkv")
     else:
         for part, rows in sizes.items():
             gated = part == "q" and shape.recurrent in ("apart", "joined")  # queries and gates
-            yield from linear(f"{path}.attn_{part}", rows * 2 if gated else rows, HIDDEN, "qkv")
-    yield from linear(f"{path}.attn_output", HIDDEN, HEADS * HEAD, "o")
+            yield from linear(f"{path}.attn_{part}", rows * 2 if gated else rows, shape.hidden, "qkv")
+    yield from linear(f"{path}.attn_output", shape.hidden, shape.heads * shape.head, "o")
     for part in "qk" if shape.qk else "":
-        dims = {"head": (HEAD,), "all": (sizes[part],), "heads": (sizes[part] // HEAD, HEAD)}[shape.qk]
+        dims = {"head": (shape.head,), "all": (sizes[part],), "heads": (sizes[part] // shape.head, shape.head)}[
+            shape.qk
+        ]
         yield f"{path}.attn_{part}_norm.weight", 1 + matrix(*dims, scale=0.2)
 
 
@@ -625,11 +643,16 @@ def write_adapter(path: Path, shape: Shape, rank: int = 4, **changes: Any) -> Pa
     for key, value in (values | changes).items():
         add_value(writer, key, value)
     random = np.random.RandomState(3)
-    rows = {"q": HEADS * HEAD, "k": shape.kv_heads * HEAD, "v": shape.kv_heads * HEAD, "output": HIDDEN}
+    rows = {
+        "q": shape.heads * shape.head,
+        "k": shape.kv_heads * shape.head,
+        "v": shape.kv_heads * shape.head,
+        "output": shape.hidden,
+    }
     for layer in range(shape.layers):
         for part, count in rows.items():
             name = f"blk.{layer}.attn_{part}.weight"
-            writer.add_tensor(f"{name}.lora_a", (random.standard_normal((rank, HIDDEN)) / 16).astype(np.float32))
+            writer.add_tensor(f"{name}.lora_a", (random.standard_normal((rank, shape.hidden)) / 16).astype(np.float32))
             writer.add_tensor(f"{name}.lora_b", (random.standard_normal((count, rank)) / 8).astype(np.float32))
     close(writer)
     return path

@@ -73,7 +73,7 @@ def write_q4_k_m(path: Path) -> None:
         "attention.head_count": 32, "attention.head_count_kv": 8, "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": 64, "rope.freq_base": 500000.0, "vocab_size": VOCAB,
     }  # fmt: skip
-    for key, value in ({f"llama.{key}": value for key, value in sizes.items()} | _vocabulary()).items():
+    for key, value in ({f"llama.{key}": value for key, value in sizes.items()} | vocabulary(VOCAB)).items():
         add_value(writer, key, value)
 
     def matrix(name: str, rows: int, columns: int, kind: str) -> None:
@@ -103,22 +103,22 @@ def _takes_more(layer: int) -> bool:
     return layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
 
 
-def _vocabulary() -> dict[str, Any]:
-    """Return a vocabulary of bytes, pairs, triples and markers, one token per row of the embedding."""
+def vocabulary(size: int) -> dict[str, Any]:
+    """Return a vocabulary of this size: bytes, pairs, triples and markers."""
     others = (chr(0x100 + number) for number in range(256))
     printable = {*range(33, 127), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     letters = [chr(byte) if byte in printable else next(others) for byte in range(256)]
     tokens, merges = dict.fromkeys(letters), []
     for first in [*letters, *(a + b for a in letters for b in letters)]:
         for second in letters:
-            if len(tokens) < VOCAB - _SPECIAL and first + second not in tokens:
+            if len(tokens) < size - _SPECIAL and first + second not in tokens:
                 tokens[first + second] = None
                 merges.append(f"{first} {second}")
     marks = [f"<|mark {number}|>" for number in range(_SPECIAL)]
     return {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.tokens": [*tokens, *marks],
         "tokenizer.ggml.token_type": [1] * len(tokens) + [3] * _SPECIAL, "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": VOCAB - 2, "tokenizer.ggml.eos_token_id": VOCAB - 1,
+        "tokenizer.ggml.bos_token_id": size - 2, "tokenizer.ggml.eos_token_id": size - 1,
         "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
     }  # fmt: skip
 

@@ -33,7 +33,7 @@ def head_tensors(name: str) -> dict[str, np.ndarray]:
     shape, random = SHAPES[name], np.random.default_rng(5)
     copied, path = f"blk.{shape.layers - LAYERS[name]}.", f"blk.{shape.layers}."
     tensors = {}
-    for stored, array in gguf_models._tensors(shape, np.random.RandomState(0)):
+    for stored, array in gguf_models.tensors(shape, gguf_models.normal(np.random.RandomState(0))):
         if stored.startswith(copied):
             noise = random.standard_normal(array.shape, np.float32)
             tensors[stored.replace(copied, path)] = array + np.float32(0.1 * array.std()) * noise
@@ -51,7 +51,9 @@ def write_model_with_head(path: Path, name: str) -> Path:
     changes = {f"{shape.arch}.block_count": shape.layers + 1, f"{shape.arch}.nextn_predict_layers": 1}
     for key, value in (gguf_models.metadata(shape) | changes).items():
         gguf_models.add_value(writer, key, value)
-    for stored, array in (dict(gguf_models._tensors(shape, np.random.RandomState(0))) | head_tensors(name)).items():
+    for stored, array in (
+        dict(gguf_models.tensors(shape, gguf_models.normal(np.random.RandomState(0)))) | head_tensors(name)
+    ).items():
         writer.add_tensor(stored, array)
     gguf_models.close(writer)
     return path

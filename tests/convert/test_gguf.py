@@ -166,7 +166,7 @@ def test_mixed_types_as_files_have_them(tmp_path: Path) -> None:
     for key, value in gguf_models.metadata(shape).items():
         gguf_models.add_value(writer, key, value)
     random = np.random.RandomState(0)
-    for name, values in gguf_models._tensors(shape, random):
+    for name, values in gguf_models.tensors(shape, gguf_models.normal(random)):
         kind = "Q6_K" if "attn_v" in name or "token_embd" in name else "Q4_K"
         gguf_models.add_tensor(writer, name, values, kind, random)
     gguf_models.close(writer)

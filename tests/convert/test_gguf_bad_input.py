@@ -212,7 +212,7 @@ def test_the_mtp_head_of_a_file(name: str, tmp_path: Path) -> None:
     """The layer of the head is a copy of a layer with attention, and all other tensors have different numbers."""
     shape, random = SHAPES[name], np.random.default_rng(5)
     count, source = shape.layers, shape.layers - (2 if name == "qwen35" else 1)
-    layer = dict(gguf_models._tensors(shape, np.random.RandomState(0)))
+    layer = dict(gguf_models.tensors(shape, gguf_models.normal(np.random.RandomState(0))))
     copied, path = f"blk.{source}.", f"blk.{count}."
     tensors = {name.replace(copied, path): array for name, array in layer.items() if name.startswith(copied)}
     sizes = {"eh_proj": (256, 512), "enorm": (256,), "hnorm": (256,), "shared_head_norm": (256,)}
@@ -246,7 +246,7 @@ def write_with(path: Path, tensors: dict[str, Any], arch: str = "llama", shape: 
     writer = gguf.GGUFWriter(str(path), arch)
     for key, value in (gguf_models.metadata(SHAPES[shape]) | changes).items():
         gguf_models.add_value(writer, key, value)
-    found = dict(gguf_models._tensors(SHAPES[shape], np.random.RandomState(0))) | tensors
+    found = dict(gguf_models.tensors(SHAPES[shape], gguf_models.normal(np.random.RandomState(0)))) | tensors
     for name, values in found.items():
         if values is not None:
             writer.add_tensor(name, values)
