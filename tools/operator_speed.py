@@ -85,6 +85,7 @@ def _elementwise() -> Iterator[Case]:
         yield _one(op, _random(PLANES))
     limits = {"low": np.float32(0), "high": np.float32(6)}
     yield _one("Clip", _random(PLANES), constants=limits)
+    yield _one("PRelu", _random(PLANES), constants={"slope": _random((64, 1, 1))})
     for dtype in (np.float16, np.float64):
         yield from (_one(op, _random(PLANES, dtype)) for op in ("Relu", "Sigmoid", "Exp"))
     for shape in (PLANES, FEW):
@@ -150,6 +151,13 @@ def _selection() -> Iterator[Case]:
     yield _one("GatherElements", _random((8, 128, 128)), indices, axis=2)
     yield _one("Gather", _random((1000, 256)), np.arange(0, 1000, 2))
     yield _one("ArgMax", _random((16, 32000)), axis=-1)
+    yield _one("Tile", _random((64, 64, 32)), constants={"repeats": np.array([1, 2, 2])})
+    yield _one("Expand", _random((64, 1, 1024)), constants={"shape": np.array([64, 16, 1024])})
+    yield _one("Expand", _random((1, 128, 1, 1)), constants={"shape": np.array([1, 128, 28, 28])})
+    yield _one("Pad", _random(PLANES), constants={"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])})
+    yield _one("Pad", _random(PLANES), constants={"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])}, mode="reflect")
+    yield _one("Transpose", _random((1, 128, 12, 64)), perm=[0, 2, 1, 3])
+    yield _one("Transpose", _random(PLANES), perm=[0, 2, 3, 1])
     yield _one("CumSum", _random((8, 128, 128)), constants={"axis": np.array(2)})
 
 

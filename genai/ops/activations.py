@@ -110,7 +110,6 @@ def _swish(x: Any, *, alpha: float = 1.0, threads: Threads | None) -> Any:
 _activation("Softsign")(lambda x: x / (1 + np.abs(x)))
 _activation("Mish", 18)(lambda x: x * np.tanh(softplus(x)))
 _activation("ThresholdedRelu", 10)(lambda x, *, alpha=1.0: np.where(x > alpha, x, x.dtype.type(0)))
-operator("PRelu", since_version=9)(lambda x, slope: np.where(x < 0, x * slope, x))
 
 
 @operator("Clip", since_version=6)

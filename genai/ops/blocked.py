@@ -23,13 +23,14 @@ from .support import checked_shape, optional
 
 # Number of shapes of images for which a convolution keeps a program.
 _KEPT = 8
-# The compiled function for each activation, and its parameters.
+# The compiled function for each activation, and its parameters. PRelu has a parameter for each channel.
 ACTIVATIONS: Mapping[str, Callable[[Sequence[float]], tuple[str, tuple[float, ...]]]] = {
     "": lambda given: ("copy", ()),
     "Clip": lambda given: ("clip", (given[0], given[1])),
     "HardSigmoid": lambda given: ("hard_sigmoid", (given[0], given[1])),
     "HardSwish": lambda given: ("hard_swish", ()),
     "LeakyRelu": lambda given: ("leaky_relu", (given[0],)),
+    "PRelu": lambda given: ("leaky_relu", (0.0,)),
     "QuickGelu": lambda given: ("silu", ()) if given[0] == 1 else ("quick_gelu", (given[0],)),
     "Relu": lambda given: ("relu", ()),
     "Sigmoid": lambda given: ("sigmoid", ()),
@@ -70,9 +71,12 @@ class BlockedConv:
         name = str(attributes.get("activation", ""))
         if name not in ACTIVATIONS:
             raise KernelError(f"Conv: the activation {name!r} is unknown")
-        function, parameters = ACTIVATIONS[name]([float(v) for v in attributes.get("activation_params") or ()])
+        given, slopes = [float(v) for v in attributes.get("activation_params") or ()], None
+        if name == "PRelu":
+            slopes = np.array(given, np.float32)
+        function, parameters = ACTIVATIONS[name](given)
         threads = spec.options.get("threads") or Threads(1)
-        self._convolution = BlockedConvolution(threads, kernels, bias, function, parameters)
+        self._convolution = BlockedConvolution(threads, kernels, bias, function, parameters, slopes)
         rank = weight.ndim - 2
         self._crop, self._border = (_sides(attributes.get(name), rank) for name in ("crop", "border"))
         self._shape, self._channels = weight.shape, kernels.channels

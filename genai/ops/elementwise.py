@@ -87,6 +87,17 @@ def _broadcasting(name: str, function: Callable[[Any, Any], Any]) -> Callable[..
     return of_two
 
 
+@operator("PRelu", since_version=_BROADCAST_VERSION)
+def prelu(x: Any, slope: Any, *, threads: Threads | None) -> Any:
+    """x, times the slope where x is negative."""
+    whole, slopes = widened(x), widened(slope)
+    if whole.dtype == slopes.dtype == _FLOAT32:
+        found = combined("prelu", np.ascontiguousarray(whole).reshape(x.shape), slopes, threads=threads)
+        if found is not None:
+            return narrowed(found, x.dtype)
+    return np.where(x < 0, x * slope, x)
+
+
 # Functions whose results are the same numbers in NumPy, which is faster, and in a compiled kernel.
 _EXACT = {"Abs": "abs", "Neg": "neg", "Sqrt": "sqrt"}
 

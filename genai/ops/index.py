@@ -8,8 +8,8 @@ from __future__ import annotations
 OPERATORS: dict[str, dict[str, str]] = {
     "activations": {
         "": (
-            "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Shrink Sigmoid Softplus Softsign "
-            "Swish ThresholdedRelu"
+            "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish Selu Shrink Sigmoid Softplus Softsign Swish "
+            "ThresholdedRelu"
         ),
         "com.microsoft": "BiasGelu BiasSplitGelu FastGelu Gelu QuickGelu",
         "genai": "SwiGLU",
@@ -63,8 +63,8 @@ OPERATORS: dict[str, dict[str, str]] = {
         "": (
             "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor "
             "Ceil Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual "
-            "Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Relu Round Sign Sin Sinh Sqrt Sub Sum Tan Tanh "
-            "Where Xor"
+            "Log Max Mean Min Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Sign Sin Sinh Sqrt Sub Sum Tan "
+            "Tanh Where Xor"
         ),
     },
     "experts": {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,8 @@ _ELEMENTWISE = frozenset(
     {("", op) for op in "Abs Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish Neg Relu Sigmoid Softplus Tanh".split()}
     | {(MS, "QuickGelu"), (MS, "Gelu")}
 )
+# From this operator set on, the slope of PRelu is broadcast; before, it belongs to axis 1.
+_PRELU_BROADCASTS = 7
 _BINARY = frozenset({"Add", "Mul", "Sub"})
 _POOLS = frozenset({"MaxPool", "AveragePool"})
 _CONV = (OURS, "BlockedConv")
@@ -58,7 +61,7 @@ class _Layout:
             return self._conv(node)
         if node.input(0) not in self._twins and node.input(1) not in self._twins:
             return False
-        if node.key in _ELEMENTWISE or node.key == ("", "Clip"):
+        if node.key in _ELEMENTWISE or node.key in (("", "Clip"), ("", "PRelu")):
             return self._elementwise(node)
         if node.key[0]:
             return False
@@ -156,13 +159,33 @@ class _Layout:
 
     def _elementwise(self, node: Node) -> bool:
         source, rest = node.input(0), [name for name in node.inputs[1:] if name]
-        if source not in self._twins or any(number(self._graph, name) is None for name in rest):
+        slopes = self._slopes(node)
+        if source not in self._twins or (slopes is None and any(number(self._graph, name) is None for name in rest)):
             return False
         if self._absorb(node):
             return True
         made = node.copy()
         made.inputs[0] = self._twins[source]
+        if slopes is not None:
+            wide = np.zeros(blocks_of(len(slopes)) * BLOCK, np.float32)
+            wide[: len(slopes)] = slopes
+            shape = (-1, *[1] * ((self._rank(source) or 0) - 2), BLOCK)
+            made.inputs[1] = self._graph.add_constant(f"{made.name or source}/slopes", wide.reshape(shape))
         return self._replace(node, made, [self._channels[source]])
+
+    def _slopes(self, node: Node) -> Any:
+        """Return the constant slope for each channel of a PRelu of a blocked value, or None."""
+        source, rank = node.input(0), self._rank(node.input(0))
+        if node.key != ("", "PRelu") or self._version < _PRELU_BROADCASTS or source not in self._twins or rank is None:
+            return None
+        tensor, channels = self._graph.constant_tensor(node.input(1)), self._channels[source]
+        if tensor is None or tensor.dtype is not DataType.FLOAT or len(tensor.shape) > rank:
+            return None
+        shape = (1,) * (rank - len(tensor.shape)) + tuple(tensor.shape)
+        if shape[1] not in (1, channels) or tensor.num_elements != shape[1]:
+            return None
+        slopes = np.broadcast_to(np.asarray(tensor.array()).reshape(-1), channels)
+        return slopes if np.isfinite(slopes).all() else None  # the zeros in padding channels would become NaN
 
     def _absorb(self, node: Node) -> bool:
         """Make an activation part of the convolution that computes its input, if nothing else reads that value."""
@@ -189,6 +212,9 @@ class _Layout:
         """Return the parameters of an activation that convolutions can compute, else None."""
         if node.op_type == "Clip":
             return clip_limits(self._graph, node)
+        if node.op_type == "PRelu":
+            slopes = self._slopes(node)
+            return None if slopes is None else [float(slope) for slope in slopes]
         defaults: dict[tuple[str, str], list[tuple[str, float]]] = {
             ("", "HardSigmoid"): [("alpha", 0.2), ("beta", 0.5)],
             ("", "HardSwish"): [],

@@ -315,7 +315,7 @@ def _pow(call: NodeCall) -> Array:
 @lowers("PRelu", accepts=lambda seen: seen.are(FLOATS) and seen.version >= 7)
 def _prelu(call: NodeCall) -> Array:
     x = call.array(0)
-    return _pair(call, "more::prelu", x, call.array(1).expanded(x.shape))
+    return _pair(call, "binary::prelu", x, call.array(1).expanded(x.shape))
 
 
 _SEVERAL = {"Max": "maximum", "Min": "minimum", "Sum": "add", "Mean": "add"}

@@ -30,7 +30,7 @@ UNARY = (
     "log", "neg", "quick_gelu", "reciprocal", "relu", "relu_squared", "round_to_float16", "sigmoid", "silu", "softcap",
     "softplus", "sqrt", "square", "tanh",
 )  # fmt: skip
-BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
+BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "prelu", "subtract")
 
 
 @singledispatch

@@ -36,7 +36,10 @@ UNARY: dict[str, Callable[..., Any]] = {
     "softplus": lambda x: np.logaddexp(0, x),
 }
 _BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")  # the names of NumPy's functions
-BINARY: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _BINARY}
+BINARY: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in _BINARY},
+    "prelu": lambda x, slope: np.where(x < 0, x * slope, x),
+}
 
 
 def norm(x: Array, weight: Array, epsilon: float, bias: Array | float = 0.0, centred: bool = False) -> Float64:

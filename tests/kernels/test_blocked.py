@@ -84,6 +84,17 @@ def test_a_border_replaces_pads(normal):
     np.testing.assert_array_equal(convolve(bordered, Place(windows, (1, 1), wide, none)), expected)
 
 
+def test_slopes_of_channels(normal):
+    x, kernels, slopes = normal(1, 16, 2, 7), normal(20, 16, 1, 1), normal(20)
+    place = Place(Windows((1, 1), (1, 1), (1, 1), (2, 7)), (0, 0), ((0, 0),) * 2, ((0, 0),) * 2)
+    packed = pack_blocked(kernels)
+    sums = from_blocked(BlockedConvolution(Threads(1), packed)(to_blocked(x), place), 20)
+    found = BlockedConvolution(Threads(1), packed, None, "leaky_relu", (0.0,), slopes)(to_blocked(x), place)
+    np.testing.assert_array_equal(from_blocked(found, 20), np.where(sums < 0, sums * slopes[:, None, None], sums))
+    with pytest.raises(ValueError, match="slopes"):
+        BlockedConvolution(Threads(1), packed, None, "leaky_relu", (0.0,), slopes[:16])
+
+
 def test_infinities_stay_out_of_padding_channels(normal):
     x, kernels = normal(1, 16, 1, 7), normal(20, 16, 1, 1)
     x[0, 3, 0, 2] = np.inf

@@ -111,6 +111,26 @@ def test_activations(make_model, op):
     assert after[0].attribute("activation") == op
 
 
+@pytest.mark.parametrize("shape", [(32, 1, 1), (1, 32, 1, 1), (1,)])
+def test_slopes_of_channels(make_model, shape):
+    constants = WEIGHTS | {"s": RNG.standard_normal(shape).astype(np.float32)}
+    nodes = [conv("x a b", "p"), node("PRelu", "p s", "q"), node("Add", "q p", "r"), node("PRelu", "r s", "y")]
+    after = converted(make_model, nodes, constants, outputs="y q")
+    made = sorted(item.op_type for item in after)
+    assert made == ["Add", "BlockedConv", "FromBlocked", "FromBlocked", "PRelu", "PRelu"]
+    nodes = [conv("x a b", "p"), node("PRelu", "p s", "y")]
+    after = converted(make_model, nodes, constants)
+    assert [item.op_type for item in after] == ["BlockedConv", "FromBlocked"]
+    np.testing.assert_array_equal(after[0].attribute("activation_params"), np.broadcast_to(constants["s"].ravel(), 32))
+
+
+@pytest.mark.parametrize("slope", [np.full((14, 14), 0.5, np.float32), np.full((32, 1, 1), np.inf, np.float32)])
+def test_slopes_that_stay(make_model, slope):
+    nodes = [conv("x a", "p"), node("PRelu", "p s", "y")]
+    after = nodes_after(make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, WEIGHTS | {"s": slope}))
+    assert [item.op_type for item in after] == ["BlockedConv", "FromBlocked", "PRelu"]
+
+
 def test_nodes_that_stay(make_model):
     constants = {"a": weight(5, 3, 3, 3), "d": weight(6, 1, 3, 3), "c": weight(16, 6, 1, 1), "k": weight(16, 1, 1)}
     nodes = [conv("x a", "p"), conv("x d", "q", group=3), conv("q c", "r", 1), node("Mul", "r k", "y")]

@@ -276,5 +276,6 @@ BINARY: dict[str, Callable[..., Any]] = {
     "minimum": vector.nan_minimum,
     "multiply": operator.mul,
     "power": vector.power,
+    "prelu": inline(lambda x, slope: vector.where_less(x, 0.0, x * slope, x)),
     "subtract": operator.sub,
 }

@@ -43,8 +43,8 @@ FLOAT_FUNCTIONS = {
 }
 ANY_FUNCTIONS = {name: f"whole::{name}" for name in "abs neg sign square".split()}
 FLOAT_PAIRS = {
-    **{name: f"binary::{name}" for name in "add divide maximum minimum multiply power subtract".split()},
-    **{name: f"more::{name}" for name in "prelu gelu_of_sum gelu_tanh_of_sum".split()},
+    **{name: f"binary::{name}" for name in "add divide maximum minimum multiply power prelu subtract".split()},
+    **{name: f"more::{name}" for name in "gelu_of_sum gelu_tanh_of_sum".split()},
 }
 ANY_PAIRS = {name: f"whole::{name}" for name in "add divide maximum minimum multiply subtract".split()}
 COMPARISONS = {name: f"whole::{name}" for name in "equal less less_equal greater greater_equal both either one".split()}

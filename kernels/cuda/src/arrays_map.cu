@@ -73,7 +73,6 @@ FUNCTION(round, rintf(x));
 FUNCTION(selu, p[1] * (x > 0.0f ? x : p[0] * expm1f(x)));
 FUNCTION(sin, sinf(x));
 FUNCTION(softsign, x / (1.0f + fabsf(x)));
-PAIR_FUNCTION(prelu, a < 0.0f ? a * b : a);
 PAIR_FUNCTION(gelu_of_sum, 0.5f * (a + b) * erfcf(-(a + b) * 0.70710678118654752f));
 PAIR_FUNCTION(gelu_tanh_of_sum,
               0.5f * (a + b) * (1.0f + tanhf(0.79788456080286536f * ((a + b) + 0.044715f * (a + b) * (a + b) * (a + b)))));

@@ -59,5 +59,6 @@ PAIR_FUNCTION(maximum, larger(a, b));
 PAIR_FUNCTION(minimum, smaller(a, b));
 PAIR_FUNCTION(multiply, a* b);
 PAIR_FUNCTION(power, powf(a, b));
+PAIR_FUNCTION(prelu, a < 0.0f ? a * b : a);
 PAIR_FUNCTION(subtract, a - b);
 }  // namespace binary

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ....checks import Float32
+from ....checks import Float32, check
 from ...jit.arguments import Address, Arguments, Binding
 from ...jit.emit import FLOAT, FLOAT_VECTOR, INT64, Emitter, constant, micro_kernel
 from ...jit.isa import isa
@@ -195,7 +195,10 @@ def _emit_clipped(
 
 
 class BlockedFinishArguments(Arguments):
-    """The size of tiles, the channels and strides of results, the biases, and two parameters for any function."""
+    """The size of tiles, the channels and strides of results, the biases, and two parameters for any function.
+
+    `p` is the address of the first parameter for each channel.
+    """
 
     columns: int
     blocks: int
@@ -204,7 +207,7 @@ class BlockedFinishArguments(Arguments):
     addend_block: int
     bias: Address
     limits: Address
-    p: float
+    p: Address
     q: float
 
 
@@ -214,9 +217,10 @@ def finish_blocks(function: str) -> NativeOp:
     apply = UNARY[function].function
 
     def finish(arguments: BlockedFinishArguments, sums: int, block: int, out: int, addend: int) -> int:
-        columns, p, q = arguments.columns, arguments.p, arguments.q
+        columns, q = arguments.columns, arguments.q
         for v in range(arguments.blocks):
             bias = load_float32(arguments.bias + BLOCK_BYTES * (block + v))
+            p = load_float32(arguments.p + BLOCK_BYTES * (block + v))
             there, added = out + v * arguments.out_block, addend + v * arguments.addend_block
             channels = arguments.outputs - BLOCK * (block + v)
             for m in range(columns):
@@ -401,22 +405,32 @@ class BlockedConvolution:
     Args:
         bias: float32 [M].
         function, parameters: key of UNARY, and the function's parameters.
+        slopes: float32 [M], the first parameter for each channel, instead of the one in `parameters`.
     """
 
     def __init__(
         self, threads: Threads, kernels: BlockedKernels, bias: Float32 | None = None, function: str = "copy",
-        parameters: tuple[float, ...] = (),
+        parameters: tuple[float, ...] = (), slopes: Float32 | None = None,
     ) -> None:  # fmt: skip
         self._threads, self._kernels = threads, kernels
-        self._bias = aligned((blocks_of(kernels.outputs) * BLOCK,))
-        self._bias[:] = 0
-        if bias is not None:
-            self._bias[: kernels.outputs] = bias
-        self._function, self._parameters = function, check_function(function, parameters)
-        limits = {"copy": (-np.inf, np.inf), "relu": (0.0, np.inf), "clip": self._parameters}.get(function)
+        first, self._second = check_function(function, parameters)
+        self._bias = self._per_channel("bias", 0.0, bias)
+        self._first = self._per_channel("slopes", first, slopes)
+        self._function = function
+        limits = {"copy": (-np.inf, np.inf), "relu": (0.0, np.inf), "clip": (first, self._second)}.get(function)
         if kernels.outputs % BLOCK:
             limits = None  # the operator that finishes tiles also clears padding channels
         self._limits = None if limits is None else np.repeat(np.array(limits, np.float32), BLOCK)
+
+    def _per_channel(self, name: str, number: float, values: Float32 | None) -> Float32:
+        """Return values for the channels of results, or a number for all of them, in whole blocks."""
+        outputs = self._kernels.outputs
+        wide = aligned((blocks_of(outputs) * BLOCK,))
+        wide[:] = number
+        if values is not None:
+            check(name, values, (outputs,))
+            wide[:outputs] = values
+        return wide
 
     def __call__(self, x: Float32, place: Place, addend: Float32 | None = None) -> Float32:
         """Convolve x to [N, blocks, counts + border ..., 16]; see `placed`."""
@@ -510,7 +524,7 @@ class BlockedConvolution:
         together = blocks if kernels.groups in (1, kernels.outputs) else math.gcd(shared, 4)
         tile = tile_for(kernels.form, step_of(kernels.form, strides[1]), columns, together)
         out_plane, addend_plane = (BLOCK_BYTES * math.prod(sizes) for sizes in (whole, counts))
-        out_row, (p, q) = BLOCK_BYTES * whole[1], self._parameters
+        out_row = BLOCK_BYTES * whole[1]
         skipped = out_row * border[0][0] + BLOCK_BYTES * border[1][0]
         all_planes = blocks_of(kernels.channels) if inner > 1 else kernels.channels
         calls, first = [], 0
@@ -524,7 +538,7 @@ class BlockedConvolution:
             bands = max(1, min(tiles, wanted))
             finishing = BlockedFinishArguments(
                 columns=tile.columns, blocks=several, outputs=kernels.outputs, out_block=out_plane,
-                addend_block=addend_plane, bias=self._bias, limits=self._limits, p=p, q=q,
+                addend_block=addend_plane, bias=self._bias, limits=self._limits, p=self._first, q=self._second,
             )  # fmt: skip
             arguments = BlockedArguments(
                 x=source, x_image=all_planes * plane_bytes, x_row=x_row,
