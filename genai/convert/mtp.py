@@ -21,6 +21,7 @@ _OWN_MATRIX = re.compile(
     r"mtp\.(?:embed_tokens|lm_head)\.weight|blk\.\d+\.nextn\.(?:embed_tokens|shared_head_head)\.weight"
     r"|model\.layers\.(\d+)\.(?:embed_tokens|shared_head\.head)\.weight"
 )
+_LAST_LAYERS = "num_nextn_predict_layers"
 _COUNT, _DEDICATED = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
 
 
@@ -34,6 +35,7 @@ def with_mtp_head(
         UnsupportedModelError: the options require the head, and it is not supported.
     """
     declared = checkpoint.config.integer(_COUNT, default=0, least=0)
+    checkpoint.config.integer(_LAST_LAYERS, default=0, least=0)  # libraries set it for files without a head, too
     dedicated = checkpoint.config.flag(_DEDICATED)
     if options.mtp is False or options.prune_lm_head:
         return spec, []

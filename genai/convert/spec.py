@@ -720,7 +720,8 @@ def _check_latent(spec: DecoderSpec) -> None:
 
 
 def _check_rope(spec: DecoderSpec) -> None:
-    for head_size in (spec.head_size, spec.full_head_size or spec.head_size) if spec.latent is None else ():
+    heads = (spec.head_size, spec.full_head_size or spec.head_size)
+    for head_size in heads if spec.latent is None and spec.rope_layers != () else ():
         rotated = int(head_size * spec.partial_rotary_factor)
         if not 0 < spec.partial_rotary_factor <= 1 or rotated < 2 or rotated % 2:
             raise _error(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -199,11 +200,23 @@ Progress = Callable[[int], None]
 
 def unused_names(architecture: Architecture, spec: DecoderSpec, checkpoint: Checkpoint) -> str:
     """Return a regular expression for the names of tensors that do not affect the logits; "" if there are none."""
-    patterns = [architecture.unused]
-    if architecture.mtp is not None and (path := architecture.mtp.path(spec)):
-        (projection,) = architecture.source(spec, "mtp.fc.weight").names
-        patterns += [f"^{re.escape(path)}"] * (projection in checkpoint)
-    return "|".join(filter(None, patterns))
+    paths = _head_paths(architecture, spec, checkpoint)
+    return "|".join(filter(None, [architecture.unused, *(f"^{re.escape(path)}" for path in paths)]))
+
+
+def _head_paths(architecture: Architecture, spec: DecoderSpec, checkpoint: Checkpoint) -> list[str]:
+    """Return the start of the names of each layer of the MTP head that the checkpoint has."""
+    paths: list[str] = []
+    if architecture.mtp is None:
+        return paths
+    (projection,) = architecture.source(spec, "mtp.fc.weight").names
+    first = architecture.mtp.path(spec, 0)
+    for layer in count():
+        path = architecture.mtp.path(spec, layer)
+        if not path or path in paths or path + projection.removeprefix(first) not in checkpoint:
+            return paths
+        paths.append(path)
+    raise AssertionError
 
 
 def are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:

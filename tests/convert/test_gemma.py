@@ -41,6 +41,8 @@ def test_published_form(golden: Any) -> None:
     apart = describe(golden, per_layer_config=None, global_head_dim=10, attention_k_eq_v=False)
     assert (apart.full_key_value_heads, apart.keys_as_values) == (2, False)
     assert describe(golden, use_bidirectional_attention="vision") == spec
+    same = describe(golden, per_layer_config={})  # as written if no layer differs
+    assert (same.full_head_size, same.full_key_value_heads) == (same.head_size, same.num_key_value_heads)
 
 
 @pytest.mark.parametrize(

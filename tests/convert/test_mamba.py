@@ -82,3 +82,9 @@ def test_layers_outside_the_decoder(tiny: DecoderSpec) -> None:
     part = MambaSpec(layers=(2,), kernel=4, heads=2, head_size=8, state_size=8)
     with pytest.raises(InputError, match="layer 2 is recurrent"):
         replace(tiny, recurrent=part)
+
+
+def test_heads_of_odd_size(golden: Any) -> None:
+    """Mamba-2 rotates nothing, so its heads need not have pairs of elements."""
+    spec = describe(golden, "mamba2", hidden_size=45, num_heads=6, head_dim=15)
+    assert isinstance(spec.recurrent, MambaSpec) and spec.recurrent.head_size == 15

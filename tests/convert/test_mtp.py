@@ -20,7 +20,7 @@ import genai
 from genai.convert import ExportOptions, build_model, plan_build
 from genai.doctor.source_info import describe_checkpoint
 from genai.engine.decoder import compute as compute_pending
-from genai.errors import InputError, OptionError, UnsupportedModelError
+from genai.errors import ConfigError, InputError, OptionError, UnsupportedModelError
 from genai.session.session import Session
 from tests.llm.test_speculation import SteadyCosts
 from tools.random_weights import random_tensor
@@ -274,3 +274,20 @@ def test_heads_with_more_layers(checkpoint: Any, tmp_path: Path) -> None:
     plan = plan_build(changed(checkpoint("qwen3_5_text"), tmp_path / "two", doubled), ExportOptions(mtp=True))
     assert plan.spec.mtp is not None
     assert "the MTP head has 2 layers, of which the first proposes all tokens; the others are left out" in plan.remarks
+
+
+def test_heads_with_more_layers_at_the_end(checkpoint: Any, tmp_path: Path) -> None:
+    def doubled(tensors: Arrays) -> None:
+        start = "model.layers.7."
+        tensors.update(
+            {name.replace(start, "model.layers.8."): a for name, a in list(tensors.items()) if name.startswith(start)}
+        )
+
+    source = changed(checkpoint("deepseek_v3"), tmp_path / "two", doubled, num_nextn_predict_layers=2)
+    plan = plan_build(source, ExportOptions(mtp=True))
+    assert plan.spec.mtp is not None
+    assert "the MTP head has 2 layers, of which the first proposes all tokens; the others are left out" in plan.remarks
+    build_model(source, tmp_path / "without", ExportOptions(mtp=False))
+    wrong = changed(source, tmp_path / "wrong", len, num_nextn_predict_layers=-3)
+    with pytest.raises(ConfigError, match="num_nextn_predict_layers is -3"):
+        plan_build(wrong)

@@ -57,16 +57,17 @@ class MtpHead:
     """The head of an architecture that predicts further tokens: one layer like those of the decoder.
 
     Attributes:
-        path: returns the start of the names of all tensors of the head.
+        path: returns the start of the names of the tensors of the head's layer with the given index. It is the same for
+            all layers if the names of a head's tensors contain the index elsewhere.
         parts: the rest of the stored names of the head's parts, by our names without "mtp."; empty if both are equal.
     """
 
-    path: Callable[[DecoderSpec], str] = lambda spec: "mtp."
+    path: Callable[[DecoderSpec, int], str] = lambda spec, layer: "mtp."
     parts: Mapping[str, str] = field(default_factory=dict)
 
     def rules(self, spec: DecoderSpec) -> tuple[Rule, ...]:
         """Return the rules for the names of the head's tensors."""
-        path = self.path(spec)
+        path = self.path(spec, 0)
         return tuple(Rule(rf"^mtp\.{re.escape(ours)}\.", path + stored) for ours, stored in self.parts.items())
 
 
@@ -324,7 +325,7 @@ def expert_groups(config: HFConfig, *, scores: int) -> dict[str, Any]:
 
 # The head of DeepSeek-V3 and its descendants is stored as a further layer.
 LAST_LAYER = MtpHead(
-    lambda spec: f"model.layers.{spec.num_layers}.",
+    lambda spec, layer: f"model.layers.{spec.num_layers + layer}.",
     {"fc": "eh_proj.", "pre_fc_norm_embedding": "enorm.", "pre_fc_norm_hidden": "hnorm.", "norm": "shared_head.norm.",
      "layers.0": ""},
 )  # fmt: skip

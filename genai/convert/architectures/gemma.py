@@ -27,9 +27,10 @@ def _full_layers(config: HFConfig) -> dict[str, Any]:
     elif isinstance(given, dict) and all(isinstance(one, dict) for one in given.values()):
         windows = set(common.sliding_layers(config, pattern=6))
         full = [str(layer) for layer in range(config.num_layers) if layer not in windows]
-        if set(given) != set(full) or any(one != given[full[0]] for one in given.values()):
+        # An empty object means that the layers without a window have the sizes of the others.
+        if given and (set(given) != set(full) or any(one != given[full[0]] for one in given.values())):
             raise config.wrong("per_layer_config", given, f"the same sizes for the layers {', '.join(full)}")
-        found = given[full[0]] if full else {}
+        found = given[full[0]] if given else {}
     else:
         raise config.wrong("per_layer_config", given, "an object with an object for each layer")
     sizes = config.with_values(found, part="per_layer_config")

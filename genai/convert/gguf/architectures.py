@@ -526,7 +526,7 @@ def _mtp_head(layer: int, model: GgufModel) -> MtpHead:
     stored = {ours: f"{path}nextn.{name}." for ours, name in names.items()} | {"layers.0": path}
     if f"{path}nextn.shared_head_norm.weight" not in model:
         stored["norm"] = "output_norm."
-    return MtpHead(lambda spec: "", stored)
+    return MtpHead(lambda spec, layer: "", stored)
 
 
 # Architectures without a separate gate tensor: the gate's rows precede those of "up" in one tensor.
