@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.interpolation import Interpolation
 from genai.kernels.cpu.arrays.selection import NearestElements
 
 from ..onnx.node import MS
@@ -70,7 +71,7 @@ class Resize:
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
-        shape, taps, nearest = self._layout_of(
+        shape, taps, nearest, steps = self._layout_of(
             x.shape, *[None if value is None else tuple(value.reshape(-1).tolist()) for value in inputs[1:4]]
         )
         if shape == x.shape and self.where != "tf_crop_and_resize":
@@ -85,8 +86,13 @@ class Resize:
             result = _corners(x, {axis: axis_taps for axis, (axis_taps, _) in taps.items()})
         else:
             result = x.astype(np.float64) if is_integer else widened(x)
+            by_numpy = list(taps.items())
+            if steps and result.dtype == np.float32:
+                for step in steps:
+                    result = step(np.ascontiguousarray(result).reshape(step.given), self.threads)
+                result, by_numpy = result.reshape(shape), []
             # Images are resized row by row, so the last axis comes first; antialiased integers are rounded after each.
-            for axis, (axis_taps, _) in reversed(taps.items()):
+            for axis, (axis_taps, _) in reversed(by_numpy):
                 result = _combined(result, axis_taps, axis)
                 if is_integer:
                     result = self._whole(result, x.dtype)
@@ -107,10 +113,11 @@ class Resize:
 
     def _layout(
         self, before: tuple[int, ...], *inputs: tuple[Any, ...] | None
-    ) -> tuple[tuple[int, ...], dict[int, Any], NearestElements | None]:
-        """Return the shape of the result, the taps of each axis that changes, and the kernel that selects elements.
+    ) -> tuple[tuple[int, ...], dict[int, Any], NearestElements | None, list[Interpolation]]:
+        """Return the shape of the result, the taps of each axis that changes, and kernels for numbers of 4 bytes.
 
-        The kernel is None if other axes than the last two change, or if elements are not only selected.
+        The kernel that selects elements is None if other axes than the last two change, or if elements are not only
+        selected. The kernels that interpolate run one after the other; there are none if elements are selected.
 
         Args:
             inputs: the numbers in each of the node's inputs after the first.
@@ -121,7 +128,7 @@ class Resize:
             shape[axis] = plan.after
         after = checked_shape(self.spec, shape, 4)
         if 0 in after or (after == before and self.where != "tf_crop_and_resize"):
-            return after, {}, None
+            return after, {}, None, []
         taps = {
             axis: self._taps(plan)
             for axis, plan in plans.items()
@@ -132,12 +139,13 @@ class Resize:
         first = len(before) - 2
         is_selection = self.mode == "nearest" and self.where != "tf_crop_and_resize"
         if self.threads is None or not is_selection or first < 0 or min(taps) < first:
-            return after, taps, None
+            interpolates = self.threads is not None and self.mode != "nearest"
+            return after, taps, None, _interpolations(before, taps) if interpolates else []
         rows, columns = (
             taps[axis][0][0][0] if axis in taps else np.arange(before[axis]) for axis in (first, first + 1)
         )
         images = math.prod(before[:first]), before[first], before[first + 1]
-        return after, taps, NearestElements(images, rows, columns)
+        return after, taps, NearestElements(images, rows, columns), []
 
     def _plans(self, before: tuple[int, ...], inputs: Sequence[Any]) -> dict[int, _Axis]:
         attribute = self.spec.attributes.get("scales")
@@ -242,6 +250,27 @@ def resized_types(types: NodeTypes) -> list[Type | None]:
             after, _ = _by_sizes(before, sizes.dims, policy)
     sizes_of_axes = dict(zip(positions, after, strict=True))
     return [TensorType(source.dtype, tuple(sizes_of_axes.get(axis, dim) for axis, dim in enumerate(shape)))]
+
+
+def _interpolations(before: tuple[int, ...], taps: Mapping[int, Any]) -> list[Interpolation]:
+    """Return the kernels that interpolate from the last axis to the first, two neighbouring axes at a time."""
+    shape, left, steps = list(before), sorted(taps), []
+    weighted = {axis: [(index, weights.astype(np.float32)) for index, weights in taps[axis][0]] for axis in taps}
+    while left:
+        last = left.pop()
+        first = left.pop() if left and left[-1] == last - 1 else None
+        start = last if first is None else first
+        rows = [(np.zeros(1, np.int64), np.ones(1, np.float32))] if first is None else weighted[first]
+        given = (
+            math.prod(shape[:start]),
+            1 if first is None else shape[first],
+            shape[last],
+            math.prod(shape[last + 1 :]),
+        )
+        steps.append(Interpolation(given, rows, weighted[last]))
+        for axis in (start, last):
+            shape[axis] = len(weighted[axis][0][0])
+    return steps
 
 
 def _combined(x: Any, taps: list[tuple[Any, Any]], axis: int) -> Any:

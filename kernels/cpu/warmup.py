@@ -16,7 +16,7 @@ import numpy as np
 
 from ..cache_layout import can_rotate
 from ..weight_layout import FactorType, layout_with
-from .arrays import blas, byte_functions, bytes, depthwise, planes, pooling, recurrent, selection
+from .arrays import blas, byte_functions, bytes, depthwise, interpolation, planes, pooling, recurrent, selection
 from .arrays.blocked import convolution as blocked, pooling as blocked_pooling
 from .arrays.gemm import dense_attention, product as gemm, windows
 from .arrays.gemm.micro import floats, integers
@@ -109,6 +109,7 @@ def _arrays() -> Iterator[object]:
     yield from (pooling.pool_op("max"), pooling.pool_op("mean"))
     yield from (recurrent.steps_op("LSTM"), recurrent.steps_op("GRU"))
     yield from map(selection.pick_op, (4, 8))
+    yield from map(interpolation.interpolate_op, (False, True))
     yield from map(planes.reduce_op, planes.REDUCTIONS)
     yield from map(planes.scale_op, (False, True))
     yield from _blocked()
