@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -207,16 +206,14 @@ def unused_names(architecture: Architecture, spec: DecoderSpec, checkpoint: Chec
 def _head_paths(architecture: Architecture, spec: DecoderSpec, checkpoint: Checkpoint) -> list[str]:
     """Return the start of the names of each layer of the MTP head that the checkpoint has."""
     paths: list[str] = []
-    if architecture.mtp is None:
+    head = architecture.mtp
+    if head is None:
         return paths
     (projection,) = architecture.source(spec, "mtp.fc.weight").names
-    first = architecture.mtp.path(spec, 0)
-    for layer in count():
-        path = architecture.mtp.path(spec, layer)
-        if not path or path in paths or path + projection.removeprefix(first) not in checkpoint:
-            return paths
+    rest = projection.removeprefix(head.path(spec, 0))
+    while (path := head.path(spec, len(paths))) and path not in paths and path + rest in checkpoint:
         paths.append(path)
-    raise AssertionError
+    return paths
 
 
 def are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
