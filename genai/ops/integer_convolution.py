@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cpu.arrays.blas import matmul
-from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes
+from genai.kernels.cpu.arrays.depthwise import depthwise_bytes
 from genai.kernels.cpu.arrays.gemm.convolution import IntegerConvolution, supported
 from genai.kernels.cpu.arrays.gemm.packing import pack_integer_kernels
 from genai.kernels.cpu.program.thread_pool import Threads
@@ -139,14 +139,18 @@ class PackedIntegerConvolution:
             return None
         if bias is not None and np.abs(bias).max(initial=0) >= _EXACT_BIAS:
             return None
-        windows = self._placed(x, weight)
-        data = dequantized_bytes(threads, x, 1.0, point)
-        terms = None if bias is None else bias.astype(np.float32)
-        sums = depthwise_images(data, self._kernels[0], terms, windows, NO_LIMITS, threads)
-        if sums is None:
+        windows, kernels = self._placed(x, weight), self._kernels[0]
+        if kernels.shape[:2] != (x.shape[1], 1) or windows.dilations != (1, 1) or not x.size:
             return None
-        sums *= factors[:, None, None]
-        return quantized_bytes(threads, sums, 1.0, int(y_zero.reshape(-1)[0]), y_zero.dtype)
+        terms = np.zeros(len(kernels), np.float32) if bias is None else bias.astype(np.float32)
+        first, second = windows.strides
+        found = depthwise_bytes(
+            np.ascontiguousarray(x).reshape(-1, *x.shape[2:]), np.ascontiguousarray(kernels[:, 0]), terms,
+            (windows.counts[0], windows.counts[1]), x_zero=point, factors=factors,
+            out_zero=int(y_zero.reshape(-1)[0]), dtype=y_zero.dtype, strides=(first, second),
+            pads=(windows.begins[0], windows.begins[1]), threads=threads,
+        )  # fmt: skip
+        return found.reshape(*x.shape[:2], *windows.counts)
 
     def _placed(self, x: Any, weight: Any) -> PoolingWindows:
         check_ranks(self._spec, x, weight)

@@ -18,7 +18,7 @@ from ..jit.vector import LANES, larger, splat_float32
 from ..program.bound_program import NodeProgram, first_element
 from ..program.calls import Call, Items
 from ..program.thread_pool import Threads
-from .depthwise import spread_lanes, spread_plane
+from .depthwise import spread_lanes, spread_plane_of
 
 _NANOSECONDS_PER_TAP = 0.03
 # Planes that need more memory than this are not supported.
@@ -62,7 +62,7 @@ def reduction(kind: Literal["max", "mean"]) -> tuple[Callable[[Any, int], Any], 
 @once
 def pool_op(kind: Literal["max", "mean"]) -> NativeOp:
     """Return the operator. Items are planes."""
-    is_max, (combined, fill) = kind == "max", reduction(kind)
+    is_max, (combined, fill), spread = kind == "max", reduction(kind), spread_plane_of("float32")
 
     @inline
     def finish(value: Any, arguments: PoolArguments, out: int, row: int, column: int) -> None:
@@ -76,7 +76,7 @@ def pool_op(kind: Literal["max", "mean"]) -> NativeOp:
         band_bytes = 4 * step * lanes
         for plane in range(begin, end):
             x = arguments.x + plane * 4 * arguments.x_rows * arguments.x_columns
-            spread_plane(arguments, x, step, lanes, bands, scratch, fill)
+            spread(arguments, x, step, lanes, bands, scratch, fill)
             out = arguments.out + 4 * plane * rows * columns
             # Four rows at a time, because each operation waits for the one before it. The last row may repeat.
             for row in range(0, rows, 4):

@@ -88,7 +88,8 @@ write_half, store_half = _writer("float32", Emitter.to_half), _writer(FLOATS, Em
 # float32 vectors written as LANES bytes.
 store_bytes, store_first_bytes = _writer(FLOATS, _to_bytes), _first_writer(_to_bytes)
 load_first, load_first_half = _first_reader(FLOATS, FLOAT_VECTOR), _first_reader(FLOATS, _SHORTS, Emitter.from_half)
-load_first_bytes, store_first = _first_reader(VectorOf("uint8"), _BYTES), _first_writer()
+load_first_bytes, load_first_signed_bytes = (_first_reader(VectorOf(name), _BYTES) for name in ("uint8", "int8"))
+store_first = _first_writer()
 store_first_half = _first_writer(Emitter.to_half)
 
 
