@@ -50,7 +50,7 @@ def write_model_folder(
             mapping may load them lazily: each array is read and freed before the next one.
         tokenizer_dir: folder with the tokenizer to copy, in any supported format.
         search: search options for genai_config.json that override the defaults. The default is greedy search.
-        open_data: creates the file for the tensors.
+        open_data: creates the file for the tensors of the decoder, and then the file for those of its MTP head.
 
     Raises:
         ModelFolderError: the target exists or cannot be written, or there is no tokenizer.
@@ -70,7 +70,7 @@ def write_model_folder(
                 write_decoder(decoder)
             (unfinished / MODEL).write_bytes(graph.model().SerializeToString(deterministic=True))
             if spec.mtp is not None:
-                _write_mtp_head(unfinished, decoder, Weights(weights, mtp_name))
+                _write_mtp_head(unfinished, decoder, Weights(weights, mtp_name), open_data)
             config = json.dumps(genai_config(spec, options, search or {}), indent=4)
             (unfinished / CONFIG).write_text(config + "\n", encoding="utf-8")
             if tokenizer_dir is not None:
@@ -86,10 +86,10 @@ def write_model_folder(
     return target
 
 
-def _write_mtp_head(folder: Path, decoder: Export, weights: Weights) -> None:
+def _write_mtp_head(folder: Path, decoder: Export, weights: Weights, open_data: Callable[[Path], DataFile]) -> None:
     """Write the graph of a decoder's MTP head. Embeddings, LM head and rotation tables stay in the decoder's file."""
     assert decoder.spec.mtp is not None
-    with DataFile(folder / MTP_DATA) as data:
+    with open_data(folder / MTP_DATA) as data:
         graph = GraphWriter(data, decoder.graph.tensors(*_SHARED))
         kept = {name: weight for name, weight in decoder.prequantized.items() if name.startswith(_SHARED)}
         write_decoder(Export(graph, decoder.spec.mtp, decoder.options, weights, kept))

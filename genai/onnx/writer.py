@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from errno import EINVAL
 from pathlib import Path
@@ -29,8 +29,9 @@ def to_proto(model: OnnxModel) -> onnx.ModelProto:
 
 
 def write_model(
-    model: OnnxModel, path: str | Path, *, external_data: str | None = None, size_threshold: int = 1024
-) -> None:
+    model: OnnxModel, path: str | Path, *, external_data: str | None = None, size_threshold: int = 1024,
+    kept: Collection[str] = (),
+) -> None:  # fmt: skip
     """Write a model to a file. Files appear complete or not at all; the model object is not changed.
 
     Args:
@@ -38,6 +39,7 @@ def write_model(
         external_data: name of a file beside `path` for tensors of `size_threshold` bytes or more. Without this file,
             every tensor is stored in the model's own file, which is limited to 2 GiB.
         size_threshold: minimum size of external tensors, in bytes.
+        kept: with `external_data`, names of initializers that stay in the files beside `path` that they were read from.
 
     Raises:
         OptionError: `external_data` is not a plain file name, or the threshold is negative.
@@ -57,7 +59,7 @@ def write_model(
         else:
             # The data file is moved into place first, so that a model file never refers to missing data.
             with _replacing(path) as file, _replacing(path.with_name(external_data)) as data_file:
-                proto = _SplittingEncoder(data_file, external_data, size_threshold).model(model)
+                proto = _SplittingEncoder(data_file, external_data, size_threshold, kept).model(model)
                 file.write(_serialized(proto, path))
     except OSError as error:
         raise ModelFolderError(
@@ -93,15 +95,15 @@ def _serialized(proto: onnx.ModelProto, path: Path) -> bytes:
 class _SplittingEncoder(Serializer):
     """Writes large tensors to a data file during conversion; equal storages are written once."""
 
-    def __init__(self, file: BinaryIO, location: str, size_threshold: int) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, location: str, size_threshold: int, kept: Collection[str] = ()) -> None:
+        self._file, self._kept = file, kept
         self._location = location
         self._size_threshold = size_threshold
         self._offsets: dict[int, int] = {}
 
     def external(self, tensor: OnnxTensor) -> Mapping[str, str] | None:
         # Segments and strings stay where they are stored; a small tensor from another file must move inline.
-        if tensor.dtype is DataType.STRING or tensor.segment is not None:
+        if tensor.dtype is DataType.STRING or tensor.segment is not None or tensor.name in self._kept:
             return super().external(tensor)
         if tensor.nbytes < self._size_threshold:
             return None

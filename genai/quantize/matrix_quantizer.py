@@ -21,7 +21,7 @@ from .calibration import CalibrationText
 from .choices import FormatChoice
 from .folding import Fold, find_fold
 from .sites import Site
-from .source import FloatModel
+from .source import FloatGraph
 from .stage_values import StageValues
 from .statistics import gather
 from .streaming import ProgramStage, StreamedDecoder, batches_of
@@ -35,10 +35,10 @@ _ERROR_ROWS = 1024
 
 
 class MatrixQuantizer:
-    """A quantiser for all matrices of a model.
+    """A quantiser for all matrices of a decoder or an MTP head.
 
     Args:
-        source: the float model.
+        source: the float graph.
         choices: the choice for each site.
         workspace: store for finished matrices.
         progress: called with each matrix that is finished.
@@ -46,7 +46,7 @@ class MatrixQuantizer:
     """
 
     def __init__(
-        self, source: FloatModel, choices: Mapping[Site, FormatChoice], workspace: FinishedMatrices,
+        self, source: FloatGraph, choices: Mapping[Site, FormatChoice], workspace: FinishedMatrices,
         progress: Progress = lambda site: None, *, prefix: str = "",
     ) -> None:  # fmt: skip
         self._prefix = prefix

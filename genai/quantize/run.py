@@ -35,7 +35,7 @@ from .quality import Evaluation, Quality
 from .report import NAME as REPORT, MatrixRow, Point, Report
 from .sensitivity import from_report, measure_candidates
 from .sites import Site
-from .source import FloatModel
+from .source import FloatGraph, FloatModel
 from .streaming import Override, StreamedDecoder
 from .target_search import TargetSearch
 from .targets import beside_bytes, candidate_choices, choose, curve, sensitivity_table
@@ -145,21 +145,24 @@ class _QuantizeRun:
         with ExitStack() as stack:
             with self._phase("reading"):
                 self._source = stack.enter_context(FloatModel(self.source_path, requantize=self.options.requantize))
-                self._given, self._weights = self.options, sum(site.elements for site in self._source.sites)
+                self._given, self._weights = self.options, sum(site.elements for site in self._source.all_sites)
                 self.options = self._given.resolved(self._weights)
                 self._check_default_method()
                 recipe = self._given.read_recipe(self.options.choice)
-                choices = recipe.choices(self._source.sites)
+                choices = recipe.choices(self._source.all_sites)
                 self._apply_ends(choices)
                 self._check_experts(choices)
                 self._check_finite()
             self._require_room(choices)
             self._workspace = stack.enter_context(FinishedMatrices(self.output, self._plan(recipe.text)))
-            self._remarks = [*self._source.remarks, *self._default_remarks, *recipe.remarks(self._source.sites)]
+            self._remarks = [*self._source.remarks, *self._default_remarks, *recipe.remarks(self._source.all_sites)]
             if self._workspace.resumed:
                 self._remarks.append(f"{self._workspace.resumed} matrices were finished by an interrupted run")
             self._decoder: StreamedDecoder | None = None
-            needs_data = any(choice.bits and METHODS[choice.method].needs != "nothing" for choice in choices.values())
+            needs_data = any(
+                choice.bits and METHODS[choice.method].needs != "nothing" and not site.in_mtp_head
+                for site, choice in choices.items()
+            )
             self._remark_unused_calib(needs_data)
             if needs_data or self.options.evaluate or self.options.has_target:
                 self._decoder = StreamedDecoder(self._source, self.options.threads)
@@ -171,8 +174,13 @@ class _QuantizeRun:
                     assert self._decoder is not None and self._eval_text is not None
                     self._evaluation = Evaluation(self._decoder, self._eval_text)
             self._candidates: Candidates = {}
-            quantizer, quality = self._quantize_all(choices)
-            report = self._write(quantizer, quality)
+            self._beside = beside_bytes(self._source)
+            if (head := self._quantize_head(choices)) is not None:
+                self._beside += beside_bytes(head.source) + sum(
+                    head.choices[site].nbytes(site) for site in head.source.sites
+                )
+            quantizer, quality = self._quantize_all({site: choices[site] for site in self._source.sites})
+            report = self._write(quantizer, head, quality)
             self._workspace.remove()
         return report
 
@@ -232,7 +240,7 @@ class _QuantizeRun:
             return
         for site in choices:
             end_bits = {bits for bits, is_it in ((head, site.products), (embedding, site.lookups)) if is_it}
-            if site.layer is not None or not (end_bits := end_bits - {None}):
+            if site.layer is not None or site.in_mtp_head or not (end_bits := end_bits - {None}):
                 continue
             if len(end_bits) > 1:
                 raise OptionError(
@@ -265,15 +273,22 @@ class _QuantizeRun:
 
     def _check_finite(self) -> None:
         """Check all weights before the quantisation, which takes long, starts."""
-        for index, site in enumerate(self._source.sites):
-            self._source.check(site)
-            self._source.release(site.name)
-            self.progress("Checking weights", index + 1, len(self._source.sites))
+        pairs = [(graph, site) for graph in self._graphs for site in graph.sites]
+        for index, (graph, site) in enumerate(pairs):
+            graph.check(site)
+            graph.release(site.name)
+            self.progress("Checking weights", index + 1, len(pairs))
+
+    @property
+    def _graphs(self) -> list[FloatGraph]:
+        """The graphs of the decoder and of the MTP head."""
+        return [self._source, *([] if self._source.head is None else [self._source.head])]
 
     def _require_room(self, choices: Mapping[Site, FormatChoice]) -> None:
         # All matrices are written twice, to the workspace and to the output, with the tokenizer's files and the report.
         other = sum(path.stat().st_size for path in self._source.folder.glob("*.json")) + _REPORT_BYTES
-        needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + beside_bytes(self._source) + other
+        needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + other
+        needed += sum(map(beside_bytes, self._graphs))
         done = workspace_folder(self.output)  # of an interrupted run, which may be resumed
         needed -= sum(path.stat().st_size for path in done.glob("*.npy")) if done.is_dir() else 0
         if any(choice.bits and METHODS[choice.method].needs != "nothing" for choice in choices.values()):
@@ -395,13 +410,13 @@ class _QuantizeRun:
             self._candidates = self._costs()
         if self.options.target_kld is not None:
             return self._meet_divergence(self.options.target_kld)
-        quantizer = self._quantize(self._sites(choose(self._source, self.options, self._candidates)), "0/")
+        quantizer = self._quantize(self._sites(self._choose()), "0/")
         return quantizer, self._measure(quantizer)
 
     def _meet_divergence(self, target: float) -> tuple[MatrixQuantizer, Quality]:
         """Quantise and measure models of several sizes; return the smallest model that meets the target."""
         search, tried = TargetSearch(self._candidates, target), []
-        allocation: Allocation | None = choose(self._source, self.options, self._candidates)
+        allocation: Allocation | None = self._choose()
         for number in range(_MOST_ROUNDS):
             assert allocation is not None
             quantizer = self._quantize(self._sites(allocation), f"{number}/")
@@ -412,6 +427,9 @@ class _QuantizeRun:
             if (allocation := search.next()) is None:
                 break
         return self._best(tried)
+
+    def _choose(self) -> Allocation:
+        return choose(self.options, self._candidates, beside=self._beside, weights=self._weights)
 
     def _sites(self, allocation: Allocation) -> dict[Site, FormatChoice]:
         """Return the choices of an allocation."""
@@ -447,6 +465,15 @@ class _QuantizeRun:
             )  # fmt: skip
         return min(reached, key=lambda pair: sum(choice.nbytes(site) for site, choice in pair[0].choices.items()))
 
+    def _quantize_head(self, choices: Mapping[Site, FormatChoice]) -> MatrixQuantizer | None:
+        """Quantise the matrices that only the MTP head has, without data, because texts pass through the decoder."""
+        if (graph := self._source.head) is None:
+            return None
+        quantizer = MatrixQuantizer(graph, {site: choices[site] for site in graph.sites}, self._workspace)
+        with self._phase("MTP head"):
+            quantizer.quantize_without_data()
+        return quantizer
+
     def _quantize(self, choices: Mapping[Site, FormatChoice], prefix: str) -> MatrixQuantizer:
         total, done = sum(site.elements for site, choice in choices.items() if choice.bits), 0
 
@@ -480,29 +507,33 @@ class _QuantizeRun:
 
     # Output
 
-    def _write(self, quantizer: MatrixQuantizer, quality: Quality | None) -> Report:
+    def _write(self, quantizer: MatrixQuantizer, head: MatrixQuantizer | None, quality: Quality | None) -> Report:
         with unfinished_folder(self.output) as folder:
             with self._phase("writing"):
-                nbytes = write_folder(quantizer, folder, accuracy_level=self.options.accuracy_level)
+                nbytes = write_folder(quantizer, folder, accuracy_level=self.options.accuracy_level, head=head)
             on_disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            report = self._report(quantizer, quality, nbytes, on_disk)
+            report = self._report(quantizer, head, quality, nbytes, on_disk)
             report.write(folder)
             require_absent(self.output)
             folder.rename(self.output)
         return report
 
-    def _report(self, quantizer: MatrixQuantizer, quality: Quality | None, nbytes: int, on_disk: int) -> Report:
+    def _report(
+        self, quantizer: MatrixQuantizer, head: MatrixQuantizer | None, quality: Quality | None, nbytes: int,
+        on_disk: int,
+    ) -> Report:  # fmt: skip
         sensitivity = sensitivity_table(self._candidates)
         rows = [self._row(quantizer, site, sensitivity.get(site.name, {})) for site in self._source.sites]
-        weights = sum(site.elements for site in self._source.sites)
+        beside, weights = nbytes - sum(row.nbytes for row in rows), self._weights
+        rows += [self._row(head, site, {}) for site in head.source.sites] if head is not None else []
         bits = nbytes * 8 / weights
         points = [] if quality is None else [Point("this output", bits, quality.kld, "this output")]
         if quality is not None and self._evaluation is not None and self.options.report and self.plain_roundings:
             with self._phase("curve"):
-                points += self._curve_points(self._evaluation, nbytes - sum(row.nbytes for row in rows), weights)
+                points += self._curve_points(self._evaluation, beside, weights)
         points += [
             Point("", *pair, "predicted")
-            for pair in (curve(self._candidates, self._source) if self._candidates else [])
+            for pair in (curve(self._candidates, beside=self._beside, weights=weights) if self._candidates else [])
         ]
         default = f"genai quantize {shlex.quote(str(self.source_path))} -o {shlex.quote(str(self.output))}"
         return Report(

@@ -17,6 +17,8 @@ _PASSED = ("Cast", "Transpose", "Identity", "Reshape")
 MIXTURE, MIXTURE_MATRICES = (MS, "MoE"), (2, 4)
 # Smaller matrices are not quantised, because their scales would need as much memory as quantisation saves.
 LEAST_ELEMENTS = 4096
+# Start of the names of the matrices that only an MTP head has.
+MTP_PREFIX = "mtp."
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,13 @@ class Site:
 
     @property
     def layer(self) -> int | None:
-        """The layer number in the matrix's name; None for the embedding and the head."""
-        return layer_of(self.name)
+        """The layer number in the matrix's name; None for the embedding, the head, and the MTP head."""
+        return None if self.in_mtp_head else layer_of(self.name)
+
+    @property
+    def in_mtp_head(self) -> bool:
+        """True if only the MTP head has the matrix."""
+        return self.name.startswith(MTP_PREFIX)
 
     @property
     def is_table(self) -> bool:
@@ -60,7 +67,9 @@ class Site:
 
     @property
     def part(self) -> str:
-        """The part of the model, as tables show it: embedding, head, attention, experts, feed-forward, or other."""
+        """The part of the model, as tables show it: a kind of layer, embedding, head, or MTP head."""
+        if self.in_mtp_head:
+            return "MTP head"
         if self.layer is None:
             return ("embedding and head" if self.products else "embedding") if self.lookups else "head"
         if self.experts:

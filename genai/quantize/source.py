@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,109 +35,100 @@ from ..models.decoder_file import read_decoder_file
 from ..models.decoder_graph import whole_number
 from ..models.folders import folder_errors
 from ..onnx.ir import DataType, Graph, Node, OnnxTensor, make_node
+from ..onnx.storage import ExternalStorage
 from ..ops.weights import BLOCK_PRODUCT
 from ..optimize.shapes import infer_shapes
 from ..optimize.simplify import remove_dead_code
-from .sites import FLOATS, LEAST_ELEMENTS, MIXTURE, Site, find_sites
+from .sites import FLOATS, LEAST_ELEMENTS, MIXTURE, MTP_PREFIX, Site, find_sites
 
 Loader = Callable[[], NDArray[np.float32]]
-_WITHOUT_HEAD = "the MTP head of the model is left out, because it refers to the weights before quantisation"
 # Number of rows dequantised at a time.
 _PART_ROWS = 4096
 
 
-class FloatModel(AbstractContextManager["FloatModel"]):
-    """A decoder in floats.
+class FloatGraph:
+    """The graph of a decoder, or of its MTP head, in floats.
 
     Args:
-        source: a Hugging Face checkpoint folder, or a model folder.
+        source: the path as the caller passed it.
+        config: configuration of the folder in which the graph is the decoder.
+        chunks: tensors that the graph's data file has holes for, by name.
         requantize: True to accept weights that are already quantised, and to use their dequantised values.
+        decoder: the graph of the decoder if this is the graph of its MTP head. Initializers of the head that are not
+            those of the decoder are renamed to start with "mtp.", so that names identify matrices.
 
     Attributes:
-        source: the path as the caller passed it.
-        folder: a model folder with a configuration and a tokenizer.
-        config: configuration of the model.
+        source, config: as passed.
         model: the exported graph with hollow matrices; see `stored`.
+        shared: names of the initializers that an MTP head reads from the decoder's files.
         sites: the matrices to quantise.
-        remarks: remarks to show to the user.
+        shared_sites: the matrices of an MTP head that are sites of the decoder.
         requantized: number of matrices that were already quantised.
 
     Raises:
-        ModelFolderError, ConfigError, InputError, GraphError: the model cannot be read.
+        ModelFolderError, GraphError: the graph cannot be read.
         InputError: the model is already quantised, and `requantize` is False.
-        UnsupportedModelError: there is nothing to quantise, or QMoE does not support a mixture of experts.
+        UnsupportedModelError: QMoE does not support a mixture of experts.
     """
 
-    def __init__(self, source: str | Path, *, requantize: bool = False) -> None:
-        self.source = expanded(source)
-        self.remarks: list[str] = []
-        self._cleanup = ExitStack()
+    def __init__(
+        self, source: Path, config: Config, chunks: Mapping[str, Chunks], *, requantize: bool,
+        decoder: FloatGraph | None = None,
+    ) -> None:  # fmt: skip
+        self.source, self.config = source, config
+        self.sites: tuple[Site, ...] = ()
         self._loaders: dict[str, Loader] = {}
-        self._chunks: dict[str, Chunks] = {}
+        self._holes, self._chunks = chunks, dict[str, Chunks]()
         self._memory: list[ReservedMemory] = []
         self.requantized = 0
         try:
-            self._open(requantize)
+            self._open(requantize, decoder)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, requantize: bool) -> None:
-        self.folder = self._hollow_folder(requantize) if is_checkpoint(self.source) else self.source
-        self.config = Config(self.folder)
-        self.folder = self.config.folder  # the path of one of several graphs stands for its folder
-        if self.config.raw["model"].get("mtp"):
-            self.remarks.append(_WITHOUT_HEAD)
-        with folder_errors(self.folder):
+    def _open(self, requantize: bool, decoder: FloatGraph | None) -> None:
+        with folder_errors(self.config.folder):
             self.model = read_decoder_file(self.config)
             infer_shapes(self.model)
         graph = self.model.graph
+        self._places = {
+            name: (tensor.storage.entries["location"], tensor.storage.offset)
+            for name, tensor in graph.initializers.items()
+            if isinstance(tensor.storage, ExternalStorage)
+        }
+        self.shared: set[str] = set()
+        if decoder is not None:
+            self.shared = {name for name, _ in self._places.items() & decoder._places.items()}
+            new_names = {name: MTP_PREFIX + name.removeprefix("model.") for name in graph.initializers}
+            new_names |= {name: name for name in self.shared}
+            self._holes = {new_names[name]: one for name, one in self._holes.items()}
+            self._holes |= {name: one for name, one in decoder._holes.items() if name in self.shared}
+            for name, new in new_names.items():
+                if name != new:
+                    graph.rename(name, new)
+        for name, one in self._holes.items():
+            self._chunks[name] = one
+            self._loaders[name] = lambda one=one: np.concatenate(list(one))  # type: ignore[misc]
         if quantized := [node for node in graph.nodes if _is_quantized(graph, node)]:
             self._dequantize(quantized, requantize)
         self._widen()
         infer_shapes(self.model)
         _refuse_experts(graph)
-        self.sites = find_sites(graph, self.config.model.decoder.names)
-        if not self.sites:
-            raise UnsupportedModelError(
-                f"{self.source}: the model has no float matrix that can be quantised",
-                "only constant matrices of matmuls and token embeddings are quantised",
-                "use a float decoder, or a Hugging Face checkpoint",
-            )
+        known = set() if decoder is None else {site.name for site in decoder.sites}
+        sites = find_sites(graph, self.config.model.decoder.names)
+        self.sites = tuple(site for site in sites if site.name not in known)
+        self.shared_sites = tuple(site for site in sites if site.name in known)
         self._fill_others()
 
     def _fill_others(self) -> None:
         """Read all hollow tensors except sites: routers, vectors, and matrices that are too small to quantise."""
         initializers = self.model.graph.initializers
-        for name in self._loaders.keys() - {site.name for site in self.sites}:
+        for name in self._loaders.keys() - {site.name for site in (*self.sites, *self.shared_sites)}:
             if name in initializers:
                 initializers[name] = OnnxTensor.from_array(name, self.stored(name), initializers[name].dtype)
             del self._loaders[name]
             self._chunks.pop(name, None)
-
-    def _hollow_folder(self, requantize: bool) -> Path:
-        """Write the folder that `genai build --precision fp32` writes, but with holes in place of large tensors."""
-        parent = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
-        plan = plan_build(self.source, ExportOptions(precision="fp32"))
-        if plan.spec.mtp is not None:
-            plan = replace(plan, spec=replace(plan.spec, mtp=None), remarks=[*plan.remarks, _WITHOUT_HEAD])
-        if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
-            self._refuse_quantized(f"weights in {', '.join(sorted(quantized))}", requantize)
-        self.remarks += plan.remarks
-        files: list[HollowFile] = []
-
-        def opened(path: Path) -> HollowFile:
-            files.append(HollowFile(path))
-            return files[0]
-
-        folder = write_model_folder(
-            parent / "model", plan.spec, plan.options, plan.weights,
-            tokenizer_dir=plan.checkpoint.folder, search=plan.search, open_data=opened,
-        )  # fmt: skip
-        for name, chunks in files[0].hollow.items():
-            self._chunks[name] = chunks
-            self._loaders[name] = lambda chunks=chunks: np.concatenate(list(chunks))  # type: ignore[misc]
-        return folder
 
     def stored(self, name: str) -> NDArray[np.float32]:
         """Return a matrix in the layout of its initializer, as float32."""
@@ -202,12 +192,14 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         self.model.graph.initializers[name].release_pages()
 
     def close(self) -> None:
-        """Delete temporary files and free address space."""
+        """Free address space."""
         self._loaders.clear()
         self._chunks.clear()
-        self._cleanup.close()
         for memory in self._memory:
             memory.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -227,33 +219,23 @@ class FloatModel(AbstractContextManager["FloatModel"]):
                 continue
             if node.attribute("to") != DataType.FLOAT:
                 continue
+            if tensor.name.startswith(MTP_PREFIX):
+                graph.rename(node.output(0), MTP_PREFIX + node.output(0).removeprefix("model."))
             name = node.output(0)
             graph.remove_nodes([node])
             graph.add_initializer(self._hollow(name, tensor.shape, lambda tensor=tensor: _wide(tensor)))  # type: ignore[misc]
             if not graph.is_used(tensor.name):
                 graph.remove_initializer(tensor.name)
 
-    def _refuse_quantized(self, evidence: str, requantize: bool) -> None:
-        if not requantize:
-            raise InputError(
-                f"{self.source} is already quantised: {evidence}",
-                "quantising it again would add a second error to the first",
-                "use the float model, or set --requantize; the report then measures the error against this model",
-            )
-
     def _dequantize(self, nodes: list[Node], requantize: bool) -> None:
         kinds = sorted({node.op_type for node in nodes})
-        self._refuse_quantized(f"{len(nodes)} nodes ({', '.join(kinds)})", requantize)
+        _refuse_quantized(self.source, f"{len(nodes)} nodes ({', '.join(kinds)})", requantize)
         if unknown := [kind for kind in kinds if kind not in (BLOCK_PRODUCT, "GatherBlockQuantized")]:
             raise UnsupportedModelError(
                 f"{self.source} has quantised weights in {', '.join(unknown)}",
                 f"--requantize supports only {BLOCK_PRODUCT} and GatherBlockQuantized",
                 "use the float model",
             )
-        self.remarks.append(
-            f"{self.source} is already quantised: its {len(nodes)} matrices are used as the float model, and their "
-            "existing error is not measured"
-        )
         self.requantized = len(nodes)
         float_names: dict[str, str] = {}
         for node in nodes:
@@ -302,6 +284,97 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             node,
             make_node("Transpose", [name], [turned], name=turned, perm=[1, 0]),
             make_node("Gather", [turned, node.input(1)], node.outputs, name=node.name, axis=0),
+        )
+
+
+class FloatModel(FloatGraph):
+    """A decoder in floats, with its MTP head.
+
+    Args:
+        source: a Hugging Face checkpoint folder, or a model folder.
+        requantize: True to accept weights that are already quantised, and to use their dequantised values.
+
+    Attributes:
+        folder: a model folder with a configuration and a tokenizer.
+        head: the graph of the MTP head; None if there is none.
+        remarks: remarks to show to the user.
+
+    Raises:
+        ModelFolderError, ConfigError, InputError, GraphError: the model cannot be read.
+        InputError: the model is already quantised, and `requantize` is False.
+        UnsupportedModelError: there is nothing to quantise, or QMoE does not support a mixture of experts.
+    """
+
+    def __init__(self, source: str | Path, *, requantize: bool = False) -> None:
+        path = expanded(source)
+        self.remarks: list[str] = []
+        self.head: FloatGraph | None = None
+        self._cleanup = ExitStack()
+        with ExitStack() as stack:
+            folder, chunks, head_chunks = path, dict[str, Chunks](), dict[str, Chunks]()
+            if is_checkpoint(path):
+                parent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
+                folder, chunks, head_chunks = self._hollow_folder(path, parent, requantize)
+            config = Config(folder)
+            self.folder = config.folder  # the path of one of several graphs stands for its folder
+            super().__init__(path, config, chunks, requantize=requantize)
+            stack.callback(super().close)
+            if not self.sites:
+                raise UnsupportedModelError(
+                    f"{path}: the model has no float matrix that can be quantised",
+                    "only constant matrices of matmuls and token embeddings are quantised",
+                    "use a float decoder, or a Hugging Face checkpoint",
+                )
+            if (head_config := config.for_mtp()) is not None:
+                self.head = FloatGraph(path, head_config, head_chunks, requantize=requantize, decoder=self)
+                stack.callback(self.head.close)
+            if count := self.requantized + (0 if self.head is None else self.head.requantized):
+                self.remarks.append(
+                    f"{path} is already quantised: its {count} matrices are used as the float model, and their "
+                    "existing error is not measured"
+                )
+            self._cleanup = stack.pop_all()
+
+    @property
+    def all_sites(self) -> tuple[Site, ...]:
+        """The matrices of the decoder, and those that only the MTP head has."""
+        return (*self.sites, *(() if self.head is None else self.head.sites))
+
+    def close(self) -> None:
+        """Delete temporary files and free address space."""
+        self._cleanup.close()
+
+    def _hollow_folder(
+        self, source: Path, parent: Path, requantize: bool
+    ) -> tuple[Path, dict[str, Chunks], dict[str, Chunks]]:
+        """Write the folder that `genai build --precision fp32` writes, but with holes in place of large tensors.
+
+        Returns:
+            The folder, and the chunks of the omitted tensors of the decoder and of its MTP head, by name.
+        """
+        plan = plan_build(source, ExportOptions(precision="fp32"))
+        if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
+            _refuse_quantized(source, f"weights in {', '.join(sorted(quantized))}", requantize)
+        self.remarks += plan.remarks
+        files: list[HollowFile] = []
+
+        def opened(path: Path) -> HollowFile:
+            files.append(HollowFile(path))
+            return files[-1]
+
+        folder = write_model_folder(
+            parent / "model", plan.spec, plan.options, plan.weights,
+            tokenizer_dir=plan.checkpoint.folder, search=plan.search, open_data=opened,
+        )  # fmt: skip
+        return folder, files[0].hollow, files[1].hollow if len(files) > 1 else {}
+
+
+def _refuse_quantized(source: Path, evidence: str, requantize: bool) -> None:
+    if not requantize:
+        raise InputError(
+            f"{source} is already quantised: {evidence}",
+            "quantising it again would add a second error to the first",
+            "use the float model, or set --requantize; the report then measures the error against this model",
         )
 
 

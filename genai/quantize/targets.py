@@ -12,7 +12,7 @@ from .allocation import Candidate, Candidates, cheapest, smallest, total_bytes, 
 from .choices import UNIFORM, FormatChoice
 from .options import QuantizeOptions
 from .sites import Site
-from .source import FloatModel
+from .source import FloatGraph
 
 # Candidates, smallest first: uniform formats (bits, block size) for which onnxruntime has kernels, and the most
 # accurate format of every size for any runtime.
@@ -38,13 +38,18 @@ def _candidate_label(choice: FormatChoice) -> str:
     return f"{choice.bits} bits/{choice.block_size}" if choice.format == UNIFORM else choice.format
 
 
-def choose(source: FloatModel, options: QuantizeOptions, candidates: Candidates) -> dict[str, Candidate]:
+def choose(options: QuantizeOptions, candidates: Candidates, *, beside: int, weights: int) -> dict[str, Candidate]:
     """Return the candidate of each matrix with which the model meets the target, as the matrices' losses predict.
+
+    Args:
+        options: options with the target.
+        candidates: the candidates of each matrix.
+        beside: size in bytes of all other tensors.
+        weights: number of weights of the model.
 
     Raises:
         OptionError: no choices meet the target; the message contains the closest target that can be met.
     """
-    beside, weights = beside_bytes(source), sum(site.elements for site in source.sites)
     least = sum(min(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values()) + beside
     if options.target_kld is not None:
         allocation = smallest(candidates, options.target_kld)
@@ -77,15 +82,21 @@ def choose(source: FloatModel, options: QuantizeOptions, candidates: Candidates)
     return allocation
 
 
-def beside_bytes(source: FloatModel) -> int:
-    """Return the size in bytes of the tensors that are not quantised: norms, biases, tables."""
-    names = {site.name for site in source.sites}
+def beside_bytes(source: FloatGraph) -> int:
+    """Return the size in bytes of the tensors that are not quantised and not shared: norms, biases, tables."""
+    names = source.shared.union(site.name for site in (*source.sites, *source.shared_sites))
     return sum(tensor.nbytes for name, tensor in source.model.graph.initializers.items() if name not in names)
 
 
-def curve(candidates: Candidates, source: FloatModel, points: int = 24) -> list[tuple[float, float]]:
-    """Return the bits per weight and the predicted divergence of the best choices, from smallest to largest."""
-    weights, beside = sum(site.elements for site in source.sites), beside_bytes(source)
+def curve(candidates: Candidates, *, beside: int, weights: int, points: int = 24) -> list[tuple[float, float]]:
+    """Return the bits per weight and the predicted divergence of the best choices, from smallest to largest.
+
+    Args:
+        candidates: the candidates of each matrix.
+        beside: size in bytes of all other tensors.
+        weights: number of weights of the model.
+        points: maximum number of choices.
+    """
     low = sum(min(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values())
     high = sum(max(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values())
     allocations = [cheapest(candidates, int(most)) for most in np.linspace(low, high, points)]

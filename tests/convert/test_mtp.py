@@ -21,6 +21,7 @@ from genai.convert import ExportOptions, build_model, plan_build
 from genai.doctor.source_info import describe_checkpoint
 from genai.engine.decoder import compute as compute_pending
 from genai.errors import ConfigError, InputError, OptionError, UnsupportedModelError
+from genai.quantize import QuantizeOptions, quantize_model
 from genai.session.session import Session
 from tests.llm.test_speculation import SteadyCosts
 from tools.random_weights import random_tensor
@@ -291,3 +292,15 @@ def test_heads_with_more_layers_at_the_end(checkpoint: Any, tmp_path: Path) -> N
     wrong = changed(source, tmp_path / "wrong", len, num_nextn_predict_layers=-3)
     with pytest.raises(ConfigError, match="num_nextn_predict_layers is -3"):
         plan_build(wrong)
+
+
+@pytest.mark.parametrize("name", ["glm4_moe_lite", "qwen3_5_text"])
+def test_the_head_of_a_quantised_checkpoint(name: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Matrices that are read from a checkpoint one at a time are those of the built folder."""
+    folder = build_model(checkpoint(name), tmp_path / "folder", ExportOptions(precision="fp32"))
+    for target, source in (("one", checkpoint(name)), ("two", folder)):
+        report = quantize_model(source, tmp_path / target, QuantizeOptions(method="rtn", evaluate=False))
+        assert [row for row in report.matrices if row.part == "MTP head"]
+    for file in ("mtp.onnx", "mtp.onnx.data", "model.onnx.data", "genai_config.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    genai.Model(tmp_path / "one", quiet=True, threads=1, mtp=True).close()

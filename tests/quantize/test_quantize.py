@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
-from genai import Model
+from genai import LLM, Model
 from genai.convert import DecoderSpec
 from genai.errors import InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError
 from genai.evaluate import kl_divergence
@@ -28,12 +31,16 @@ from genai.models.folders import bundled_model
 from genai.quant.methods import METHODS
 from genai.quantize import Report, quantize_model
 from genai.quantize.calibration import written_text
+from genai.quantize.choices import TABLE_FORMAT, FormatChoice
 from genai.quantize.options import QuantizeOptions, parse_size
 from genai.quantize.report import read_report
+from genai.quantize.sites import LEAST_ELEMENTS
 from genai.quantize.source import FloatModel
 from genai.quantize.streaming import StreamedDecoder
 from genai.quantize.workspace import FinishedMatrices
 from genai.text.tokenizer import Tokenizer
+from tests.llm.test_speculation import SteadyCosts
+from tools.speculation_agreement import facts, guessing
 
 from .conftest import CHECKPOINT, SMALL, quick, small_folder
 from .test_float_models import engine_logits
@@ -519,12 +526,12 @@ def test_parameters_are_counted_without_scales(small: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("block", ["draft", "mtp"])
-def test_proposers_are_not_part_of_the_output(block: str, tmp_path: Path) -> None:
+def test_proposers_that_are_not_part_of_the_output(block: str, tmp_path: Path) -> None:
     """Otherwise, the output would name a file that it does not have."""
     source = small_folder(tmp_path / "source")
     config = json.loads((source / "genai_config.json").read_text())
     described = {**config["model"]["decoder"], "filename": "draft/model.onnx"}
-    config["model"][block] = described if block == "draft" else {"filename": "mtp.onnx", "num_hidden_layers": 1}
+    config["model"][block] = described if block == "draft" else {"filename": "mtp.onnx", "enabled": False}
     (source / "genai_config.json").write_text(json.dumps(config))
     quantize_model(source, tmp_path / "out", quick(method="rtn", evaluate=False))
     del config["model"][block]
@@ -533,14 +540,128 @@ def test_proposers_are_not_part_of_the_output(block: str, tmp_path: Path) -> Non
         assert model.draft is None
 
 
-def test_the_mtp_head_is_not_part_of_the_output(tmp_path: Path) -> None:
-    """Otherwise, the head would read embeddings that are no longer at their place in model.onnx.data."""
+def head_results(head: str | bytes) -> np.ndarray:
+    """Return onnxruntime's logits of an MTP head for some tokens and random hidden states."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    session = onnxruntime.InferenceSession(head, options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(5)
+    feeds = {"input_ids": rng.integers(3, 1500, (1, 12)), "attention_mask": np.ones((1, 12), np.int64)}
+    feeds["hidden_states"] = rng.normal(size=(1, 12, SMALL["hidden_size"])).astype(np.float32)
+    empty = np.zeros((1, SMALL["num_key_value_heads"], 0, SMALL["head_size"]), np.float32)
+    feeds |= {f"past_key_values.0.{kind}": empty for kind in ("key", "value")}
+    return np.asarray(session.run(["logits"], feeds)[0])
+
+
+def rounded_head(folder: Path, choice: FormatChoice, table: FormatChoice) -> bytes:
+    """Return the MTP head of a float folder with matrices that are rounded to a format."""
+    model = onnx.load(folder / "mtp.onnx")
+    for tensor in model.graph.initializer:
+        matrix = numpy_helper.to_array(tensor)
+        if matrix.size < LEAST_ELEMENTS or matrix.ndim < 2:
+            continue
+        is_table = tensor.name.startswith("model.embed_tokens")
+        rows, form = (matrix, table) if is_table else (matrix.T, choice)
+        packed = METHODS["rtn"].quantize(np.ascontiguousarray(rows), form.grid(rows.shape[1]), None).packed
+        rounded = packed.dequantize() if is_table else packed.dequantize().T
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(rounded), tensor.name))
+    return bytes(model.SerializeToString())
+
+
+def codes_of_layer(folder: Path) -> dict[str, bytes]:
+    """Return the integers of the matrices that only the MTP head has."""
+    return {
+        re.sub("^(model|mtp)", "", tensor.name): numpy_helper.to_array(tensor).tobytes()
+        for tensor in onnx.load(folder / "mtp.onnx").graph.initializer
+        if re.search(r"(layers|fc)\..*_Q\d$", tensor.name)
+    }
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_mtp_head_is_quantised(tied: bool, bits: int, tmp_path: Path) -> None:
+    head = DecoderSpec(**SMALL, tie_word_embeddings=tied).one_layer()
+    source = small_folder(tmp_path / "source", mtp=head, tie_word_embeddings=tied)
+    out = tmp_path / "out"
+    report = quantize_model(source, out, quick(method="rtn", bits=bits, evaluate=False, accuracy_level=1))
+    assert not report.remarks
+    choice = FormatChoice(bits=bits, method="rtn")
+    expected = head_results(rounded_head(source, choice, choice if tied else choice.changed(TABLE_FORMAT)))
+    found, exact = head_results(str(out / "mtp.onnx")), head_results(str(source / "mtp.onnx"))
+    assert np.abs(found - expected).max() <= 2e-5 * np.abs(exact).max()
+    assert np.abs(found - exact).max() > 1e-3 * np.abs(exact).max()
+    built = small_folder(tmp_path / "built", precision=f"int{bits}", mtp=head, tie_word_embeddings=tied)
+    assert codes_of_layer(out) == codes_of_layer(built)
+    rows = [row for row in report.matrices if row.part == "MTP head"]
+    assert {row.stored for row in rows} == {f"{bits} bits, blocks of 32, rtn"}
+    names = (
+        "fc",
+        *(
+            f"layers.0.{one}"
+            for one in ("attn.qkv_proj", "attn.o_proj", *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"))
+        ),
+    )
+    assert [row.name for row in rows] == [f"mtp.{name}.MatMul.weight" for name in names]
+    assert report.parts["MTP head"]["weights"] == sum(row.rows * row.columns for row in rows)
+
+
+def test_the_mtp_head_shares_the_embeddings_and_proposes(tmp_path: Path) -> None:
     source = small_folder(tmp_path / "source", mtp=DecoderSpec(**SMALL).one_layer())
-    assert (source / "mtp.onnx").exists()
-    report = quantize_model(source, tmp_path / "out", quick(method="rtn", evaluate=False))
-    assert [remark for remark in report.remarks if "the MTP head of the model is left out" in remark]
-    assert "mtp" not in json.loads((tmp_path / "out" / "genai_config.json").read_text())["model"]
-    Model(tmp_path / "out", quiet=True, threads=1, mtp=True).close()
+    out = tmp_path / "out"
+    report = quantize_model(source, out, quick(method="awq", evaluate=True), plain_roundings=False)
+    assert report.quality is not None
+    head = onnx.load(out / "mtp.onnx", load_external_data=False)
+    files = {
+        tensor.name: entry.value
+        for tensor in head.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    shared = {name for name, file in files.items() if file == "model.onnx.data"}
+    assert {name for name in files if name.startswith(("lm_head", "model.embed_tokens", "cos", "sin"))} <= shared
+    assert {name for name in files if not name.startswith("mtp.")} == shared
+    assert (out / "mtp.onnx.data").stat().st_size < (source / "mtp.onnx.data").stat().st_size / 3
+    with Model(source, quiet=True, threads=1) as exact:
+        parameters = exact.info.parameters
+    prompts, options = [list(range(5, 25)), [7, 8]], {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+    with LLM(out, quiet=True, threads=1, speculation="mtp") as llm:
+        assert llm.model.info.parameters == parameters
+        made = llm._speculation.speculator()
+        assert made is not None
+        with guessing(llm, SteadyCosts(lookup=False)):
+            plain = llm.generate(prompts, **options)
+        with guessing(llm, SteadyCosts(lookup=False, draft=made._draft, most_tokens=3)):
+            found = llm.generate(prompts, **options)
+    assert [facts(one) for one in found] == [facts(one) for one in plain]
+    assert sum(one.proposed_tokens for one in found) > 20
+
+
+def test_rules_and_targets_count_the_mtp_head(tmp_path: Path) -> None:
+    source = small_folder(tmp_path / "source", mtp=DecoderSpec(**SMALL).one_layer())
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("default: {method: rtn}\nrules: [{match: 'mtp.*', bits: 8}]")
+    report = quantize_model(source, tmp_path / "ruled", quick(recipe=recipe, evaluate=False))
+    assert {row.stored for row in report.matrices if row.part == "MTP head"} == {"8 bits, blocks of 32, rtn"}
+    assert {row.stored for row in report.matrices if row.part == "attention"} == {"4 bits, blocks of 32, rtn"}
+    report = quantize_model(source, tmp_path / "target", quick(method="rtn", target_bits=6.0), plain_roundings=False)
+    assert 5.0 < report.bits_per_weight <= 6.0
+    with pytest.raises(OptionError, match="with the fewest bits, the model has"):
+        quantize_model(source, tmp_path / "least", quick(method="rtn", target_bits=2.0), plain_roundings=False)
+
+
+def test_a_quantised_mtp_head_is_requantised(tmp_path: Path) -> None:
+    source = small_folder(tmp_path / "source", precision="int8", mtp=DecoderSpec(**SMALL).one_layer())
+    with pytest.raises(InputError, match="is already quantised"):
+        quantize_model(source, tmp_path / "out", quick(evaluate=False))
+    report = quantize_model(source, tmp_path / "out", quick(method="rtn", requantize=True, evaluate=False))
+    nodes = [node.op_type for node in onnx.load(source / "mtp.onnx", load_external_data=False).graph.node]
+    nodes += [node.op_type for node in onnx.load(source / "model.onnx", load_external_data=False).graph.node]
+    count = nodes.count("MatMulNBits")
+    assert any(f"its {count} matrices are used as the float model" in remark for remark in report.remarks)
+    exact, found = (head_results(str(folder / "mtp.onnx")) for folder in (source, tmp_path / "out"))
+    assert 1e-3 < np.abs(found - exact).max() / np.abs(exact).max() < 0.5
 
 
 def test_head_and_embedding(small: Path, tmp_path: Path) -> None:
