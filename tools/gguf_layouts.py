@@ -1,4 +1,4 @@
-"""Random tensors of tiny GGUF models whose layers differ, or that have latent attention: Gemma 3n and 4, DeepSeek."""
+"""Random tensors of tiny GGUF models whose layers differ, or that have latent attention: Gemma, DeepSeek, Kimi."""
 
 from __future__ import annotations
 
@@ -99,11 +99,43 @@ def gemma3n(shape: Any, matrix: Matrix, hidden: int, vocab: int) -> Named:
         yield f"{path}.laurel_r.weight", matrix(hidden, 64)
 
 
-def deepseek2(shape: Any, matrix: Matrix, hidden: int, vocab: int) -> Named:
-    """Yield the tensors of DeepSeek V2 and V3. Old files have the matrices of keys and values in one tensor."""
+def _latent(shape: Any, path: str, matrix: Matrix, hidden: int) -> Named:
     keys, split = shape.keys, "attention.key_length_mla" in shape.keys
     rank, query_rank = keys["attention.kv_lora_rank"], keys["attention.q_lora_rank"]
     key, value = (keys[f"attention.{part}_length{'_mla' if split else ''}"] for part in ("key", "value"))
+    rotated = keys["rope.dimension_count"]
+    if query_rank:
+        yield f"{path}.attn_q_a.weight", matrix(query_rank, hidden)
+        yield from _norms(matrix, query_rank, f"{path}.attn_q_a_norm")
+    yield f"{path}.attn_q{'_b' if query_rank else ''}.weight", matrix(4 * key, query_rank or hidden)
+    yield f"{path}.attn_kv_a_mqa.weight", matrix(rank + rotated, hidden)
+    yield from _norms(matrix, rank, f"{path}.attn_kv_a_norm")
+    if split:
+        yield f"{path}.attn_k_b.weight", matrix(4, rank, key - rotated, scale=rank**-0.5)
+        yield f"{path}.attn_v_b.weight", matrix(4, value, rank)
+    else:
+        yield f"{path}.attn_kv_b.weight", matrix(4 * (key - rotated + value), rank)
+    yield f"{path}.attn_output.weight", matrix(hidden, 4 * value)
+
+
+def _kimi_delta(shape: Any, path: str, matrix: Matrix, hidden: int) -> Named:
+    size, kernel = shape.keys["kda.head_dim"], shape.keys["ssm.conv_kernel"]
+    for part in "qkv":
+        yield f"{path}.attn_{part}.weight", matrix(4 * size, hidden)
+        yield f"{path}.ssm_conv1d_{part}.weight", matrix(1, 4 * size, 1, kernel, scale=kernel**-0.5)
+    for part in "fg":
+        yield f"{path}.ssm_{part}_a.weight", matrix(size, hidden)
+        yield f"{path}.ssm_{part}_b.weight", matrix(4 * size, size)
+    yield f"{path}.ssm_beta.weight", matrix(4, hidden)
+    yield f"{path}.ssm_a", -np.exp(matrix(1, 1, 4, 1, scale=0.5))
+    yield f"{path}.ssm_dt.bias", matrix(4 * size, scale=0.5)
+    yield from _norms(matrix, size, f"{path}.ssm_norm")
+    yield f"{path}.attn_output.weight", matrix(hidden, 4 * size)
+
+
+def deepseek2(shape: Any, matrix: Matrix, hidden: int, vocab: int) -> Named:
+    """Yield the tensors of latent attention. Old files have the matrices of keys and values in one tensor."""
+    keys = shape.keys
     rotated, wide = keys["rope.dimension_count"], keys.get("expert_shared_count", 0) * 256
     yield "token_embd.weight", matrix(vocab, hidden, scale=0.5)
     yield from _norms(matrix, hidden, "output_norm")
@@ -114,18 +146,7 @@ def deepseek2(shape: Any, matrix: Matrix, hidden: int, vocab: int) -> Named:
     for layer in range(shape.layers):
         path = f"blk.{layer}"
         yield from _norms(matrix, hidden, f"{path}.attn_norm", f"{path}.ffn_norm")
-        if query_rank:
-            yield f"{path}.attn_q_a.weight", matrix(query_rank, hidden)
-            yield from _norms(matrix, query_rank, f"{path}.attn_q_a_norm")
-        yield f"{path}.attn_q{'_b' if query_rank else ''}.weight", matrix(4 * key, query_rank or hidden)
-        yield f"{path}.attn_kv_a_mqa.weight", matrix(rank + rotated, hidden)
-        yield from _norms(matrix, rank, f"{path}.attn_kv_a_norm")
-        if split:
-            yield f"{path}.attn_k_b.weight", matrix(4, rank, key - rotated, scale=rank**-0.5)
-            yield f"{path}.attn_v_b.weight", matrix(4, value, rank)
-        else:
-            yield f"{path}.attn_kv_b.weight", matrix(4 * (key - rotated + value), rank)
-        yield f"{path}.attn_output.weight", matrix(hidden, 4 * value)
+        yield from (_latent if shape.has_attention(layer) else _kimi_delta)(shape, path, matrix, hidden)
         if layer < shape.dense:
             yield from _mlp(path, matrix, hidden, shape.width)
             continue
@@ -143,5 +164,6 @@ LAYOUTS: dict[str, Callable[[Any, Matrix, int, int], Named]] = {
     "gemma4": gemma4,
     "gemma3n": gemma3n,
     "deepseek2": deepseek2,
+    "kimi-linear": deepseek2,
     "minicpm3": deepseek2,
 }

@@ -268,6 +268,25 @@ SHAPES: dict[str, Shape] = {
         },
         tied=True, recurrent="only",
     ),
+    "jamba": Shape(
+        "jamba",
+        {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.time_step_rank": 16, "ssm.inner_size": 512},
+        layers=4, recurrent="mamba", experts=4, width=256, dense=1,
+    ),
+    "jamba_dense": Shape(
+        "jamba",
+        {"ssm.conv_kernel": 3, "ssm.state_size": 8, "ssm.time_step_rank": 24, "ssm.inner_size": 512},
+        layers=3, tied=True, recurrent="mamba",
+    ),
+    "kimi-linear": Shape(
+        "kimi-linear",
+        {
+            **_LATENT, **_SPLIT, "attention.q_lora_rank": 0, "attention.head_count_kv": [0, 0, 1, 0],
+            "kda.head_dim": 32, "ssm.conv_kernel": 4, "expert_gating_func": 2, "leading_dense_block_count": 1,
+            "expert_weights_scale": 2.5,
+        },
+        layers=4, recurrent="mamba", experts=4, dense=1,
+    ),
     "mamba2": Shape(
         "mamba2", {**_MAMBA, "attention.head_count": 0, "feed_forward_length": 0}, tied=True, recurrent="only"
     ),
@@ -572,7 +591,7 @@ def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDAr
         yield f"{path}.shortconv.conv.weight", matrix(shape.hidden, shape.keys["shortconv.l_cache"])
         yield f"{path}.shortconv.out_proj.weight", matrix(shape.hidden, shape.hidden)
         return
-    if shape.arch == "mamba":
+    if shape.arch in ("mamba", "jamba"):
         width, rank, size = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "state_size"))
         yield f"{path}.ssm_in.weight", matrix(2 * width, shape.hidden)
         yield f"{path}.ssm_conv1d.weight", matrix(width, shape.keys["ssm.conv_kernel"])
@@ -583,6 +602,8 @@ def _recurrent(shape: Shape, path: str, matrix: Any) -> Iterator[tuple[str, NDAr
         yield f"{path}.ssm_a", -np.exp(matrix(width, size, scale=0.5))
         yield f"{path}.ssm_d", matrix(width, scale=0.5)
         yield f"{path}.ssm_out.weight", matrix(shape.hidden, width)
+        for part, count in (("dt", rank), ("b", size), ("c", size)) if shape.arch == "jamba" else ():
+            yield f"{path}.ssm_{part}_norm.weight", 1 + matrix(count, scale=0.2)
         return
     if shape.recurrent in ("mamba", "beside", "alone", "only"):
         width, heads, groups = (shape.keys[f"ssm.{key}"] for key in ("inner_size", "time_step_rank", "group_count"))

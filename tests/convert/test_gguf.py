@@ -40,7 +40,7 @@ GELU = {
     "falcon_two_norms", "phi2", "starcoder2",
 }  # fmt: skip
 # Rounding errors grow in the states of the delta rule; the first token's are close to llama.cpp's epsilon.
-DELTA, DELTA_TOLERANCE = {"qwen3next", "qwen35", "qwen35moe"}, 2e-5
+DELTA, DELTA_TOLERANCE = {"qwen3next", "qwen35", "qwen35moe", "kimi-linear"}, 2e-5
 # Of the norm of all logits: llama.cpp rounds activations to 8 bits.
 ROUNDING = 0.15
 CORE = ("llama", "gemma2", "qwen3moe", "phi3_long", "falcon_two_norms")
@@ -96,7 +96,12 @@ def test_logits_of_every_type(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"), [("lfm2", "Q4_K"), ("qwen35", "Q8_0"), pytest.param("qwen3next", "Q8_0", marks=DRAWN)]
+    ("shape", "kind"),
+    [
+        ("lfm2", "Q4_K"),
+        ("qwen35", "Q8_0"),
+        *(pytest.param(shape, "Q8_0", marks=DRAWN) for shape in ("qwen3next", "jamba", "kimi-linear")),
+    ],
 )
 def test_recurrent_layers_keep_blocks(shape: str, kind: str, tmp_path: Path) -> None:
     folder = built(tmp_path, shape, kind)
@@ -105,7 +110,8 @@ def test_recurrent_layers_keep_blocks(shape: str, kind: str, tmp_path: Path) -> 
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     kept = "QuantizedMatMul" if kind == "Q4_K" else "MatMulNBits"
     inputs = [node.name for node in model.graph.node if node.op_type == kept]
-    assert any("out_proj" in name for name in inputs) and any("in_proj" in name or "qkv" in name for name in inputs)
+    for parts in (("out_proj", "o_proj"), ("in_proj", "qkv", "q_proj")):
+        assert [name for name in inputs if any(part in name for part in parts)]
 
 
 OPERATORS = {"Q4_0": "MatMulNBits", "Q8_0": "MatMulNBits", "F32": "MatMul", "Q4_K": "QuantizedMatMul"}

@@ -100,6 +100,12 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any], type[GenaiError], str]] = {
     ),
     "norms of Falcon Mamba": ("mamba", {"ssm.dt_b_c_rms": True}, UnsupportedModelError, "dt_b_c_rms is true"),
     "another inner size": ("mamba", {"ssm.inner_size": 300}, ConfigError, "inner_size is 300"),
+    "no inner size": ("jamba", {"ssm.inner_size": None}, ConfigError, "has no jamba.ssm.inner_size"),
+    "no number of experts": ("jamba", {"expert_count": None}, ConfigError, "has no jamba.expert_count"),
+    "another rank": ("jamba", {"ssm.time_step_rank": 8}, InputError, r"expected \[40, 512\]"),
+    "no size of heads": ("kimi-linear", {"kda.head_dim": None}, ConfigError, "has no kimi-linear.kda.head_dim"),
+    "another size of heads": ("kimi-linear", {"kda.head_dim": 16}, InputError, r"expected \[64, 256\]"),
+    "experts of a softmax": ("kimi-linear", {"expert_gating_func": 1}, ConfigError, "expert_gating_func is 1"),
     "no chunks": ("llama4", {"attention.sliding_window": 0}, ConfigError, "sliding_window is 0"),
     "chunks of other layers": (
         "llama4", {"attention.sliding_window_pattern": [True] * 3}, ConfigError, "sliding_window_pattern is ",

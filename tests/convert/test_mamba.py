@@ -36,6 +36,8 @@ def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
         ("jamba", {"mamba_dt_rank": "wide"}, "mamba_dt_rank is 'wide'"),
         ("jamba", {"mamba_d_state": 0}, "mamba_d_state is 0"),
         ("jamba", {"attn_layer_period": 0}, "attn_layer_period is 0"),
+        ("jamba", {"layer_types": ["mamba"] * 7}, "layer_types is 'mamba'"),
+        ("jamba", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is"),
         ("jamba", {"num_experts_per_tok": 6}, "6 of 5 experts"),
         ("mamba", {"conv_kernel": 1}, "kernels of 1"),
         ("mamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

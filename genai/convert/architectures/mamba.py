@@ -34,6 +34,14 @@ _IN_PROJECTION = tuple(
     Rule(rf"mamba\.in_proj_{part}\.", "mamba.in_proj.", rows_of(part)) for part in ("gate", "conv", "dt")
 )
 
+# Names of checkpoints that consist of Mamba layers.
+_BACKBONE = (
+    Rule(r"^model\.embed_tokens", "backbone.embeddings"),
+    Rule(r"^model\.norm\.", "backbone.norm_f."),
+    Rule(r"^model\.layers", "backbone.layers"),
+    Rule(r"\.input_layernorm", ".norm"),
+)
+
 
 def _mamba(config: HFConfig, layers: tuple[int, ...], *, width: int | None = None, **fields: Any) -> MambaSpec | None:
     """Return the sizes of Mamba-2, or None if no layer has it; `width` is the combined width of the heads, if known."""
@@ -199,15 +207,7 @@ _MAMBA2_IGNORED = (
 _UNLIMITED = 1 << 20
 
 
-@architecture(
-    "Mamba 2, Codestral Mamba",
-    *_IN_PROJECTION,
-    Rule(r"^model\.embed_tokens", "backbone.embeddings"),
-    Rule(r"^model\.norm\.", "backbone.norm_f."),
-    Rule(r"^model\.layers", "backbone.layers"),
-    Rule(r"\.input_layernorm", ".norm"),
-    Rule(r"\.mamba\.", ".mixer."),
-)
+@architecture("Mamba 2, Codestral Mamba", *_IN_PROJECTION, *_BACKBONE, Rule(r"\.mamba\.", ".mixer."))
 def mamba2(config: HFConfig) -> DecoderSpec:
     """Mamba 2: each layer consists of Mamba-2; there is no attention and no feed-forward layer."""
     _check_steps(config)
@@ -280,10 +280,7 @@ def _experts(config: HFConfig, act: str) -> ExpertsSpec:
 @architecture(
     "Nemotron-H, Nemotron 3",
     *_IN_PROJECTION,
-    Rule(r"^model\.embed_tokens", "backbone.embeddings"),
-    Rule(r"^model\.norm\.", "backbone.norm_f."),
-    Rule(r"^model\.layers", "backbone.layers"),
-    Rule(r"\.input_layernorm", ".norm"),
+    *_BACKBONE,
     *common.SIGMOID_ROUTER,
     Rule(r"mlp\.latent_in_proj", "mlp.fc1_latent_proj"),
     Rule(r"mlp\.latent_out_proj", "mlp.fc2_latent_proj"),
@@ -341,14 +338,18 @@ def jamba(config: HFConfig) -> DecoderSpec:
     for name in _KERNELS:
         config.get(name)
 
-    def every(part: str, period: int, first: int) -> tuple[int, ...]:
+    def every(part: str, period: int, first: int, names: str, other: str, name: str) -> list[str]:
         period = config.integer(f"{part}_layer_period", default=period)
         first = config.integer(f"{part}_layer_offset", default=first, least=0)
-        return tuple(layer for layer in range(count) if layer % period == first)
+        kinds = config.layers(names, count) or [name if layer % period == first else other for layer in range(count)]
+        if wrong := [kind for kind in kinds if kind not in (name, other)]:
+            raise config.wrong(names, wrong[0], f"{name} or {other}")
+        return kinds
 
-    attention, routed = every("attn", 8, 4), every("expert", 2, 1)
+    kinds = every("attn", 8, 4, "layer_types", "linear_attention", "full_attention")
+    blocks = every("expert", 2, 1, "mlp_layer_types", "dense", "sparse")
     mamba = MambaSpec(
-        layers=tuple(layer for layer in range(count) if layer not in attention),
+        layers=tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
         heads=config.integer("mamba_expand", default=2) * hidden, head_size=1,
         state_size=config.integer("mamba_d_state", default=16), kernel=config.integer("mamba_d_conv", default=4),
         biased=config.flag("mamba_proj_bias"), conv_biased=config.flag("mamba_conv_bias", default=True), norm="none",
@@ -361,8 +362,8 @@ def jamba(config: HFConfig) -> DecoderSpec:
     )  # fmt: skip
     return decoder(
         config, rope_layers=(), recurrent=mamba if mamba.layers else None,
-        experts=experts if experts.count > 1 and routed else None,
-        dense_layers=tuple(layer for layer in range(count) if layer not in routed) if experts.count > 1 else (),
+        experts=experts if experts.count > 1 and "sparse" in blocks else None,
+        dense_layers=tuple(layer for layer, kind in enumerate(blocks) if kind == "dense") if experts.count > 1 else (),
     )  # fmt: skip
 
 
@@ -377,15 +378,7 @@ _MAMBA_IGNORED = (
 ).split()
 
 
-@architecture(
-    "Mamba",
-    *_IN_PROJECTION_1,
-    Rule(r"^model\.embed_tokens", "backbone.embeddings"),
-    Rule(r"^model\.norm\.", "backbone.norm_f."),
-    Rule(r"^model\.layers", "backbone.layers"),
-    Rule(r"\.input_layernorm", ".norm"),
-    Rule(r"\.mamba\.", ".mixer."),
-)
+@architecture("Mamba", *_IN_PROJECTION_1, *_BACKBONE, Rule(r"\.mamba\.", ".mixer."))
 def mamba(config: HFConfig) -> DecoderSpec:
     """Mamba: each layer consists of Mamba-1; there is no attention and no feed-forward layer."""
     for name in (*_MAMBA_IGNORED, *_KERNELS):

@@ -280,6 +280,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "nemotron_h_moe": GgufArchitecture("nemotron_h", recurrent.nemotron_h, rules=recurrent.NEMOTRON, hybrid=True),
     "lfm2": GgufArchitecture("lfm2", recurrent.lfm2, rules=recurrent.LFM2, hybrid=True),
     "lfm2moe": GgufArchitecture("lfm2_moe", recurrent.lfm2_moe, rules=recurrent.LFM2, hybrid=True),
+    "jamba": GgufArchitecture("jamba", recurrent.jamba, rules=recurrent.MAMBA_1, hybrid=True),
+    "kimi-linear": GgufArchitecture("kimi_linear", latent.kimi_linear, hybrid=True, latent=True),
     "mamba": GgufArchitecture("mamba", recurrent.mamba, rules=recurrent.MAMBA_1),
     "mamba2": GgufArchitecture("mamba2", recurrent.mamba2, rules=recurrent.MAMBA),
     "qwen3next": GgufArchitecture("qwen3_next", recurrent.delta_net, rules=recurrent.QWEN3_NEXT, hybrid=True),
@@ -306,7 +308,7 @@ def gguf_architecture_of(model: GgufModel) -> GgufArchitecture:
     if name == "deepseek2":
         kind = latent.family(Metadata(model.metadata, name, model.path), model)
         return replace(ARCHITECTURES[name], model_type=kind, rules=latent.rules(model))
-    if name == "minicpm3":
+    if name in ("minicpm3", "kimi-linear"):
         return replace(ARCHITECTURES[name], rules=latent.rules(model))
     return ARCHITECTURES[name]
 

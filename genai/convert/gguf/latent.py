@@ -1,6 +1,6 @@
 """llama.cpp's metadata and tensors of latent attention.
 
-They are DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Youtu-LLM and MiniCPM 3.
+They are DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Youtu-LLM, MiniCPM 3 and Kimi Linear.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sizes(data: Metadata, model: GgufModel) -> Values:
     value = value or data.integer("attention.value_length", default)
     if key <= rotated:
         raise data.wrong("attention.key_length_mla", key, f"a number greater than rope.dimension_count = {rotated}")
-    has_rank = "blk.0.attn_q_a.weight" in model
+    has_rank = _has(model, "attn_q_a")
     return {
         "kv_lora_rank": data.integer("attention.kv_lora_rank"), "qk_rope_head_dim": rotated,
         "q_lora_rank": data.integer("attention.q_lora_rank") if has_rank else 0,
@@ -67,6 +67,11 @@ def deepseek2(data: Metadata, model: GgufModel) -> Values:
     if kind == "deepseek_v2":
         found |= {"norm_topk_prob": False, **({"topk_method": "group_limited_greedy"} if "n_group" in found else {})}
     return values | found
+
+
+def kimi_linear(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Kimi Linear, whose other layers have latent attention."""
+    return {**sizes(data, model), **recurrent.kimi_linear(data, model)}
 
 
 def as_in_file(spec: DecoderSpec, model: GgufModel) -> DecoderSpec:
@@ -92,7 +97,13 @@ def rules(model: GgufModel) -> tuple[Rule, ...]:
         Rule(r"self_attn\.k_up\.(\d+)", "attn_k_b", lambda spec, x, head: x[head]),
         Rule(r"self_attn\.v_up\.(\d+)", "attn_v_b", lambda spec, x, head: x[head]),
     )
-    return (*(apart if "blk.0.attn_k_b.weight" in model else ()), *LATENT, *_NAMES, *recurrent.SELECTION)
+    own = recurrent.KIMI_LINEAR if model.architecture == "kimi-linear" else ()
+    return (*(apart if _has(model, "attn_k_b") else ()), *own, *LATENT, *_NAMES, *recurrent.SELECTION)
+
+
+def _has(model: GgufModel, name: str) -> bool:
+    """Return True if a layer has a matrix. In some models, only some layers have attention."""
+    return any(one.endswith(f".{name}.weight") for one in model)
 
 
 _NAMES = (

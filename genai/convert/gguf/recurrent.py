@@ -1,6 +1,6 @@
 """llama.cpp's metadata and tensors of decoders with recurrent parts.
 
-They are LFM2, Qwen3-Next, Qwen 3.5, Granite 4, Falcon H1, Mamba, Mamba 2 and Nemotron-H.
+They are LFM2, Qwen3-Next, Qwen 3.5, Granite 4, Falcon H1, Jamba, Mamba, Mamba 2, Nemotron-H and Kimi Linear.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, UnsupportedModelError
 from ...weight_files.gguf import GgufModel
-from ..architectures.common import Rule, TensorView
+from ..architectures.common import Rule, TensorView, flat
 from ..architectures.hybrid import half_of_heads, part_of_groups
 from ..architectures.mamba import rows_of
 from ..spec import DecoderSpec, DeltaNetSpec
@@ -48,6 +48,14 @@ def _heads(data: Metadata) -> tuple[int, int]:
     return heads, inner // heads
 
 
+def _expansion(data: Metadata) -> int:
+    """Return the width of Mamba in multiples of the hidden vector."""
+    inner, hidden = data.integer("ssm.inner_size"), data.integer("embedding_length")
+    if inner % hidden:
+        raise data.wrong("ssm.inner_size", inner, f"a multiple of embedding_length = {hidden}")
+    return inner // hidden
+
+
 # --- LFM2 ------------------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +73,7 @@ def lfm2_moe(data: Metadata, model: GgufModel) -> Values:
 
 
 def _convolution(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
-    return tensor.reshape(len(tensor), 1, -1)
+    return tensor.reshape(-1, 1, tensor.shape[-1])
 
 
 SELECTION = (Rule(r"mlp\.gate\.selection_bias", "exp_probs_b.bias"),)
@@ -187,6 +195,32 @@ QWEN3_5 = (
 )
 
 
+# --- Kimi Linear -----------------------------------------------------------------------------------------------------
+
+
+def kimi_linear(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Kimi Delta Attention, and of the experts, which are always normalised."""
+    linear = layers_without_attention(data)
+    return {
+        "layer_types": ["linear_attention" if one else "full_attention" for one in linear],
+        "linear_num_heads": data.integer("attention.head_count"), "linear_head_dim": data.integer("kda.head_dim"),
+        "linear_conv_kernel_dim": data.integer("ssm.conv_kernel"), **experts.sigmoids(data, model),
+        "norm_topk_prob": True,
+    }  # fmt: skip
+
+
+KIMI_LINEAR = (
+    Rule(r"linear_attn\.([qkv])_proj", r"attn_\1"),
+    *(Rule(rf"linear_attn\.{part}_conv1d", f"ssm_conv1d_{part}", _convolution) for part in "qkv"),
+    Rule(r"linear_attn\.([fg])_([ab])_proj", r"ssm_\1_\2"),
+    Rule(r"linear_attn\.b_proj", "ssm_beta"),
+    Rule(r"linear_attn\.A_log", "ssm_a", _then(flat, _decay)),
+    Rule(r"linear_attn\.dt_bias", "ssm_dt.bias"),
+    Rule(r"linear_attn\.o_norm", "ssm_norm"),
+    Rule(r"linear_attn\.o_proj", "attn_output"),
+)
+
+
 # --- Mamba-2 ---------------------------------------------------------------------------------------------------------
 
 
@@ -200,12 +234,10 @@ def falcon_h1(data: Metadata, model: GgufModel) -> Values:
 
 def mamba2(data: Metadata, model: GgufModel) -> Values:
     """Return the configuration of Mamba-2 without attention."""
-    mamba, inner, hidden = _mamba(data, model), data.integer("ssm.inner_size"), data.integer("embedding_length")
-    if inner % hidden:
-        raise data.wrong("ssm.inner_size", inner, f"a multiple of embedding_length = {hidden}")
+    mamba = _mamba(data, model)
     return {
         "num_heads": mamba["mamba_n_heads"], "head_dim": mamba["mamba_d_head"], "n_groups": mamba["mamba_n_groups"],
-        "state_size": mamba["mamba_d_state"], "conv_kernel": mamba["mamba_d_conv"], "expand": inner // hidden,
+        "state_size": mamba["mamba_d_state"], "conv_kernel": mamba["mamba_d_conv"], "expand": _expansion(data),
         "use_conv_bias": mamba["mamba_conv_bias"],
     }  # fmt: skip
 
@@ -217,14 +249,29 @@ def mamba(data: Metadata, model: GgufModel) -> Values:
             f"{model.path}: {data.architecture}.ssm.dt_b_c_rms is true",
             "the norms of Falcon Mamba, which have no weights, are not supported", "use another model",
         )  # fmt: skip
-    inner, hidden = data.integer("ssm.inner_size"), data.integer("embedding_length")
-    if inner % hidden:
-        raise data.wrong("ssm.inner_size", inner, f"a multiple of embedding_length = {hidden}")
     return {
-        "expand": inner // hidden, "state_size": data.integer("ssm.state_size"),
+        "expand": _expansion(data), "state_size": data.integer("ssm.state_size"),
         "conv_kernel": data.integer("ssm.conv_kernel"), "time_step_rank": data.integer("ssm.time_step_rank"),
         "use_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model), "num_key_value_heads": 1,
     }  # fmt: skip
+
+
+def jamba(data: Metadata, model: GgufModel) -> Values:
+    """Return the configuration of Jamba. Its layers have experts if the file has their routers."""
+    mamba = layers_without_attention(data)
+    routed = [f"blk.{layer}.ffn_gate_inp.weight" in model for layer in range(len(mamba))]
+    values: Values = {
+        "layer_types": ["linear_attention" if one else "full_attention" for one in mamba],
+        "mamba_expand": _expansion(data), "mamba_d_state": data.integer("ssm.state_size"),
+        "mamba_d_conv": data.integer("ssm.conv_kernel"), "mamba_dt_rank": data.integer("ssm.time_step_rank"),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in model), "num_experts": 1,
+    }  # fmt: skip
+    if any(routed):
+        values |= {
+            "num_experts": data.integer("expert_count"), "num_experts_per_tok": data.integer("expert_used_count"),
+            "mlp_layer_types": ["sparse" if one else "dense" for one in routed],
+        }  # fmt: skip
+    return values
 
 
 def nemotron_h(data: Metadata, model: GgufModel) -> Values:
@@ -275,18 +322,14 @@ def granite_hybrid(data: Metadata, model: GgufModel) -> Values:
     return values
 
 
-def _flat(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
-    return tensor.reshape(-1)
-
-
 MAMBA = (
     *(Rule(rf"mamba\.in_proj_{part}\.", "ssm_in.", rows_of(part)) for part in ("gate", "conv", "dt")),
     Rule(r"mamba\.conv1d\.weight", "ssm_conv1d.weight", _convolution),
     Rule(r"mamba\.conv1d\.bias", "ssm_conv1d.bias"),
     Rule(r"mamba\.dt_bias", "ssm_dt.bias"),
-    Rule(r"mamba\.A_log", "ssm_a", _then(_flat, _decay)),
-    Rule(r"mamba\.D$", "ssm_d", _flat),
-    Rule(r"mamba\.norm", "ssm_norm", _flat),
+    Rule(r"mamba\.A_log", "ssm_a", _then(flat, _decay)),
+    Rule(r"mamba\.D$", "ssm_d", flat),
+    Rule(r"mamba\.norm", "ssm_norm", flat),
     Rule(r"mamba\.out_proj", "ssm_out"),
 )
 MAMBA_1 = (
@@ -296,6 +339,7 @@ MAMBA_1 = (
     Rule(r"mamba\.conv1d\.bias", "ssm_conv1d.bias"),
     Rule(r"mamba\.x_proj", "ssm_x"),
     Rule(r"mamba\.dt_proj", "ssm_dt"),
+    Rule(r"mamba\.(dt|b|c)_layernorm", r"ssm_\1_norm"),
     Rule(r"mamba\.A_log", "ssm_a", _decay),
     Rule(r"mamba\.D$", "ssm_d"),
     Rule(r"mamba\.out_proj", "ssm_out"),
