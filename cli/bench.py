@@ -394,7 +394,7 @@ def speculation(
     draft: opt.Draft = None,
     lookup_file: opt.LookupFile = None,
     mtp: Annotated[
-        bool, typer.Option("--mtp", help="Propose tokens only with the MTP head of the model's folder.")
+        bool, typer.Option("--mtp-only", help="Propose tokens only with the MTP head of the model's folder.")
     ] = False,
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Maximum number of tokens per reply.")] = 256,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Number of sequences decoded together.")] = 1,
@@ -415,7 +415,7 @@ def speculation(
     cases = [Case(file.name, read_text_file(file)) for file in files or ()]
     if mtp and (draft or lookup_file):
         raise OptionError(
-            f"--mtp cannot be used with {'--draft' if draft else '--lookup-file'}",
+            f"--mtp-only cannot be used with {'--draft' if draft else '--lookup-file'}",
             "only the MTP head proposes tokens with this option",
             "remove one of the two",
         )

@@ -34,6 +34,7 @@ from genai.onnx.external_data import map_file
 from genai.onnx.ir import Graph, OnnxModel as GraphModel, OnnxTensor
 from genai.onnx.writer import write_model
 from genai.text.template_worker import TemplateWorker
+from tests.inside_steps import inside_steps
 from tests.integrity import check_pool
 
 Interrupted = Callable[[Callable[[], object], int], bool]
@@ -258,18 +259,15 @@ def test_a_signal_handler_that_wants_a_step_inside_a_step_is_told(threads: int, 
     with Model(bundled_folder, threads=threads) as model:
         compute, inner = _logits(model), list[str]()
         expected = compute()
-        run = model.decoder.run.run  # type: ignore[attr-defined]
 
-        def interrupted_run(context: object, given: object) -> object:
+        def interrupted() -> None:
             with pytest.raises(StateError, match="signal handler") as caught:
                 compute()
             inner.append(caught.value.fix)
-            return run(context, given)
 
-        model.decoder.run.run = interrupted_run  # type: ignore[attr-defined]
-        assert compute() == expected
+        with inside_steps(model.decoder, interrupted):
+            assert compute() == expected
         assert inner
-        del model.decoder.run.run  # type: ignore[attr-defined]
         assert compute() == expected
 
 

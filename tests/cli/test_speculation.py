@@ -74,11 +74,11 @@ def test_an_mtp_head(tmp_path: Path, capsys: Capture) -> None:
     assert len(texts) == 1
     assert run(["info", folder]) == 0
     assert "mtp.onnx (not described here); --speculate auto uses it" in capsys.readouterr().out
-    bench = ["bench", "speculation", folder, "-n", "12", "-r", "1", "--mtp"]
+    bench = ["bench", "speculation", folder, "-n", "12", "-r", "1", "--mtp-only"]
     assert run([*bench, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 4
     assert run([*bench, "--draft", folder]) == 2
-    assert "--mtp cannot be used with --draft" in capsys.readouterr().err
+    assert "--mtp-only cannot be used with --draft" in capsys.readouterr().err
 
 
 def test_bench(tmp_path: Path, capsys: Capture) -> None:

@@ -23,6 +23,7 @@ from genai.errors import (
     OptionError,
     StateError,
 )
+from tests.inside_steps import inside_steps
 
 VOCAB = 320
 
@@ -469,14 +470,8 @@ def test_a_closed_model_gives_its_weights_back(device: str, form_folder: Callabl
 
 def test_a_model_closed_in_the_middle_of_a_step(form_folder: Callable[..., Path]) -> None:
     loaded = og.Model(form_folder("int4"))
-    held, run = generator(loaded), loaded.decoder.run.run
-
-    def closing(step: Any, given: Any) -> Any:
-        loaded.close()
-        return run(step, given)
-
-    loaded.decoder.run.run = closing
-    with pytest.raises(StateError, match="closed"):
+    held = generator(loaded)
+    with inside_steps(loaded.decoder, loaded.close), pytest.raises(StateError, match="closed"):
         held.append_tokens([5, 6, 7])
 
 

@@ -149,6 +149,7 @@ def test_a_fork_while_the_model_computes(run_script: Run, threads: int) -> None:
         + FORK
         + """
 import contextlib
+from tests.inside_steps import inside_steps
 def tokens():
     generator = genai.Generator(llm.model, genai.GeneratorParams(llm.model))
     generator.append_tokens(llm.encode('Once upon'))
@@ -174,15 +175,14 @@ for _ in range(15):
     assert child(same_or_refused) == 0
 
 inside, go_on = threading.Event(), threading.Event()
-run = llm.model.decoder.run.run
-def held(context, given):
+def held():
     inside.set()
     go_on.wait()
-    return run(context, given)
-llm.model.decoder.run.run = held
+stack = contextlib.ExitStack()
+stack.enter_context(inside_steps(llm.model.decoder, held))
 inside.wait()
 def refused():
-    llm.model.decoder.run.run = run
+    stack.close()
     try:
         tokens()
     except StateError as error:

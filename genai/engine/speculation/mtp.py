@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..decoder import Decoder
 from ..hidden_rows import HiddenRows
 from ..mtp import HeadSequence
-from ..sampling.batch import BatchSampler
 from ..sampling.plan import RowSampler
 from .draft import DraftModel, Followed, Follower, common, narrowed, refuse
 
@@ -52,9 +50,6 @@ class MtpProposer(DraftModel):
         context_size: maximum number of tokens in a sequence of the head.
         vocab_size: vocabulary size of the model.
     """
-
-    def __init__(self, decoder: Decoder, sampler: BatchSampler, *, context_size: int, vocab_size: int) -> None:
-        super().__init__(decoder, sampler, context_size=context_size, vocab_size=vocab_size)
 
     def watch(self, requests: Sequence[Followed]) -> None:
         for request in requests:
