@@ -14,7 +14,7 @@ _BY_SHAPES = """
     Max MaxPool Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu RMSNormalization RNN Reciprocal Relu Round Selu
     Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size SkipLayerNormalization
     SkipSimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh ToBlocked Transpose
-    Where Xor
+    TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor Where Xor
 """.split()
 # The results' shapes also depend on the values of all inputs after the first.
 _BY_FIRST_SHAPE = """
@@ -56,7 +56,9 @@ def shape_inputs(op_type: str) -> int | None:
 
 def is_native(op_type: str, kernel: Any) -> bool:
     """Return True if the kernel computes values only in compiled programs; see `kernels.cpu.program.recording`."""
-    return op_type in _NATIVE and (op_type not in _IF_PACKED or hasattr(kernel, "packed"))
+    if op_type in _NATIVE:
+        return op_type not in _IF_PACKED or hasattr(kernel, "packed")
+    return bool(getattr(kernel, "is_native", False))
 
 
 def is_fast_alone(op_type: str) -> bool:

@@ -346,15 +346,28 @@ def limited(spec: NodeSpec, kernel: Kernel) -> Kernel:
     # A packed constant is stored data, so its size bounds the size of the kernel's results.
     if measure is None or hasattr(kernel, "packed"):
         return kernel
-    allowed = int(spec.options.get("max_value_bytes", MAX_VALUE_BYTES))
+    return _Limited(spec, kernel, measure)
 
-    def measured(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        needed = measure(spec, inputs)
-        if needed > allowed:
-            raise KernelError(f"{spec.op_type}: the result takes {needed} bytes, but the limit is {allowed} bytes")
-        return kernel(context, inputs)
 
-    return measured
+class _Limited:
+    """A kernel whose result is measured first.
+
+    Attributes:
+        is_native: see `dependence.is_native`.
+    """
+
+    def __init__(self, spec: NodeSpec, kernel: Kernel, measure: Measure) -> None:
+        self._spec, self._kernel, self._measure = spec, kernel, measure
+        self._allowed = int(spec.options.get("max_value_bytes", MAX_VALUE_BYTES))
+        self.is_native = bool(getattr(kernel, "is_native", False))
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        needed = self._measure(self._spec, inputs)
+        if needed > self._allowed:
+            raise KernelError(
+                f"{self._spec.op_type}: the result takes {needed} bytes, but the limit is {self._allowed} bytes"
+            )
+        return self._kernel(context, inputs)
 
 
 def per_channel(values: Any, rank: int) -> Any:

@@ -5,7 +5,8 @@ Invalid trees raise ValueError, not KernelError: KernelError would fall back to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import ML
 from ..onnx.types import TensorType, Type
-from .ml import TRANSFORMS, Transform, labels_of, post_transform, probit, table_of
-from .registry import Kernel, KernelError, NodeSpec, operator, register
+from .ml import TRANSFORMS, labels_of, post_transform, probit, table_of
+from .registry import Kernel, KernelError, NodeSpec, register
 from .shape_rules import NodeTypes, shape_rule
 
 _MODE_NAMES = "BRANCH_LEQ BRANCH_LT BRANCH_GTE BRANCH_GT BRANCH_EQ BRANCH_NEQ LEAF".split()
@@ -128,69 +129,115 @@ def _rows(x: Any) -> Any:
     return np.ascontiguousarray(table_of(x), np.float32 if x.dtype == np.float32 else np.float64)
 
 
-def _regression(spec: NodeSpec) -> trees.Forest:
-    if (name := spec.attributes.get("aggregate_function", "SUM")) not in _AGGREGATES:
-        raise ValueError(f"TreeEnsembleRegressor: aggregate_function {name!r} is unknown")
-    return _forest(spec, "target", int(spec.attributes.get("n_targets", 1)))
+def _base_values(spec: NodeSpec, num_targets: int) -> Any:
+    """Return a number for each target, which is added to the sums; None = none."""
+    base = _numbers(spec.attributes, "base_values", np.float64)
+    if len(base) not in (0, 1, num_targets):
+        raise ValueError(f"{spec.op_type}: base_values has {len(base)} values, but there are {num_targets} targets")
+    return np.resize(base, num_targets) if len(base) else None
 
 
-def _base_values(spec: NodeSpec) -> Any:
-    return _numbers(spec.attributes, "base_values", np.float64)
+# The scores of classes after the transforms that compiled code applies, and of two classes of which one has weights.
+_KINDS = {"NONE": trees.CLASSES, "SOFTMAX": trees.SOFTMAX, "LOGISTIC": trees.SIGMOID}
 
 
-@operator("TreeEnsembleRegressor", domain=ML, forest=_regression, base=_base_values, transform=post_transform)
-def tree_ensemble_regressor(
-    x: Any, *, aggregate_function: str = "SUM", nodes_values_as_tensor: Any = None, forest: trees.Forest, base: Any,
-    transform: Transform, threads: Threads | None,
-) -> Any:  # fmt: skip
+class _ScoredForest:
+    """A kernel that runs only a compiled program. The results are the labels, if there are labels, and the scores.
+
+    Args:
+        labels: the labels in the order of classes, if they are strings. `scores.names` then contains their indices.
+        of_double: the scores for inputs of float64; None = `scores`.
+    """
+
+    def __init__(
+        self, forest: trees.Forest, scores: trees.Scores, threads: Threads | None, *, labels: Any = None,
+        of_double: trees.Scores | None = None,
+    ) -> None:  # fmt: skip
+        self._forest, self._scores, self._threads = forest, scores, threads
+        self._labels, self._of_double = labels, of_double or scores
+        self.is_native = labels is None
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = inputs[0]
+        kind = self._of_double if x.dtype == np.float64 else self._scores
+        scores, chosen = trees.score_forest(_rows(x), self._forest, kind, threads=self._threads)
+        if chosen is None:
+            return (scores,)
+        return chosen if self._labels is None else self._labels[chosen], scores
+
+
+@register("TreeEnsembleRegressor", domain=ML)
+def tree_ensemble_regressor(spec: NodeSpec) -> Kernel:
     """The sum, mean, min or max of the leaves' weights per target."""
-    scores = trees.run_forest(_rows(x), forest, _AGGREGATES[aggregate_function], threads=threads)
-    if aggregate_function == "AVERAGE":
-        scores /= len(forest.roots)
-    if len(base):
-        scores += base
-    is_double = nodes_values_as_tensor is not None and x.dtype == np.float64
-    return transform(scores).astype(np.float64 if is_double else np.float32)
+    name = spec.attributes.get("aggregate_function", "SUM")
+    if name not in _AGGREGATES:
+        raise ValueError(f"TreeEnsembleRegressor: aggregate_function {name!r} is unknown")
+    forest = _forest(spec, "target", int(spec.attributes.get("n_targets", 1)))
+    base, transform, threads = _base_values(spec, forest.num_targets), post_transform(spec), spec.options.get("threads")
+    has_doubles = spec.attributes.get("nodes_values_as_tensor") is not None
+    scores = trees.Scores(trees.VALUES, _AGGREGATES[name], len(forest.roots) if name == "AVERAGE" else 1, base)
+    doubles = replace(scores, is_double=True)
+    if spec.attributes.get("post_transform", "NONE") == "NONE":
+        return _ScoredForest(forest, scores, threads, of_double=doubles if has_doubles else None)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        sums, _ = trees.score_forest(_rows(inputs[0]), forest, doubles, threads=threads)
+        is_double = has_doubles and inputs[0].dtype == np.float64
+        return (transform(sums).astype(np.float64 if is_double else np.float32),)
+
+    return kernel
 
 
 @register("TreeEnsembleClassifier", domain=ML)
 def tree_ensemble_classifier(spec: NodeSpec) -> Kernel:
     """The label with the highest score, and the scores. If only one class has weights, the classifier is binary."""
-    attributes = spec.attributes
-    labels = labels_of(spec)
-    ids = _numbers(attributes, "class_ids", np.int64)
-    is_binary = len(labels) <= 2 and len(np.unique(ids)) == 1
+    labels, threads = labels_of(spec), spec.options.get("threads")
+    ids = _numbers(spec.attributes, "class_ids", np.int64)
     forest = _forest(spec, "class", max(len(labels), 2))
-    base = _base_values(spec)
-    transform, threads = post_transform(spec), spec.options.get("threads")
-    column = int(ids[0]) if len(ids) else 0
-    column_base = float(base[min(column, len(base) - 1)]) if len(base) else 0.0
-    binary = _of_one_score(spec, labels, bool(np.all(forest.weights >= 0)))
+    transform, name = post_transform(spec), spec.attributes.get("post_transform", "NONE")
+    if len(labels) <= 2 and len(np.unique(ids)) == 1:
+        return _binary_classifier(spec, labels, forest, int(ids[0]))
+    base = _base_values(spec, forest.num_targets)
+    # Sums are compared as float32, their output type, so that equal outputs are ties.
+    numbers, texts = _numbered(labels)
+    if name in _KINDS:
+        return _ScoredForest(forest, trees.Scores(_KINDS[name], base=base, names=numbers), threads, labels=texts)
+    sums = trees.Scores(trees.VALUES, base=base, is_double=True)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        scores = trees.run_forest(_rows(inputs[0]), forest, threads=threads)
-        if is_binary:
-            return binary(scores, column, column_base)
-        if len(base):
-            scores += base
-        # Sums are compared as float32, their output type, so that equal outputs are ties.
+        scores, _ = trees.score_forest(_rows(inputs[0]), forest, sums, threads=threads)
         return labels[scores.astype(np.float32).argmax(axis=1)], transform(scores).astype(np.float32)
 
     return kernel
 
 
-def _of_one_score(spec: NodeSpec, labels: Any, all_positive: bool) -> Callable[[Any, int, float], tuple[Any, Any]]:
+def _numbered(labels: Any) -> tuple[Any, Any]:
+    """Return the labels as int64, and None; for strings, return their indices and the strings."""
+    return (labels, None) if labels.dtype != object else (np.arange(len(labels)), labels)
+
+
+def _binary_classifier(spec: NodeSpec, labels: Any, forest: trees.Forest, column: int) -> Kernel:
     """Classify into two classes by one score: a probability if all weights are positive, else a margin around 0."""
-    transform, threshold = spec.attributes.get("post_transform", "NONE"), 0.5 if all_positive else 0.0
-    score_kind = trees.LOGISTIC if transform == "LOGISTIC" else trees.COMPLEMENT if all_positive else trees.NEGATED
+    all_positive, transform = bool(np.all(forest.weights >= 0)), spec.attributes.get("post_transform", "NONE")
+    kind = trees.LOGISTIC if transform == "LOGISTIC" else trees.COMPLEMENT if all_positive else trees.NEGATED
     if len(labels) != 2:
         labels = np.array([0 if labels.dtype != object else "", labels[0]], labels.dtype)
+    base = _numbers(spec.attributes, "base_values", np.float64)
+    if len(base):
+        base = np.full(forest.num_targets, base[min(column, len(base) - 1)])
+    numbers, texts = _numbered(labels)
+    scores = trees.Scores(
+        kind, base=base if len(base) else None, names=numbers, column=column, threshold=0.5 if all_positive else 0.0
+    )
+    kernel = _ScoredForest(forest, scores, spec.options.get("threads"), labels=texts)
+    if transform != "PROBIT":
+        return kernel
 
-    def classified(scores: Any, column: int, base: float) -> tuple[Any, Any]:
-        chosen, pair = trees.binary_scores(scores, column, base, threshold, score_kind)
-        return labels[chosen], probit(pair[:, 1:]).astype(np.float32) if transform == "PROBIT" else pair
+    def with_probit(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        chosen, pair = kernel(context, inputs)
+        return chosen, probit(pair[:, 1:]).astype(np.float32)
 
-    return classified
+    return with_probit
 
 
 @register("TreeEnsemble", domain=ML, since_version=5)
@@ -235,16 +282,19 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
     if not 0 <= number < len(_NUMBERED):
         raise ValueError(f"TreeEnsemble: post_transform {number} is unknown")
     transform = TRANSFORMS[_NUMBERED[number]]
+    how = {2: trees.MIN, 3: trees.MAX}.get(aggregate, trees.SUM)
+    divisor = len(forest.roots) if aggregate == 0 else 1
+    scores = trees.Scores(trees.VALUES, how, divisor)
+    doubles = replace(scores, is_double=True)
+    if not sets and _NUMBERED[number] == "NONE":
+        return _ScoredForest(forest, scores, threads, of_double=doubles)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        how = {2: 1, 3: 2}.get(aggregate, 0)
         if sets:
-            scores = _run_with_members(_rows(inputs[0]), forest, modes, sets, how)
+            sums = _run_with_members(_rows(inputs[0]), forest, modes, sets, how) / divisor
         else:
-            scores = trees.run_forest(_rows(inputs[0]), forest, how, threads=threads)
-        if aggregate == 0:
-            scores /= len(forest.roots)
-        return (transform(scores).astype(inputs[0].dtype, copy=False),)
+            sums, _ = trees.score_forest(_rows(inputs[0]), forest, doubles, threads=threads)
+        return (transform(sums).astype(inputs[0].dtype, copy=False),)
 
     return kernel
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from genai.kernels.cpu.arrays.trees import (
+    CLASSES,
     COMPLEMENT,
     LEAF,
     LEQ,
@@ -14,10 +17,14 @@ from genai.kernels.cpu.arrays.trees import (
     MAX,
     MIN,
     NEGATED,
+    SIGMOID,
+    SOFTMAX,
     SUM,
+    VALUES,
     Forest,
-    binary_scores,
+    Scores,
     run_forest,
+    score_forest,
 )
 from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.thread_pool import Threads
@@ -86,16 +93,20 @@ def test_what_does_not_fit(rng):
         run_forest(np.zeros((2, made.num_features - 1)), made)
     with pytest.raises(ValueError, match="expected C-contiguous"):
         run_forest(np.zeros((2, 9), np.int64), made)
-    with pytest.raises(ValueError, match="column 1"):
-        binary_scores(np.zeros((2, 1)), 1, 0.0, 0.0, NEGATED)
+    with pytest.raises(ValueError, match="not the column 1"):
+        score_forest(np.zeros((2, 9)), made, Scores(NEGATED, names=np.arange(2), column=1))
+    with pytest.raises(ValueError, match="base is float64"):
+        score_forest(np.zeros((2, 9)), made, Scores(VALUES, base=np.zeros(3)))
 
 
 @pytest.mark.parametrize("form", [NEGATED, COMPLEMENT, LOGISTIC])
 def test_two_classes(rng, form):
-    scores = np.ascontiguousarray(rng.standard_normal((33, 3)) * 4)
-    chosen, pair = binary_scores(scores, 1, 0.25, 0.5, form)
-    score = (scores[:, 1] + 0.25).astype(np.float32)
-    np.testing.assert_array_equal(chosen, score > 0.5)
+    made = forest(rng, 9, 4, 3, 2)
+    x = rng.standard_normal((33, 5))
+    scores = Scores(form, base=np.array([0.5, 0.25, 0.0]), names=np.array([7, -3]), column=1, threshold=0.5)
+    pair, labels = score_forest(x, made, scores)
+    score = (walked(x, made, SUM)[:, 1] + 0.25).astype(np.float32)
+    np.testing.assert_array_equal(labels, np.where(score > 0.5, -3, 7))
     expected = {
         NEGATED: (-score, score),
         COMPLEMENT: (1 - score, score),
@@ -104,14 +115,48 @@ def test_two_classes(rng, form):
     np.testing.assert_allclose(pair, np.stack(expected, 1), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("form", [NEGATED, COMPLEMENT, LOGISTIC])
-def test_two_classes_of_one_row_have_the_same_bits(rng, form):
-    scores = np.ascontiguousarray(rng.standard_normal((40, 2)) * 4)
-    chosen, pairs = binary_scores(scores, 1, 0.1, 0.0, form)
-    for row in range(len(scores)):
-        one, pair = binary_scores(scores[row : row + 1], 1, 0.1, 0.0, form)
-        assert (one.dtype, pair.dtype) == (chosen.dtype, pairs.dtype)
-        assert one.tolist() == [chosen[row]] and pair.tobytes() == pairs[row].tobytes()
+@pytest.mark.parametrize("kind", [CLASSES, SOFTMAX, SIGMOID])
+def test_several_classes(rng, kind):
+    made = forest(rng, 9, 4, 19, 2)  # more targets than a vector has lanes
+    x, base = rng.standard_normal((33, 5)), rng.standard_normal(19)
+    found, labels = score_forest(x, made, Scores(kind, base=base, names=np.arange(19) * 3))
+    scores = (walked(x, made, SUM) + base).astype(np.float32)
+    np.testing.assert_array_equal(labels, scores.argmax(1) * 3)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    expected = {CLASSES: scores, SOFTMAX: weights / weights.sum(1, keepdims=True), SIGMOID: 1 / (1 + np.exp(-scores))}
+    np.testing.assert_allclose(found, expected[kind], rtol=2e-6, atol=1e-7)
+    if kind == CLASSES:
+        np.testing.assert_array_equal(found, scores)
+
+
+def test_the_label_is_that_of_the_first_largest_score_or_of_nan(rng):
+    made = forest(rng, 4, 3, 4, 1)
+    for base, label in (([5, 90, 90, 0], 1), ([0, np.nan, 90, np.nan], 1), ([-np.inf] * 4, 0)):
+        ties = replace(made, weights=np.zeros_like(made.weights))
+        _, labels = score_forest(np.zeros((1, 5)), ties, Scores(CLASSES, base=np.float64(base), names=np.arange(4)))
+        assert labels is not None and labels.tolist() == [label]
+
+
+@pytest.mark.parametrize("is_double", [False, True])
+@pytest.mark.parametrize("aggregate", [SUM, MIN, MAX])
+def test_values_of_targets(rng, aggregate, is_double):
+    made = forest(rng, 9, 4, 3, 1)
+    x, base = rng.standard_normal((9, 5)), rng.standard_normal(3)
+    found, labels = score_forest(x, made, Scores(VALUES, aggregate, 9, base, is_double=is_double))
+    expected = (walked(x, made, aggregate) / 9 + base).astype(np.float64 if is_double else np.float32)
+    assert labels is None and found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", [LOGISTIC, CLASSES, SOFTMAX, SIGMOID])
+def test_bits_of_a_row_do_not_depend_on_other_rows_or_threads(monkeypatch, rng, kind):
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
+    made = forest(rng, 9, 4, 3, 1)
+    x, scores = rng.standard_normal((40, 5)), Scores(kind, names=np.arange(3))
+    found, labels = score_forest(x, made, scores, threads=Threads(2))
+    for row in range(len(x)):
+        one, label = score_forest(x[row : row + 1], made, scores)
+        assert one.tobytes() == found[row].tobytes() and label.tobytes() == labels[row].tobytes()
 
 
 def test_a_forest_walks_rows_of_several_widths_and_types(rng):

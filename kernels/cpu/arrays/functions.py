@@ -233,21 +233,26 @@ def _largest_of(x: int, width: int) -> Any:
     return reduce_max(largest)
 
 
+@inline
+def softmax_of_row(x: int, out: int, width: int) -> None:
+    """Write the softmax of `width` numbers at the address x to the address out, which may be equal."""
+    top, total = _largest_of(x, width), splat_float32(0.0)
+    for first in range(0, width, LANES):
+        left = width - first
+        weight = keep_first(exp_of_negative(load(x + 4 * first, left) - top), left, 0.0)
+        store(out + 4 * first, weight, left)
+        total = total + weight
+    scale = np.float32(1.0) / reduce_add(total)
+    for first in range(0, width, LANES):
+        store(out + 4 * first, load(out + 4 * first, width - first) * scale, width - first)
+
+
 @native_op(SoftmaxArguments)
 def softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Compute softmax. Items are rows. A row that is all -infinity or contains NaN becomes NaN, as by definition."""
     width = arguments.width
     for row in range(begin, end):
-        x, out = arguments.x + 4 * row * width, arguments.out + 4 * row * width
-        top, total = _largest_of(x, width), splat_float32(0.0)
-        for first in range(0, width, LANES):
-            left = width - first
-            weight = keep_first(exp_of_negative(load(x + 4 * first, left) - top), left, 0.0)
-            store(out + 4 * first, weight, left)
-            total = total + weight
-        scale = np.float32(1.0) / reduce_add(total)
-        for first in range(0, width, LANES):
-            store(out + 4 * first, load(out + 4 * first, width - first) * scale, width - first)
+        softmax_of_row(arguments.x + 4 * row * width, arguments.out + 4 * row * width, width)
     return 0
 
 

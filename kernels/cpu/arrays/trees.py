@@ -13,18 +13,31 @@ from genai.common.host_memory import huge_array
 
 from ..jit.arguments import Address, Arguments, Binding
 from ..jit.dsl import inline
-from ..jit.memory import read_float32, read_float64, read_int32, read_uint8, write_float64
+from ..jit.memory import (
+    load,
+    read_float32,
+    read_float64,
+    read_int32,
+    read_int64,
+    read_uint8,
+    store,
+    write_float32,
+    write_float64,
+    write_int64,
+)
 from ..jit.native import native_op
+from ..jit.vector import LANES
+from ..jit.vector_math import sigmoid
 from ..program.bound_program import BoundPrograms, NodeProgram, addresses_of
 from ..program.calls import Call, Items
 from ..program.step_table import StepField
 from ..program.thread_pool import Threads
-from .functions import activation
+from .functions import softmax_of_row
 
-# Tests of nodes, ways to combine weights, and ways to derive the scores of two classes from one.
+# Tests of nodes, ways to combine weights, and kinds of results; see `Scores`.
 LEQ, LT, GTE, GT, EQ, NEQ, LEAF = 0, 1, 2, 3, 4, 5, 6
 SUM, MIN, MAX = 0, 1, 2
-NEGATED, COMPLEMENT, LOGISTIC = 0, 1, 2
+NEGATED, COMPLEMENT, LOGISTIC, VALUES, CLASSES, SOFTMAX, SIGMOID = range(7)
 _NANOSECONDS_PER_NODE = 4.0
 # Minimum number of rows per thread.
 _GRAIN = 8
@@ -112,18 +125,36 @@ class Forest:
 
     @cached_property
     def programs(self) -> BoundPrograms[NodeProgram]:
-        """The programs that walk the trees, by the arguments of `walking`. They contain the addresses of the arrays."""
+        """The programs, by the arguments of `walking` and `scoring`. They contain the addresses of the arrays."""
         return BoundPrograms()
 
     def walking(self, columns: int, is_double: bool, aggregate: int) -> NodeProgram:
         """Return a program for rows of `columns` features, with bindings for x and out."""
-        arguments = ForestArguments(
-            **addresses_of(self.arrays), trees=len(self.roots), x=Binding("x"), row_bytes=columns * (4 << is_double),
-            is_double=int(is_double), out=Binding("out"), num_targets=self.num_targets, aggregate=aggregate,
-        )  # fmt: skip
+        arguments = self._arguments(columns, is_double, aggregate)
         return NodeProgram(
             [[Call(walk_trees, arguments, Items(StepField.TOKENS, grain=_GRAIN))]], 0, self.row_nanoseconds
         )
+
+    def scoring(self, columns: int, is_double: bool, scores: Scores) -> NodeProgram:
+        """Return a program that computes scores, with bindings for x, out and labels; see `score_forest`."""
+        base, count = scores.base, self.num_targets
+        if not 0 <= scores.column < count:
+            raise ValueError(f"the scores have {count} columns, but not the column {scores.column}")
+        if base is not None and (base.shape != (count,) or base.dtype != _FLOAT64):
+            raise ValueError(f"base is {base.dtype} {list(base.shape)}, expected float64 [{count}]")
+        arguments = ScoredForestArguments(
+            forest=self._arguments(columns, is_double, scores.aggregate), base=base, divisor=scores.divisor,
+            is_double=int(scores.is_double), labels=Binding("labels"), names=scores.names, kind=scores.kind,
+            column=scores.column, threshold=scores.threshold,
+        )  # fmt: skip
+        call = Call(score_trees, arguments, Items(StepField.TOKENS, grain=_GRAIN), scratch=8 * count)
+        return NodeProgram([[call]], 0, self.row_nanoseconds)
+
+    def _arguments(self, columns: int, is_double: bool, aggregate: int) -> ForestArguments:
+        return ForestArguments(
+            **addresses_of(self.arrays), trees=len(self.roots), x=Binding("x"), row_bytes=columns * (4 << is_double),
+            is_double=int(is_double), out=Binding("out"), num_targets=self.num_targets, aggregate=aggregate,
+        )  # fmt: skip
 
     @cached_property
     def _nodes(self) -> NDArray[Any]:
@@ -224,57 +255,193 @@ def _root(arguments: ForestArguments, tree: int) -> Any:
     return arguments.nodes + _BYTES * np.int64(read_int32(arguments.roots + 4 * tree))
 
 
+@inline
+def _walk(arguments: ForestArguments, at: int, results: int) -> None:
+    """Walk the row of features at an address down the trees, and combine the leaves' weights with `results`."""
+    nodes, trees, is_double = arguments.nodes, arguments.trees, arguments.is_double
+    tree = 0
+    # Four trees are walked at a time, so that some proceed while others wait for memory. Leaves are added in order.
+    while tree + 4 <= trees:
+        a, b = _root(arguments, tree), _root(arguments, tree + 1)
+        c, d = _root(arguments, tree + 2), _root(arguments, tree + 3)
+        moved = True
+        while moved:
+            e, f, g, h = a, b, c, d
+            a, b = _following(nodes, a, at, is_double), _following(nodes, b, at, is_double)
+            c, d = _following(nodes, c, at, is_double), _following(nodes, d, at, is_double)
+            moved = (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) != 0
+        _add_leaf(arguments, a, results)
+        _add_leaf(arguments, b, results)
+        _add_leaf(arguments, c, results)
+        _add_leaf(arguments, d, results)
+        tree += 4
+    while tree < trees:
+        node, before = _root(arguments, tree), 0
+        while node != before:
+            before, node = node, _following(nodes, node, at, is_double)
+        _add_leaf(arguments, node, results)
+        tree += 1
+
+
 @native_op(ForestArguments)
 def walk_trees(arguments: ForestArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Walk rows [begin, end) of x down the trees, and combine the weights of the leaves with the numbers in `out`."""
-    nodes, trees, is_double = arguments.nodes, arguments.trees, arguments.is_double
     for row in range(begin, end):
         at, results = arguments.x + row * arguments.row_bytes, arguments.out + 8 * row * arguments.num_targets
-        tree = 0
-        # Four trees are walked at a time, so that some proceed while others wait for memory. Leaves are added in order.
-        while tree + 4 <= trees:
-            a, b = _root(arguments, tree), _root(arguments, tree + 1)
-            c, d = _root(arguments, tree + 2), _root(arguments, tree + 3)
-            moved = True
-            while moved:
-                e, f, g, h = a, b, c, d
-                a, b = _following(nodes, a, at, is_double), _following(nodes, b, at, is_double)
-                c, d = _following(nodes, c, at, is_double), _following(nodes, d, at, is_double)
-                moved = (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) != 0
-            _add_leaf(arguments, a, results)
-            _add_leaf(arguments, b, results)
-            _add_leaf(arguments, c, results)
-            _add_leaf(arguments, d, results)
-            tree += 4
-        while tree < trees:
-            node, before = _root(arguments, tree), 0
-            while node != before:
-                before, node = node, _following(nodes, node, at, is_double)
-            _add_leaf(arguments, node, results)
-            tree += 1
+        _walk(arguments, at, results)
     return 0
 
 
-def binary_scores(
-    scores: NDArray[np.float64], column: int, base: float, threshold: float, kind: int
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return the class (0 or 1) of each row, and both scores: (-s, s), (1 - s, s), or (sigmoid(-s), sigmoid(s)).
+class ScoredForestArguments(Arguments):
+    """Trees, and the results of a node; see `Scores`. `forest.out` is the address of the scores.
+
+    `base` is the address of float64 [targets], or 0. `divisor` is the number that sums are divided by. `labels` is the
+    address of int64 [rows] for the labels of classes, or 0, and `names` is the address of the labels, int64 [classes].
+    """
+
+    forest: ForestArguments
+    base: Address
+    divisor: int
+    is_double: int
+    labels: Address
+    names: Address
+    kind: int
+    column: int
+    threshold: float
+
+
+@inline
+def _is_infinite(value: float) -> bool:
+    return value - value != 0.0 and value == value
+
+
+@inline
+def _score(arguments: ScoredForestArguments, sums: int, target: int) -> Any:
+    """Return the final sum of a target."""
+    value = read_float64(sums + 8 * target)
+    if arguments.forest.aggregate != SUM and _is_infinite(value):
+        value = 0.0
+    if arguments.divisor != 1:
+        value = value / np.float64(arguments.divisor)
+    if arguments.base != 0:
+        value = value + read_float64(arguments.base + 8 * target)
+    return value
+
+
+@inline
+def _write_label(arguments: ScoredForestArguments, row: int, index: int) -> None:
+    write_int64(arguments.labels + 8 * row, read_int64(arguments.names + 8 * index))
+
+
+@inline
+def _write_pair(arguments: ScoredForestArguments, row: int, sums: int, out: int) -> None:
+    """Write the scores and the label of a row of two classes, of which one has a sum."""
+    value = np.float32(_score(arguments, sums, arguments.column))
+    other = np.float32(1.0) - value if arguments.kind == COMPLEMENT else -value
+    write_float32(out, other)
+    write_float32(out + 4, value)
+    if arguments.kind == LOGISTIC:
+        store(out, sigmoid(load(out, 2)), 2)
+    _write_label(arguments, row, 1 if value > np.float32(arguments.threshold) else 0)
+
+
+@inline
+def _write_classes(arguments: ScoredForestArguments, row: int, sums: int, out: int) -> None:
+    """Write the scores of a row's classes, and the label of the first largest, or of the first NaN, as float32."""
+    best, chosen = np.float32(-np.inf), np.int64(0)
+    width = arguments.forest.num_targets
+    for target in range(width):
+        value = np.float32(_score(arguments, sums, target))
+        write_float32(out + 4 * target, value)
+        if best == best and (value > best or value != value):
+            best, chosen = value, np.int64(target)
+    _write_label(arguments, row, chosen)
+    if arguments.kind == SOFTMAX:
+        softmax_of_row(out, out, width)
+    elif arguments.kind == SIGMOID:
+        for first in range(0, width, LANES):
+            store(out + 4 * first, sigmoid(load(out + 4 * first, width - first)), width - first)
+
+
+@native_op(ScoredForestArguments)
+def score_trees(arguments: ScoredForestArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Compute rows [begin, end) of the results. `scratch` has a float64 for each target."""
+    forest, kind = arguments.forest, arguments.kind
+    targets = forest.num_targets
+    start = 0.0 if forest.aggregate == SUM else np.inf if forest.aggregate == MIN else -np.inf
+    columns = 2 if kind <= LOGISTIC else targets
+    for row in range(begin, end):
+        for target in range(targets):
+            write_float64(scratch + 8 * target, start)
+        _walk(forest, forest.x + row * forest.row_bytes, scratch)
+        out = forest.out + row * columns * (8 if arguments.is_double != 0 else 4)
+        if kind <= LOGISTIC:
+            _write_pair(arguments, row, scratch, out)
+        elif kind != VALUES:
+            _write_classes(arguments, row, scratch, out)
+        else:
+            for target in range(targets):
+                value = _score(arguments, scratch, target)
+                if arguments.is_double != 0:
+                    write_float64(out + 8 * target, value)
+                else:
+                    write_float32(out + 4 * target, np.float32(value))
+    return 0
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The results of a node that are computed from the sums of a forest.
+
+    Attributes:
+        kind: VALUES: the sums. CLASSES: the sums as float32, and the label of the largest; SOFTMAX and SIGMOID apply
+            the function to these scores. The remaining kinds are for two classes of which only one has a sum s: the
+            scores are (-s, s) for NEGATED, (1 - s, s) for COMPLEMENT, and (sigmoid(-s), sigmoid(s)) for LOGISTIC.
+        aggregate: SUM, MIN or MAX. A target without leaves is 0.
+        divisor: number that the sums are divided by.
+        base: float64 [targets], which are added; None = nothing is added.
+        names: int64 labels of the classes; None = VALUES.
+        column: for two classes, the target of the sum.
+        threshold: for two classes, the limit that s of the second class exceeds.
+        is_double: True if the results of VALUES are float64 instead of float32.
+    """
+
+    kind: int
+    aggregate: int = SUM
+    divisor: int = 1
+    base: NDArray[np.float64] | None = None
+    names: NDArray[np.int64] | None = None
+    column: int = 0
+    threshold: float = 0.0
+    is_double: bool = False
+
+
+def score_forest(
+    x: NDArray[Any], forest: Forest, scores: Scores, *, threads: Threads | None = None
+) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+    """Return the scores [rows, targets or 2 classes], and the labels [rows], None for VALUES.
 
     Args:
-        scores: return value of `run_forest`; s is its column `column` plus `base`, as float32.
-        kind: NEGATED, COMPLEMENT or LOGISTIC.
+        x, threads: see `run_forest`.
     """
-    if not 0 <= column < scores.shape[1]:
-        raise ValueError(f"scores are {scores.dtype} {list(scores.shape)}, which has no column {column}")
-    if len(scores) == 1:  # numbers take less time than arrays, with the same roundings
-        value = np.float32(scores.item(0, column) + base)
-        score, pairs = np.array([value]), np.array([[1 - value if kind == COMPLEMENT else -value, value]])
-    else:
-        score = (scores[:, column] + base).astype(np.float32)
-        pairs = np.stack([1 - score if kind == COMPLEMENT else -score, score], axis=1)
-    if kind == LOGISTIC and pairs.size:
-        pairs = activation("sigmoid", pairs)
-    return (score > np.float64(threshold)).astype(np.int8), pairs
+    rows, columns = _checked_rows(x, forest)
+    pair = scores.kind <= LOGISTIC
+    out = np.empty((rows, 2 if pair else forest.num_targets), np.float64 if scores.is_double else np.float32)
+    labels = None if scores.names is None else np.empty(rows, np.int64)
+    program = forest.programs.get(forest.scoring, columns, x.dtype == _FLOAT64, scores)
+    program.run(threads, rows, x=x, out=out, labels=labels)
+    return out, labels
+
+
+def _checked_rows(x: NDArray[Any], forest: Forest) -> tuple[int, int]:
+    """Return the shape of rows of features, which must fit a forest."""
+    dtype = x.dtype
+    if x.ndim != 2 or (dtype != _FLOAT32 and dtype != _FLOAT64) or not x.flags.c_contiguous:
+        raise ValueError(f"x is {dtype} {list(x.shape)}, expected C-contiguous float32 or float64 [rows, features]")
+    rows, columns = x.shape
+    if columns < forest.num_features:
+        raise ValueError(f"the trees use {forest.num_features} features, but the input has {columns}")
+    return rows, columns
 
 
 def run_forest(
@@ -287,15 +454,10 @@ def run_forest(
         aggregate: SUM, MIN or MAX. A target without leaves is 0.
         threads: None = only the calling thread.
     """
-    dtype = x.dtype
-    if x.ndim != 2 or (dtype != _FLOAT32 and dtype != _FLOAT64) or not x.flags.c_contiguous:
-        raise ValueError(f"x is {dtype} {list(x.shape)}, expected C-contiguous float32 or float64 [rows, features]")
-    rows, columns = x.shape
-    if columns < forest.num_features:
-        raise ValueError(f"the trees use {forest.num_features} features, but the input has {columns}")
+    rows, columns = _checked_rows(x, forest)
     shape = (rows, forest.num_targets)
     out = np.zeros(shape) if aggregate == SUM else np.full(shape, np.inf if aggregate == MIN else -np.inf)
-    program = forest.programs.get(forest.walking, columns, dtype == _FLOAT64, aggregate)
+    program = forest.programs.get(forest.walking, columns, x.dtype == _FLOAT64, aggregate)
     program.run(threads, rows, x=x, out=out)
     if aggregate != SUM:
         out[np.isinf(out)] = 0.0
