@@ -227,10 +227,10 @@ def feature_vectorizer(*values: Any, inputdimensions: tuple[int, ...] = ()) -> A
     return np.concatenate(fitted, axis=1)
 
 
-@operator("ZipMap", domain=ML, labels=labels_of)
-def zip_map(x: Any, *, labels: Any) -> Any:
+@operator("ZipMap", domain=ML, names=lambda spec: labels_of(spec).tolist())
+def zip_map(x: Any, *, names: list[Any]) -> Any:
     """Return one dictionary per row, from label to score."""
-    names, rows = labels.tolist(), table_of(x).tolist()
+    rows = table_of(x).tolist()
     if rows and len(rows[0]) != len(names):
         raise KernelError(f"ZipMap: each row has {len(rows[0])} scores, but the node has {len(names)} labels")
     return [dict(zip(names, row, strict=True)) for row in rows]

@@ -237,6 +237,13 @@ class ResultCheck:
             checked.append(owned)
         return checked
 
+    def are_declared(self, results: Sequence[Any]) -> bool:
+        """Return True if results with these shapes and types need no further check, unless they share memory."""
+        return all(
+            type(result) is np.ndarray and result.dtype is dtype and result.shape == known
+            for (_, dtype, _), known, result in zip(self._outputs, self._known, results, strict=True)
+        )
+
 
 _CHECKED = (np.ndarray, DeviceTensor)
 

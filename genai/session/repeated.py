@@ -22,7 +22,18 @@ from genai.ops.control import If
 from genai.ops.dependence import is_fast_alone, is_native, needs_values, reads_only_shapes, shape_inputs
 
 from .arguments import root_of
-from .loop import Explain, OpCall, Plan, RunContext, call, explained, run_slots, run_unobserved, with_lifetimes
+from .loop import (
+    Explain,
+    OpCall,
+    Plan,
+    RunContext,
+    call,
+    explained,
+    raise_explained,
+    run_slots,
+    run_unobserved,
+    with_lifetimes,
+)
 
 Call = Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]]
 Feeds = Sequence[tuple[int, Any]]
@@ -45,11 +56,19 @@ class RepeatedPlan:
         """`limits_blas`: True to limit BLAS to one thread during runs of kernels that may call it."""
         self._plan, self._limits_blas = plan, limits_blas
         self._forms: dict[Any, Plan] = {}
+        self._programs: dict[Any, OnlyProgram] = {}
         self._seen: set[Any] = set()
+
+    def program(self, feeds: Feeds) -> OnlyProgram | None:
+        """Return the program that computes all results for feeds of these shapes; None if there is none."""
+        return self._programs.get(_key(feeds))
 
     def run(self, feeds: Feeds, explain: Explain = explained) -> tuple[Any, ...]:
         """Run the plan; see `run_unobserved`."""
         key = _key(feeds)
+        only = self._programs.get(key)
+        if only is not None:
+            return only.run(feeds, explain)
         plan = None if key is None else self._forms.get(key)
         if plan is None:
             if key is not None:
@@ -69,11 +88,57 @@ class RepeatedPlan:
             results = run_slots(self._plan, feeds, None, recording.call)
         forms = self._forms if len(self._forms) < _MAX_FORMS else {}
         self._forms = {**forms, key: recording.plan() or self._plan}
+        programs = {known: OnlyProgram.of(plan, known) for known, plan in self._forms.items()}
+        self._programs = {known: only for known, only in programs.items() if only is not None}
         return results
 
 
+class OnlyProgram:
+    """A plan whose only call is a joined program, without the slots of a run.
+
+    Attributes:
+        is_checked: True if a caller has checked the results of a run. The results of all runs are new arrays with the
+            same shapes and types; False if this is not known.
+    """
+
+    def __init__(self, op: OpCall, indices: Sequence[int]) -> None:
+        """`indices`: the index of each of the call's inputs in the feeds."""
+        self._op, self._indices, self.is_checked = op, indices, False
+        kernel = op.kernel
+        assert isinstance(kernel, _JoinedKernel)
+        self._kernel = kernel
+
+    @property
+    def makes_new_arrays(self) -> bool:
+        """True if each run returns new arrays of the same shapes and types that share no memory."""
+        return self._kernel.is_plain
+
+    @staticmethod
+    def of(plan: Plan, key: Sequence[Any]) -> OnlyProgram | None:
+        """Return the program of a plan for the feeds of a key; None if the plan has other calls."""
+        given = key[::_KEY_ITEMS]
+        if len(plan.calls) != 1 or not isinstance(plan.calls[0].kernel, _JoinedKernel):
+            return None
+        op = plan.calls[0]
+        if op.outputs != plan.outputs or not set(given).issuperset(op.inputs):
+            return None
+        return OnlyProgram(op, [given.index(slot) for slot in op.inputs])
+
+    def run(self, feeds: Feeds, explain: Explain) -> tuple[Any, ...]:
+        """Run the plan; see `run_unobserved`."""
+        op, inputs = self._op, [feeds[index][1] for index in self._indices]
+        try:
+            return self._kernel.run(inputs)
+        except Exception as error:
+            raise_explained(explain, op, inputs, error)
+
+
+# Number of items of a key for each input.
+_KEY_ITEMS = 3
+
+
 def _key(feeds: Feeds) -> Any:
-    """Return the shapes of arrays, or None if an input is not an array."""
+    """Return the slots, shapes and types of arrays, or None if an input is not an array."""
     key: list[Any] = []
     for slot, array in feeds:
         if type(array) is not np.ndarray:
@@ -321,7 +386,7 @@ class _Recording:
         for step in reversed(self._steps):
             if isinstance(step, OpCall):
                 found = [step]
-            elif not _is_worth_joining(step):
+            elif not (_is_worth_joining(step) or (len(self._steps) == 1 and step.runs)):
                 found = [op for op in step.ops[::-1] if op not in step.views or step.views.index(op) not in step.made]
             else:
                 read = tuple(slot for slot in step.produced if slot in needed and step.computes([slot]))
@@ -450,6 +515,7 @@ class _JoinedKernel:
 
     def __init__(self, segment: _Segment, outputs: tuple[int, ...], initial: tuple[Any, ...]) -> None:
         self._expected = [(known.shape, known.strides, known.dtype) for known in segment.outer.values()]
+        self._strides = [known.strides for known in segment.outer.values()]
         self._held = segment.held
         self._slots = tuple(segment.outer)
         # The calls of a body release slots of the body's plan, which are other slots here.
@@ -459,12 +525,16 @@ class _JoinedKernel:
         # The buffers of results are allocated for each run. A result is a whole buffer or a view.
         whole = {place[0]: layout for place, layout in made if _is_whole(place, layout)}
         self._buffers = [
-            (whole.get(buffer), buffer.size, buffer.start) for buffer in buffers if isinstance(buffer, _Buffer)
+            (*_shape_and_type(whole.get(buffer)), buffer.size, buffer.start)
+            for buffer in buffers
+            if isinstance(buffer, _Buffer)
         ]
         self._results = [
             (buffers.index(place[0]), place[1], None if whole.get(place[0]) is layout else layout)
             for place, layout in made
         ]
+        # True if each result is a separate new array.
+        self.is_plain = [(index, 0, None) for index in range(len(buffers))] == self._results
         indices: dict[Any, int] = {slot: index for index, slot in enumerate(self._slots)}
         indices.update({buffer: len(self._slots) + index for index, buffer in enumerate(buffers)})
         offsets, size = _inner_offsets(segment, set(buffers))
@@ -481,6 +551,12 @@ class _JoinedKernel:
 
         self._program = JoinedProgram([run for run, _ in segment.runs], place, size)
         self._checks_left, self._is_wrong = _CHECKS, False
+
+    def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run with arrays of the recorded shapes and types, but perhaps of other strides."""
+        if self._checks_left > 0 or self._is_wrong or [array.strides for array in inputs] != self._strides:
+            return self(None, inputs)
+        return self._run_program(inputs)
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         for array, (shape, strides, dtype) in zip(inputs, self._expected, strict=True):
@@ -513,15 +589,15 @@ class _JoinedKernel:
     def _run_program(self, inputs: Sequence[Any], *, poison: bool = False) -> tuple[Any, ...]:
         """Run the program. `poison`: True to overwrite the memory of results and of inner values before."""
         roots = [
-            _memory(size, start) if whole is None else np.empty(whole.shape, whole.dtype)
-            for whole, size, start in self._buffers
+            _memory(size, start) if shape is None else np.empty(shape, dtype)
+            for shape, dtype, size, start in self._buffers
         ]
         if poison:
             for root in roots:
                 root.reshape(-1).view(np.uint8).fill(POISON)
-        addresses = [first_element(array) for array in inputs]
-        addresses += [first_element(root) for root in roots]
-        self._program.run(addresses, poison=poison)
+        self._program.run([*map(first_element, inputs), *map(first_element, roots)], poison=poison)
+        if self.is_plain:
+            return tuple(roots)
         return tuple(
             [
                 roots[index] if made is None else np.ndarray(made.shape, made.dtype, roots[index], offset, made.strides)
@@ -535,6 +611,10 @@ def _are_same(found: Any, expected: Any) -> bool:
     return (
         found.dtype == expected.dtype and found.shape == expected.shape and bool(found.tobytes() == expected.tobytes())
     )
+
+
+def _shape_and_type(layout: _Layout | None) -> tuple[tuple[int, ...] | None, Any]:
+    return (None, None) if layout is None else (layout.shape, layout.dtype)
 
 
 def _is_whole(place: _Place, layout: _Layout) -> bool:

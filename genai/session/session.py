@@ -31,7 +31,7 @@ from .arguments import FeedCheck, ResultCheck
 from .config import SessionConfig
 from .loop import OpCall, Plan, RunContext, run_slots
 from .prepare import Prepared, prepare
-from .repeated import RepeatedPlan
+from .repeated import OnlyProgram, RepeatedPlan
 from .running import Profiler, node_error, run_call
 from .tensors import on_host
 
@@ -195,10 +195,14 @@ class Session(Single):
         Raises: the same errors as `run`.
         """
         plan, repeated, profiler = self.plan, self._repeated, self.profiler
+        only: OnlyProgram | None = None
         begin = 0 if profiler is None else time.perf_counter_ns()
         try:
             if stop is None and profiler is None:
                 check_unchanged(plan.files)
+                only = repeated.program(feeds)
+                if only is not None and only.is_checked:
+                    return list(only.run(feeds, node_error))
                 results = repeated.run(feeds, node_error)
             else:
                 results = _run(plan, feeds, stop, profiler, partial(run_call, profiler))
@@ -213,6 +217,8 @@ class Session(Single):
             again = [(self.plan.inputs[names[slot]], value) for (slot, _), value in zip(feeds, values, strict=True)]
             return self.compute(again, stop)
         checked = self._result_check(results, feeds)
+        if only is not None and only.makes_new_arrays:
+            only.is_checked = self._result_check.are_declared(results)
         if profiler is not None:
             profiler.record_phase("model_run", begin, time.perf_counter_ns())
         return checked

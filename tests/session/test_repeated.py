@@ -339,10 +339,44 @@ def test_a_single_node_becomes_a_program(node, shape):
     assert [op.op_type for op in next(iter(session._repeated._forms.values())).calls] == ["Joined"]
 
 
-def test_a_single_sum_remains_an_ordinary_call():
+def test_a_single_sum_beside_an_ordinary_call_remains_an_ordinary_call():
+    session = _session("g (float[N] x) => (float[N] z, int64[M, K] y) { z = Add(x, x) y = NonZero(x) }")
+    _agree(session, [{"x": _numbers(8)} for _ in range(4)])
+    assert sorted(_form(session)) == ["Add", "NonZero"]
+
+
+def test_a_graph_of_a_single_sum_becomes_a_program():
     session = _session("g (float[N] x) => (float[N] z) { z = Add(x, x) }")
     _agree(session, [{"x": _numbers(8)} for _ in range(4)])
-    assert _form(session) == ["Add"]
+    assert _form(session) == ["Joined"]
+
+
+def test_results_of_a_checked_program_are_new_arrays():
+    session = _session("g (float[N] x) => (float[N] y, float[N] z) { y = Add(x, x) z = Mul(y, x) }")
+    given = [_numbers(8) for _ in range(8)]
+    found = [session.run({"x": x}) for x in given]
+    (program,) = session._repeated._programs.values()
+    assert program.is_checked
+    for x, made in zip(given, found, strict=True):
+        np.testing.assert_array_equal(made["y"], x + x)
+        np.testing.assert_array_equal(made["z"], (x + x) * x)
+
+
+def test_a_checked_program_accepts_arrays_of_other_strides_and_the_same_array_twice():
+    session = _session("g (float[N] x, float[N] y) => (float[N] z) { z = Add(x, y) }")
+    x = _numbers(16)
+    for _ in range(6):
+        session.run({"x": _numbers(8), "y": _numbers(8)})
+    np.testing.assert_array_equal(session.run({"x": x[::2], "y": x[1::2]})["z"], x[::2] + x[1::2])
+    np.testing.assert_array_equal(session.run({"x": x[:8], "y": x[:8]})["z"], x[:8] + x[:8])
+    np.testing.assert_array_equal(session.run({"y": x[:8], "x": x[8:]})["z"], x[:8] + x[8:])
+
+
+def test_a_wrong_declared_shape_is_named_in_every_run():
+    session = _session("g (float[N] x) => (float[3] z) { z = Add(x, x) }")
+    for _ in range(8):
+        with pytest.warns(UserWarning, match="the model declares"):
+            session.run({"x": _numbers(8)})
 
 
 def test_inputs_of_a_joined_body_remain_for_later_calls():

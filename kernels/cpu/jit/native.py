@@ -117,11 +117,12 @@ class NativeFunction(Compiled):
 
     def __call__(self, *arguments: int) -> None:
         """Call the machine code."""
-        if self._entry(*arguments):
+        if self.entry(*arguments):
             raise NativeFunctionError(f"kernel {self.name} failed")
 
     @cached_property
-    def _entry(self) -> Callable[..., int]:
+    def entry(self) -> Callable[..., int]:
+        """The machine code as a function that returns its status."""
         # ctypes converts an integer to a pointer in a third of the time that it needs for c_int64.
         words = [ctypes.c_void_p] * len(signature(self._function).parameters)
         return ctypes.CFUNCTYPE(ctypes.c_int64, *words)(self.address)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -154,6 +154,10 @@ class OnlyCall:
         self._run = _OPERATOR(call.op.address)
         self._arguments, self._factor = table + 8 * FIRST_ARGUMENT, call.items.factor
         self._divisor = 0 if call.items.counted is StepField.ONE else call.items.divisor
+
+    def with_arguments(self, context: int, scratch: int) -> Callable[[], int]:
+        """Return a function that runs the call, whose number of items is constant, and returns its status."""
+        return partial(self._run, self._arguments, context, 0, self._factor, scratch)
 
     def __call__(self, context: int, rows: int, scratch: int) -> int:
         """Run the call with the address of a step of `rows` rows, and return its status."""

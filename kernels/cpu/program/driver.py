@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from ..jit.dsl import inline, typed_intrinsic, types
@@ -57,9 +58,15 @@ def call_operator(op: Any, arguments: Any, context: Any, begin: Any, end: Any, s
 
 
 @inline
+def _items(call: int, context: int) -> Any:
+    """Return the number of a call's items."""
+    return -(-entry(context, entry(call, COUNTED)) // entry(call, DIVISOR)) * entry(call, FACTOR)
+
+
+@inline
 def _work(call: int, counters: int, shared: int, context: int, scratch: int, thread: int, threads: int) -> None:
     """Take pieces of a call's items until none are left: first from this thread's share, then from other shares."""
-    items = -(-entry(context, entry(call, COUNTED)) // entry(call, DIVISOR)) * entry(call, FACTOR)
+    items = _items(call, context)
     grain = entry(call, GRAIN)
     share = -(-items // (threads * grain)) * grain
     part = grain * (1 if threads == 1 else _PART)
@@ -151,6 +158,21 @@ def run_program(shared: int) -> int:
         fetch_add(started, 1)
         wake_waiting(started, _address(shared, thread, START_SLEEPERS))
     _run_calls(shared, 0)
+    return 0
+
+
+@kernel
+def run_alone(calls: int, count: int, context: int, scratch: int) -> int:
+    """Run `count` calls one after another on the calling thread. Return the code of the first error, or 0."""
+    for index in range(count):
+        call = calls + index * CALL_BYTES
+        items = _items(call, context)
+        if items > 0:
+            status: int = call_operator(
+                entry(call, OPERATOR), call + 8 * FIRST_ARGUMENT, context, np.int64(0), items, scratch
+            )
+            if status != 0:
+                return status
     return 0
 
 

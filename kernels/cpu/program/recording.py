@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from numpy.typing import NDArray
 from genai.common.host_memory import huge_array
 
 from .calls import COUNTED, DIVISOR, FACTOR, Items, OnlyCall, Program
+from .driver import run_alone
 from .step_table import StepField
-from .thread_pool import NO_STEP, Threads, recorder_of_thread, run_only, set_recorder
+from .thread_pool import NO_STEP, recorder_of_thread, refused, set_recorder
 
-_ALONE = Threads(1)
 # The bytes of memory that a program should write before it is read.
 POISON = 0xA5
 
@@ -93,8 +94,9 @@ def recorded() -> Iterator[Recorder]:
         set_recorder(before)
 
 
-# A program with its table's view, memory for inner values, and the program as a function if it has only one call.
-_Copy = tuple[Program, memoryview, NDArray[np.uint8], OnlyCall | None]
+# A view of a program's table, the memory for inner values, the function that runs the program, and the objects that
+# the function's addresses refer to.
+_Copy = tuple[memoryview, NDArray[np.uint8], Callable[[], int], tuple[object, ...]]
 
 
 class JoinedProgram:
@@ -149,16 +151,15 @@ class JoinedProgram:
             copy = self._copies.pop()
         except IndexError:
             copy = self._copy()
-        program, view, memory, only = copy
+        view, memory, run, _ = copy
         if poison:
             memory.fill(POISON)
         for entry, index, offset in self._outer:
             view[entry] = addresses[index] + offset
-        if only is None:
-            _ALONE.run(program, NO_STEP, nanoseconds=0.0)
-        else:
-            run_only(only, NO_STEP)
+        status = run()
         self._copies.append(copy)
+        if status:
+            raise refused(status)
 
     def _copy(self) -> _Copy:
         table, memory = huge_array(self._table.shape, np.int64), huge_array((max(self._inner_bytes, 1),), np.uint8)
@@ -166,7 +167,11 @@ class JoinedProgram:
         program, start = Program(table, self._calls, self._scratch), memory.ctypes.data
         for entry, offset in self._inner:
             program.view[entry] = start + offset
-        only = None
-        if len(self._calls) == 1:  # its number of items is constant
+        scratch = huge_array((max(self._scratch, 1),), np.uint8)
+        context, at = NO_STEP.address, scratch.ctypes.data
+        if len(self._calls) == 1:
             only = OnlyCall(replace(self._calls[0], items=Items(factor=int(table[0, FACTOR]))), program.address)
-        return program, program.view, memory, only
+            run = only.with_arguments(context, at)
+        else:
+            run = partial(run_alone.entry, program.address, len(self._calls), context, at)
+        return program.view, memory, run, (program, scratch)
