@@ -12,6 +12,7 @@ import numpy as np
 from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, PlacedConvolution, pack_blocked
 from genai.kernels.cpu.arrays.blocked.layout import BLOCK, blocks_of, from_blocked, to_blocked
 from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
+from genai.kernels.cpu.arrays.copying import operand
 from genai.kernels.cpu.arrays.gemm.windows import Windows
 from genai.kernels.cpu.program.bound_program import BoundPrograms
 from genai.kernels.cpu.program.thread_pool import Threads
@@ -129,7 +130,7 @@ def blocked_max_pool(x: Any, *, make_windows: WindowMaker, threads: Threads | No
     """MaxPool of blocked images."""
     _, windows = make_windows(_without_blocks(x))
     first, second = windows.begins
-    return pooled_blocks(np.ascontiguousarray(x), _compiled_windows(windows), (first, second), threads=threads)
+    return pooled_blocks(operand(x), _compiled_windows(windows), (first, second), threads=threads)
 
 
 @operator("BlockedAveragePool", domain=OURS, make_windows=window_maker)
@@ -140,9 +141,7 @@ def blocked_average_pool(
     windows, walked = make_windows(_without_blocks(x))
     counts = mean_counts(x.shape[2:-1], windows, count_include_pad, np.float32)
     first, second = walked.begins
-    return pooled_blocks(
-        np.ascontiguousarray(x), _compiled_windows(walked), (first, second), counts=counts, threads=threads
-    )
+    return pooled_blocks(operand(x), _compiled_windows(walked), (first, second), counts=counts, threads=threads)
 
 
 @operator("BlockedMean", domain=OURS)
@@ -150,4 +149,4 @@ def blocked_mean(x: Any, *, threads: Threads | None = None) -> Any:
     """The mean of each plane of blocked images."""
     if not math.prod(x.shape[2:-1]):
         return np.full((*x.shape[:2], 1, 1, BLOCK), np.nan, np.float32)
-    return mean_blocks(np.ascontiguousarray(x), threads)
+    return mean_blocks(operand(x), threads)

@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from genai.kernels.cpu.arrays.blas import matmul
+from genai.kernels.cpu.arrays.copying import operand
 from genai.kernels.cpu.arrays.depthwise import depthwise, finish_channels
 from genai.kernels.cpu.arrays.gemm.convolution import Convolution
 from genai.kernels.cpu.arrays.gemm.packing import pack_kernels
 from genai.kernels.cpu.arrays.gemm.windows import Windows, window_columns
-from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.thread_pool import Threads, fixed_address
 
 from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
@@ -84,9 +85,9 @@ def depthwise_images(
     if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
         return None
     first, second = windows.strides
+    addend = fixed_address(np.zeros(len(weight), np.float32)) if bias is None else bias
     out = depthwise(
-        np.ascontiguousarray(x).reshape(-1, *x.shape[2:]), np.ascontiguousarray(weight[:, 0]),
-        np.zeros(len(weight), np.float32) if bias is None else np.ascontiguousarray(bias, np.float32),
+        operand(x).reshape(-1, *x.shape[2:]), operand(weight[:, 0]), np.ascontiguousarray(addend, np.float32),
         (windows.counts[0], windows.counts[1]), strides=(first, second), pads=(windows.begins[0], windows.begins[1]),
         limits=limits, threads=threads,
     )  # fmt: skip
@@ -109,30 +110,41 @@ def _finish(result: Any, bias: Any, limits: Limits, threads: Threads | None) -> 
 
 def conv(spec: NodeSpec, limits: Limits = NO_LIMITS) -> Kernel:
     """Cross-correlation of any spatial rank, with groups, dilations and bias; results are clipped to `limits`."""
-    window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
-    threads = spec.options.get("threads")
-    if groups < 1:
+    if (groups := int(spec.attributes.get("group", 1))) < 1:
         raise KernelError(f"Conv: group is {groups}, but it must be at least 1")
-
     packed = packed_convolution(spec, limits)
     if packed is not None:
         return packed
-
-    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
-        check_ranks(spec, x, weight)
-        windows = window_spec.windows(x.shape[2:], weight.shape[2:])
-        check_columns(spec, x, len(weight), windows)
-        result = depthwise_images(x, weight, bias, windows, limits, threads)
-        if result is None:
-            result = convolve(widened(x), widened(weight), windows, groups, threads)
-            _finish(result, bias, limits, threads)
-        return (result.astype(x.dtype, copy=False),)
-
-    return kernel
+    return _Convolution(spec, limits)
 
 
 register("Conv")(conv)
+
+
+class _Convolution:
+    """The kernel for a node whose kernels are not packed.
+
+    Attributes:
+        is_native: see `dependence.is_native`; this is known for depthwise convolutions of images.
+    """
+
+    def __init__(self, spec: NodeSpec, limits: Limits) -> None:
+        self._windows, self._groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+        self._limits, self._threads = limits, spec.options.get("threads")
+        weight = spec.constants[1]
+        self.is_native = weight is not None and weight.ndim == 4 and len(weight) == self._groups
+        self._spec = replace(spec, constants=())
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
+        check_ranks(self._spec, x, weight)
+        windows = self._windows.windows(x.shape[2:], weight.shape[2:])
+        check_columns(self._spec, x, len(weight), windows)
+        result = depthwise_images(x, weight, bias, windows, self._limits, self._threads)
+        if result is None:
+            result = convolve(widened(x), widened(weight), windows, self._groups, self._threads)
+            _finish(result, bias, self._limits, self._threads)
+        return (result.astype(x.dtype, copy=False),)
 
 
 class PackedConvolution:

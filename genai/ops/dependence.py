@@ -8,11 +8,11 @@ from typing import Any
 _BY_SHAPES = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization BiasAdd BiasGelu
     BlockedAveragePool BlockedConv BlockedMaxPool BlockedMean Cast CastLike Ceil Celu Concat Conv Cos Cosh
-    DenseAttention Div Elu Equal Erf Exp FastGelu Flatten Floor FromBlocked GRU Gather GatherElements GatherND Gelu Gemm
-    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity
-    InstanceNormalization IsInf IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Linear Log LogSoftmax MatMul
-    Max MaxPool Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu RMSNormalization RNN Reciprocal Relu Round Selu
-    Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size SkipLayerNormalization
+    DenseAttention Div Elu Equal Erf Exp FastGelu Flatten Floor FromBlocked FusedConv GRU Gather GatherElements
+    GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish
+    Identity InstanceNormalization IsInf IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Linear Log
+    LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu RMSNormalization RNN Reciprocal
+    Relu Round Selu Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size SkipLayerNormalization
     SkipSimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh ToBlocked Transpose
     TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor Where Xor
 """.split()
@@ -32,16 +32,17 @@ _SHAPE_INPUTS = {
 # an input of some type or layout, its results are in memory that no program has written.
 _NATIVE = frozenset(
     """
-    Abs Add AveragePool BatchNormalization BlockedConv Cast Clip Concat Conv DenseAttention Div Elu Erf Exp Expand
-    FastGelu Flatten FromBlocked GRU Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity
-    InstanceNormalization LSTM LayerNormalization LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu
-    RMSNormalization ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize
+    Abs Add AveragePool BatchNormalization BlockedConv BlockedMaxPool BlockedMean Cast Clip Concat Conv DenseAttention
+    Div Elu Erf Exp Expand
+    FastGelu Flatten FromBlocked FusedConv GRU Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish
+    Identity InstanceNormalization LSTM LayerNormalization LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow
+    QuickGelu RMSNormalization ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize
     Sigmoid SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split
     Sqrt Squeeze Sub SwiGLU Swish ToBlocked Transpose Unsqueeze
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.
-_IF_PACKED = frozenset({"Conv", "Gemm", "Linear", "MatMul"})
+_IF_PACKED = frozenset({"Conv", "FusedConv", "Gemm", "Linear", "MatMul"})
 # The programs depend on the values of all inputs after the first.
 _NEEDS_VALUES = frozenset({"Gather", "Pow"})
 # Single calls of these operators use NumPy, which takes less time than a compiled program of one call.
@@ -56,8 +57,8 @@ def shape_inputs(op_type: str) -> int | None:
 
 def is_native(op_type: str, kernel: Any) -> bool:
     """Return True if the kernel computes values only in compiled programs; see `kernels.cpu.program.recording`."""
-    if op_type in _NATIVE:
-        return op_type not in _IF_PACKED or hasattr(kernel, "packed")
+    if op_type in _NATIVE and (op_type not in _IF_PACKED or hasattr(kernel, "packed")):
+        return True
     return bool(getattr(kernel, "is_native", False))
 
 

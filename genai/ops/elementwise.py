@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.copying import operand
 from genai.kernels.cpu.arrays.functions import activation, combined
 from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
 
@@ -70,6 +71,9 @@ _FLOAT32 = np.dtype(np.float32)
 _COMPILED = {"Add": "add", "Div": "divide", "Mul": "multiply", "Sub": "subtract"}
 # NumPy is faster for results with fewer elements, unless the calls of several nodes become one program.
 _MIN_RESULT = 4096
+# Smaller operands are copied if they are not contiguous, because recorded programs need contiguous operands. The order
+# of a result in memory, and therefore the rounding of later sums, must not depend on whether programs are recorded.
+_MOST_COPIED = 1 << 16
 
 
 def _broadcasting(name: str, function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -77,8 +81,11 @@ def _broadcasting(name: str, function: Callable[[Any, Any], Any]) -> Callable[..
     known = _COMPILED[name]
 
     def of_two(a: Any, b: Any, *, threads: Threads | None) -> Any:
+        is_float32 = threads is not None and a.dtype == b.dtype == _FLOAT32
+        if is_float32 and max(a.size, b.size) <= _MOST_COPIED:
+            a, b = operand(a), operand(b)
         is_large = a.shape != b.shape and a.size != b.size and max(a.size, b.size) >= _MIN_RESULT
-        if (is_large or recorder_of_thread() is not None) and threads is not None and a.dtype == b.dtype == _FLOAT32:
+        if is_float32 and (is_large or recorder_of_thread() is not None):
             found = combined(known, a, b, threads=threads)
             if found is not None:
                 return found

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.copying import operand
 from genai.kernels.cpu.arrays.functions import norm, norm_of_sum
 from genai.kernels.cpu.arrays.planes import scaled
 from genai.kernels.cpu.program.thread_pool import Threads, fixed_address
@@ -22,7 +23,8 @@ from .support import checked_axis, mean as mean_of, per_channel, session_threads
 
 def _rows(x: Any) -> Any:
     """Reshape [..., features] to contiguous float32 [tokens, features]."""
-    return np.ascontiguousarray(x, np.float32).reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    rows = operand(x) if x.dtype == np.float32 else np.ascontiguousarray(x, np.float32)
+    return rows.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _standardized(x: Any, axes: tuple[int, ...], epsilon: float, *, centre: bool = True) -> tuple[Any, Any, Any]:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from genai.kernels.cpu.arrays import copying
 from genai.kernels.cpu.arrays.pooling import MAX_SCRATCH, pooled, scratch_bytes
 from genai.kernels.cpu.program.thread_pool import Threads, fixed_address, temporary
 
@@ -74,6 +75,9 @@ class PoolingWindows:
         widths = self.widths(x.shape[2:])
         if not any(before or after for before, after in widths):
             return x
+        recorded = copying.padded(x, [(0, 0), (0, 0), *widths], "constant", value)
+        if recorded is not None:
+            return temporary(recorded)
         inner = tuple(slice(before, before + size) for (before, _), size in zip(widths, x.shape[2:], strict=True))
         extents = (span.stop + after for span, (_, after) in zip(inner, widths, strict=True))
         result = np.full((*x.shape[:2], *extents), value, x.dtype)
@@ -234,7 +238,7 @@ def _compiled(x: Any, windows: PoolingWindows, counts: Any, threads: Threads | N
     pads: Any = (*(0 for _ in ones), *windows.begins)
     if scratch_bytes(sizes, kernel, strides) > MAX_SCRATCH:
         return None
-    planes = np.ascontiguousarray(x).reshape(-1, *ones, *x.shape[2:])
+    planes = copying.operand(x).reshape(-1, *ones, *x.shape[2:])
     if counts is None and min(kernel) > 1 and math.prod(kernel) >= _MIN_SEPARATE:
         # The max of a window is the max of the maxima of its rows, which neighbouring windows share.
         row, column = (1, kernel[1]), (kernel[0], 1)

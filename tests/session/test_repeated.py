@@ -339,6 +339,36 @@ def test_a_single_node_becomes_a_program(node, shape):
     assert [op.op_type for op in next(iter(session._repeated._forms.values())).calls] == ["Joined"]
 
 
+_TENSOR = "float[1, 8, A, B]"
+
+
+@pytest.mark.parametrize(
+    ("graph", "constants"),
+    [
+        # Padding, and a sum after the convolution.
+        ("t = Conv<pads = [1, 1, 1, 1]>(x, w, b) u = Relu(t) v = Conv<pads = [2, 2, 2, 2], dilations = [2, 2]>(u, w)"
+         " y = Add(v, x)", {"w": (8, 8, 3, 3), "b": (8,)}),
+        # Depthwise kernels without a bias, between normalisations of the last axis.
+        ("t = Conv<pads = [3, 3, 3, 3], group = 8>(x, w) u = Transpose<perm = [0, 2, 3, 1]>(t)"
+         " v = LayerNormalization(u, b, b) z = Transpose<perm = [0, 3, 1, 2]>(v) y = Add(z, x)",
+         {"w": (8, 1, 7, 7), "b": (8,)}),
+        # Pools of padded windows of images that are not contiguous.
+        ("t = Transpose<perm = [0, 1, 3, 2]>(x) u = MaxPool<kernel_shape = [2, 2], pads = [1, 0, 0, 1]>(t)"
+         " v = Transpose<perm = [0, 1, 3, 2]>(u) y = Conv(v, w)", {"w": (8, 8, 1, 1)}),
+    ],
+)  # fmt: skip
+def test_small_convolutions_become_one_program(graph, constants):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g ({_TENSOR} x) => (float[1, 8, P, Q] y) {{ {graph} }}""")
+    rng = np.random.default_rng(0)
+    for name, shape in constants.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32), name))
+    session = Session(model, SessionConfig(threads=1))
+    for rows, columns in [(6, 5), (6, 5), (6, 5), (6, 5), (9, 7), (9, 7), (9, 7), (9, 7), (6, 5)]:
+        _agree(session, [{"x": rng.standard_normal((1, 8, rows, columns), np.float32)}])
+    assert [op.op_type for op in next(iter(session._repeated._forms.values())).calls] == ["Joined"]
+
+
 def test_a_single_sum_beside_an_ordinary_call_remains_an_ordinary_call():
     session = _session("g (float[N] x) => (float[N] z, int64[M, K] y) { z = Add(x, x) y = NonZero(x) }")
     _agree(session, [{"x": _numbers(8)} for _ in range(4)])

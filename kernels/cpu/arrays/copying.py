@@ -14,7 +14,7 @@ from ..jit.native import native_op
 from ..jit.vector import LANES
 from ..program.bound_program import NodeProgram, first_element
 from ..program.calls import Call, Items
-from ..program.thread_pool import fixed_address, recorder_of_thread
+from ..program.thread_pool import fixed_address, recorder_of_thread, temporary
 
 _WORD = 4
 _AXES = 4
@@ -87,6 +87,11 @@ def _program(
     sizes, sources, targets = (Steps(*numbers) for numbers in zip(*axes, strict=True))
     arguments = CopyArguments(x=Binding("x"), out=Binding("out"), sizes=sizes, x_steps=sources, out_steps=targets)
     return NodeProgram([[Call(copy_words, arguments, Items(factor=axes[0][0]))]])
+
+
+def operand(x: NDArray[Any]) -> NDArray[Any]:
+    """Return x in C order, for a program that reads it. A copy is used only by the running kernel."""
+    return x if x.flags.c_contiguous else temporary(contiguous(x))
 
 
 def contiguous(x: NDArray[Any]) -> NDArray[Any]:

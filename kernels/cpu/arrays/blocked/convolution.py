@@ -29,6 +29,7 @@ from ...program.calls import Call, Items
 from ...program.driver import call_operator
 from ...program.thread_pool import Threads, own_memory
 from ...rowwise.elementwise import check_function
+from ..copying import operand
 from ..gemm.micro import TILINGS
 from ..gemm.windows import Windows
 from .layout import (
@@ -390,10 +391,7 @@ class PlacedConvolution:
         if self.program is None:
             out[...] = 0
             return out
-        if not x.flags.c_contiguous:
-            x = np.ascontiguousarray(x)
-        if addend is not None and not addend.flags.c_contiguous:
-            addend = np.ascontiguousarray(addend)
+        x, addend = operand(x), None if addend is None else operand(addend)
         padded = own_memory("padded", self.padded_bytes) if self.padded_bytes else None
         self.program.run(self.threads, x=x, out=out, addend=addend, padded=padded)
         return out

@@ -20,6 +20,7 @@ from ...jit.vector import LANES, splat_float32
 from ...program.bound_program import first_element, run_alone
 from ...program.calls import Items
 from ...program.thread_pool import Threads
+from ..copying import operand
 from ..gemm.packing import transpose_lines
 
 BLOCK = LANES
@@ -92,7 +93,7 @@ def to_blocked(x: Float32, threads: Threads | None = None) -> Float32:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 [N, C, ...]")
     images, channels, *extents = x.shape
     out = aligned((images, blocks_of(channels), *extents, BLOCK))
-    _convert(block_channels, np.ascontiguousarray(x), out, images, channels, math.prod(extents), threads)
+    _convert(block_channels, operand(x), out, images, channels, math.prod(extents), threads)
     return out
 
 
@@ -105,7 +106,7 @@ def from_blocked(x: Float32, channels: int, threads: Threads | None = None) -> F
     if pixels == 1:
         return np.ascontiguousarray(x.reshape(images, -1)[:, :channels]).reshape(images, channels, *extents)
     out = np.empty((images, channels, *extents), np.float32)
-    _convert(unblock_channels, np.ascontiguousarray(x), out, images, channels, pixels, threads)
+    _convert(unblock_channels, operand(x), out, images, channels, pixels, threads)
     return out
 
 

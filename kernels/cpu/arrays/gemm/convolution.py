@@ -22,6 +22,7 @@ from ...program.bound_program import BoundPrograms, NodeProgram
 from ...program.calls import Call
 from ...program.thread_pool import Threads, own_memory
 from ...rowwise.elementwise import check_function
+from ..copying import operand
 from .micro import VECTOR_BYTES, WORD_BYTES, Kind, floats, integers
 from .packing import HALF, PackedOperand, flip_to_unsigned
 from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
@@ -58,7 +59,7 @@ class Convolution:
         shape = (len(x), self._kernels.lines, *windows.counts)
         if x.dtype != np.float32 or x.shape[1] * math.prod(windows.kernel) != self._kernels.words:
             raise ValueError(f"x is {x.dtype} {list(x.shape)}, but each kernel has {self._kernels.words} elements")
-        x, addend = np.ascontiguousarray(x), fitting("addend is", addend, shape)
+        x, addend = operand(x), fitting("addend is", addend, shape)
         out = np.empty(shape, np.float32)
         if not out.size:
             return out

@@ -32,6 +32,7 @@ from ...jit.vector import (
 from ...jit.vector_math import UNARY, rounded
 from ...program.calls import Call, Items
 from ...program.driver import call_operator
+from ..copying import operand
 from .micro import BLOCK_WORDS, TILED, VECTOR_BYTES, WORD_BYTES, Floats, Grid, Kind, first_row, grid, micro, tiled_micro
 
 
@@ -68,7 +69,7 @@ def fitting(name: str, terms: Float32 | None, shape: tuple[int, ...]) -> Float32
         return None
     if terms.shape != shape or terms.dtype != np.float32:
         raise ValueError(f"{name} {terms.dtype} {list(terms.shape)}, expected float32 {list(shape)}")
-    return np.ascontiguousarray(terms)
+    return operand(terms)
 
 
 Result = Literal["int32", "float32", "bytes"]
