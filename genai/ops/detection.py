@@ -30,9 +30,9 @@ def non_max_suppression(
     if not 0 <= threshold <= 1:
         raise KernelError(f"NonMaxSuppression: iou_threshold is {threshold}, but it must be from 0 to 1")
     lower = -math.inf if least is None else float(scalar(least))
-    corners = np.ascontiguousarray(_corners(boxes, center_point_box), np.float32)
+    corners, scores = np.ascontiguousarray(boxes, np.float32), np.ascontiguousarray(scores, np.float32)
     found, counts = without_overlap(
-        corners, np.ascontiguousarray(scores, np.float32), limit, float(threshold), lower, threads
+        corners, scores, limit, float(threshold), lower, threads, is_centred=bool(center_point_box)
     )
     classes = np.repeat(np.argwhere(counts >= 0), counts.reshape(-1), axis=0)
     chosen = found[np.arange(found.shape[2]) < counts[..., None]]
@@ -40,14 +40,6 @@ def non_max_suppression(
 
 
 _CoordinateMode: TypeAlias = Literal["half_pixel", "output_half_pixel"]
-
-
-def _corners(boxes: Any, is_centred: bool) -> Any:
-    """Return [..., (y0, x0, y1, x1)] of min and max coordinates. The corners of a box may be in either order."""
-    first, second = boxes[..., :2], boxes[..., 2:]
-    if is_centred:
-        return np.concatenate([first - second / 2, first + second / 2], axis=-1)
-    return np.concatenate([np.minimum(first, second), np.maximum(first, second)], axis=-1)
 
 
 @operator("RoiAlign", since_version=10)

@@ -70,6 +70,27 @@ def test_boxes(threads, limit, threshold, least, rng):
         assert found[image, kind, : counts[image, kind]].tolist() == expected
 
 
+def test_forms_of_boxes(rng):
+    """Corners in the other order, and centres with sizes; NaN and negative sizes overlap nothing."""
+    low = rng.integers(0, 99, (1, 90, 2)).astype(np.float32)
+    sizes = 2 * rng.integers(1, 20, low.shape).astype(np.float32)  # every number is exact
+    scores = rng.uniform(0, 1, (1, 1, 90)).astype(np.float32)
+    corners = np.concatenate([low, low + sizes], axis=2)
+    expected, counts = without_overlap(corners, scores, 90, 0.2, 0.0)
+    assert 32 < counts[0, 0] < 90
+    turned = np.where(np.arange(90)[:, None] % 3 == 0, corners[..., [2, 1, 0, 3]], corners[..., [0, 3, 2, 1]])
+    centred = np.concatenate([low + sizes / 2, sizes], axis=2)
+    for boxes, is_centred in ((turned, False), (centred, True)):
+        boxes = np.ascontiguousarray(boxes)
+        found, found_counts = without_overlap(boxes, scores, 90, 0.2, 0.0, is_centred=is_centred)
+        assert found_counts == counts
+        np.testing.assert_array_equal(found[..., : counts[0, 0]], expected[..., : counts[0, 0]])
+    centred[..., 2:] *= -1
+    corners[:, ::2, 1] = np.nan
+    for boxes, is_centred, least in ((centred, True, 90), (corners, False, 45)):
+        assert without_overlap(boxes, scores, 90, 0.2, 0.0, is_centred=is_centred)[1] >= least
+
+
 def test_no_boxes():
     found, counts = without_overlap(np.zeros((1, 0, 4), np.float32), np.zeros((1, 2, 0), np.float32), 5, 0.5, 0.0)
     assert found.shape == (1, 2, 0) and counts.tolist() == [[0, 0]]

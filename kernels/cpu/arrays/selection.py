@@ -16,10 +16,21 @@ from numpy.typing import NDArray
 from ...checks import Float32, check
 from ..jit.arguments import Address, Arguments, Binding
 from ..jit.dsl import inline
-from ..jit.memory import load, read_float32, read_int32, read_int64, store, write_int32, write_int64
+from ..jit.memory import (
+    load,
+    load_float32,
+    read_float32,
+    read_int32,
+    read_int64,
+    store,
+    store_float32,
+    write_float32,
+    write_int32,
+    write_int64,
+)
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
-from ..jit.vector import LANES, repeated
+from ..jit.vector import LANES, lanes_above, maximum, minimum, repeated, splat_float32, where_less
 from ..program.bound_program import NodeProgram, run_alone
 from ..program.calls import Call, Items
 from ..program.step_table import ErrorCode
@@ -70,28 +81,39 @@ def _sift_down(heap: int, place: int, size: int, value: int, sign: int) -> None:
     write_int64(heap + 8 * place, value)
 
 
+@inline
+def _candidate(arguments: TopArguments, x: int, index: int) -> Any:
+    """Return the candidate for the number at an index of a row."""
+    bits = np.int64(read_int32(x + 4 * index))
+    key = _ordered(bits) if arguments.is_float != 0 else bits
+    if arguments.is_smallest != 0:
+        key = -1 - key
+    return (key << 32) | (_INDICES - index)
+
+
 @native_op(TopArguments)
 def select_largest(arguments: TopArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Write the indices of the largest or smallest numbers of each row (items), the best first."""
-    width, count = arguments.width, arguments.count
+    width, count, is_float = arguments.width, arguments.count, arguments.is_float
+    sign = np.float32(-1.0) if arguments.is_smallest != 0 else np.float32(1.0)
     for row in range(begin, end):
         x, heap = arguments.x + 4 * row * width, arguments.out + 8 * row * count
-        least = np.int64(0)
-        for index in range(width):
-            bits = np.int64(read_int32(x + 4 * index))
-            key = _ordered(bits) if arguments.is_float != 0 else bits
-            if arguments.is_smallest != 0:
-                key = -1 - key
-            candidate = (key << 32) | (_INDICES - index)
-            if index < count:
-                write_int64(heap + 8 * index, candidate)
-                if index == count - 1:
-                    for place in range(count // 2 - 1, -1, -1):
-                        _sift_down(heap, place, count, read_int64(heap + 8 * place), 1)
+        for index in range(count):
+            write_int64(heap + 8 * index, _candidate(arguments, x, index))
+        for place in range(count // 2 - 1, -1, -1):
+            _sift_down(heap, place, count, read_int64(heap + 8 * place), 1)
+        least = read_int64(heap)
+        for first in range(count, width, LANES):
+            last = min(first + LANES, width)
+            # Numbers that do not exceed the least candidate's number are not candidates, because they come later.
+            worst = read_float32(x + 4 * (_INDICES - (least & _INDICES))) * sign
+            if is_float != 0 and last - first == LANES and lanes_above(load_float32(x + 4 * first) * sign, worst) == 0:
+                continue
+            for index in range(first, last):
+                candidate = _candidate(arguments, x, index)
+                if candidate > least:
+                    _sift_down(heap, 0, count, candidate, 1)
                     least = read_int64(heap)
-            elif candidate > least:
-                _sift_down(heap, 0, count, candidate, 1)
-                least = read_int64(heap)
         for size in range(count - 1, 0, -1):
             last = read_int64(heap + 8 * size)
             write_int64(heap + 8 * size, read_int64(heap))
@@ -127,12 +149,15 @@ def largest(
 
 
 class BoxArguments(Arguments):
-    """Boxes [images, boxes, 4] as y0, x0, y1, x1, and scores [images, classes, boxes], of which those above `least`.
+    """Boxes [images, boxes, 4], and scores [images, classes, boxes], of which those above `least` may be selected.
+
+    Boxes are two opposite corners, y before x, or if `is_centred`, the centre and the sizes.
 
     Results are the selected boxes, int64 [images, classes, limit], and their numbers, int64 [images, classes].
     """
 
     corners: Address
+    is_centred: int
     scores: Address
     out: Address
     counts: Address
@@ -143,25 +168,41 @@ class BoxArguments(Arguments):
     least: float
 
 
+# The numbers of a selected box: y0, x0, y1, x1 and its area.
+_BOX_NUMBERS = 5
+
+
 @inline
-def _overlap(a: int, b: int, threshold: Any) -> Any:
-    """Return True if the intersection of two boxes over their union exceeds the threshold."""
-    ay0, ax0, ay1, ax1 = read_float32(a), read_float32(a + 4), read_float32(a + 8), read_float32(a + 12)
-    by0, bx0, by1, bx1 = read_float32(b), read_float32(b + 4), read_float32(b + 8), read_float32(b + 12)
-    high, wide = min(ay1, by1) - max(ay0, by0), min(ax1, bx1) - max(ax0, bx0)
-    if not (high > 0 and wide > 0):
+def _overlaps_any(
+    chosen: int, room: int, count: int, y0: Any, x0: Any, y1: Any, x1: Any, area: Any, threshold: Any
+) -> Any:
+    """Return True if the intersection of a box and a selected box over their union exceeds the threshold.
+
+    Args:
+        chosen: the selected boxes, float32 [5, room]. Lanes up to the next multiple of LANES have the area 0.
+    """
+    if not area > 0:
         return False
-    common, a_area, b_area = high * wide, (ay1 - ay0) * (ax1 - ax0), (by1 - by0) * (bx1 - bx0)
-    union = a_area + b_area - common
-    if not (common > 0 and a_area > 0 and b_area > 0 and union > 0):
-        return False
-    return common / union > threshold
+    for first in range(0, count, LANES):
+        at = chosen + 4 * first
+        high = minimum(load_float32(at + 8 * room), splat_float32(y1)) - maximum(load_float32(at), splat_float32(y0))
+        right, left = load_float32(at + 12 * room), load_float32(at + 4 * room)
+        wide = minimum(right, splat_float32(x1)) - maximum(left, splat_float32(x0))
+        areas, common = load_float32(at + 16 * room), high * wide
+        union = areas + area - common
+        common = where_less(0.0, high, where_less(0.0, wide, where_less(0.0, areas, common, 0.0), 0.0), 0.0)
+        share = where_less(0.0, union, common / union, 0.0)
+        if lanes_above(where_less(threshold, share, 1.0, 0.0), 0.0) != 0:
+            return True
+    return False
 
 
 @native_op(BoxArguments)
 def suppress_boxes(arguments: BoxArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Select boxes per image and class (items), the best first, that overlap no selected box."""
     boxes, limit = arguments.boxes, arguments.limit
+    is_centred = arguments.is_centred
+    chosen, room = scratch + 8 * boxes, -(-limit // LANES) * LANES
     threshold, least = np.float32(arguments.threshold), np.float32(arguments.least)
     for item in range(begin, end):
         corners = arguments.corners + 16 * boxes * (item // arguments.classes)
@@ -181,12 +222,24 @@ def suppress_boxes(arguments: BoxArguments, context: int, begin: int, end: int, 
             size -= 1
             if size > 0:
                 _sift_down(scratch, 0, size, read_int64(scratch + 8 * size), -1)
-            is_free = True
-            for chosen in range(count):
-                if _overlap(corners + 16 * read_int64(out + 8 * chosen), corners + 16 * index, threshold):
-                    is_free = False
-                    break
-            if is_free:
+            box = corners + 16 * index
+            y0, x0, y1, x1 = read_float32(box), read_float32(box + 4), read_float32(box + 8), read_float32(box + 12)
+            if is_centred != 0:
+                half_height, half_width = y1 / np.float32(2), x1 / np.float32(2)
+                y0, y1, x0, x1 = y0 - half_height, y0 + half_height, x0 - half_width, x0 + half_width
+            else:  # the corners may be in either order
+                y0, y1, x0, x1 = min(y0, y1), max(y0, y1), min(x0, x1), max(x0, x1)
+            area = (y1 - y0) * (x1 - x0)
+            if not _overlaps_any(chosen, room, count, y0, x0, y1, x1, area, threshold):
+                if count % LANES == 0:
+                    for number in range(_BOX_NUMBERS):
+                        store_float32(chosen + 4 * (number * room + count), splat_float32(0.0))
+                place = chosen + 4 * count
+                write_float32(place, y0)
+                write_float32(place + 4 * room, x0)
+                write_float32(place + 8 * room, y1)
+                write_float32(place + 12 * room, x1)
+                write_float32(place + 16 * room, area)
                 write_int64(out + 8 * count, index)
                 count += 1
         write_int64(arguments.counts + 8 * item, count)
@@ -194,15 +247,17 @@ def suppress_boxes(arguments: BoxArguments, context: int, begin: int, end: int, 
 
 
 def without_overlap(
-    corners: Float32, scores: Float32, limit: int, threshold: float, least: float, threads: Threads | None = None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    corners: Float32, scores: Float32, limit: int, threshold: float, least: float, threads: Threads | None = None, *,
+    is_centred: bool = False,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
     """Return boxes [images, classes, limit] in the order of their scores, and their numbers [images, classes].
 
     Args:
-        corners: float32 [images, boxes, 4], the lower corner y, x before the upper corner.
+        corners: float32 [images, boxes, 4], two opposite corners y, x.
         scores: float32 [images, classes, boxes]. Only boxes with scores above `least` are selected.
         limit: maximum number of boxes per image and class.
         threshold: intersection over union above which the box with the lower score is omitted.
+        is_centred: True if `corners` are instead the centre x, y, and the width and height.
     """
     check("scores", scores, (None, None, None))
     images, classes, boxes = scores.shape
@@ -212,8 +267,9 @@ def without_overlap(
     if out.size:
         run_alone(
             suppress_boxes, Items(factor=images * classes), scores.size * _NANOSECONDS_PER_NUMBER, threads,
-            scratch=8 * boxes, corners=corners, scores=scores, out=out, counts=counts, classes=classes, boxes=boxes,
-            limit=limit, threshold=threshold, least=least,
+            scratch=8 * boxes + 4 * _BOX_NUMBERS * (limit + LANES), corners=corners, is_centred=int(is_centred),
+            scores=scores, out=out, counts=counts, classes=classes, boxes=boxes, limit=limit,
+            threshold=threshold, least=least,
         )  # fmt: skip
     return out, counts
 

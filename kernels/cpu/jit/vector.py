@@ -156,6 +156,13 @@ def where_less(e: Emitter, a: Any, b: Any, chosen: Any, other: Any) -> Any:
     return e.builder.select(e.builder.fcmp_ordered("<", a, b), chosen, other)
 
 
+@intrinsic("int64", FLOATS, _FLOATS)
+def lanes_above(e: Emitter, a: Any, b: Any) -> Any:
+    """Return a bit for each lane, from the lowest bit up: 1 unless a <= b. A NaN in either operand gives 1."""
+    above = e.builder.fcmp_unordered(">", a, b)
+    return e.builder.zext(e.builder.bitcast(above, ir.IntType(LANES)), ir.IntType(64))
+
+
 def _function_of_one(name: str) -> Any:
     @intrinsic(FLOATS, FLOATS)
     def apply(e: Emitter, x: Any) -> Any:
