@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from genai.kernels.cpu.arrays import planes
-from genai.kernels.cpu.arrays.functions import softmax_rows
+from genai.kernels.cpu.arrays.functions import softmax_columns, softmax_rows
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from .registry import KernelError, NodeSpec, operator, scalar
@@ -172,9 +172,12 @@ def _along_axis(function: Reduction) -> Reduction:
         if x.size == 0:
             return x
         along = checked_axis(axis, x.ndim)
-        is_last = along == x.ndim - 1
-        if function is not _hardmax and threads is not None and is_last and x.dtype == np.float32:
-            return softmax_rows(threads, x, logarithm=function is _log_softmax)
+        if function is not _hardmax and threads is not None and x.dtype == np.float32:
+            logarithm, inner = function is _log_softmax, math.prod(x.shape[along + 1 :])
+            if along == x.ndim - 1:
+                return softmax_rows(threads, x, logarithm=logarithm)
+            matrices = np.ascontiguousarray(x).reshape(-1, x.shape[along], inner)
+            return softmax_columns(threads, matrices, logarithm=logarithm).reshape(x.shape)
         return function(x if x.dtype == np.float16 else widened(x), along).astype(x.dtype, copy=False)
 
     return weights
@@ -183,10 +186,13 @@ def _along_axis(function: Reduction) -> Reduction:
 def _from_axis(function: Reduction) -> Reduction:
     """Apply a function over `axis` and all axes after it, as defined before operator set 13."""
 
-    def weights(x: Any, *, axis: int = 1) -> Any:
+    def weights(x: Any, *, axis: int = 1, threads: Threads | None) -> Any:
         if x.size == 0:
             return x
         first = x.ndim if axis == x.ndim else checked_axis(axis, x.ndim)
+        if function is not _hardmax and threads is not None and x.dtype == np.float32:
+            rows = np.ascontiguousarray(x).reshape(math.prod(x.shape[:first]), -1)
+            return softmax_rows(threads, rows, logarithm=function is _log_softmax).reshape(x.shape)
         return function(widened(x), tuple(range(first, x.ndim))).astype(x.dtype, copy=False)
 
     return weights
@@ -194,7 +200,7 @@ def _from_axis(function: Reduction) -> Reduction:
 
 for _name, _function in {"Softmax": softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}.items():
     operator(_name, since_version=13, threads=session_threads)(_along_axis(_function))
-    operator(_name)(_from_axis(_function))
+    operator(_name, threads=session_threads)(_from_axis(_function))
 
 
 @operator("NegativeLogLikelihoodLoss", since_version=12)

@@ -16,7 +16,18 @@ import numpy as np
 
 from ..cache_layout import can_rotate
 from ..weight_layout import FactorType, layout_with
-from .arrays import blas, byte_functions, bytes, depthwise, interpolation, planes, pooling, recurrent, selection
+from .arrays import (
+    blas,
+    byte_functions,
+    bytes,
+    depthwise,
+    functions,
+    interpolation,
+    planes,
+    pooling,
+    recurrent,
+    selection,
+)
 from .arrays.blocked import convolution as blocked, pooling as blocked_pooling
 from .arrays.gemm import dense_attention, product as gemm, windows
 from .arrays.gemm.micro import floats, integers
@@ -113,6 +124,7 @@ def _arrays() -> Iterator[object]:
     yield from map(selection.pick_op, (4, 8))
     yield from map(interpolation.interpolate_op, (False, True))
     yield from map(planes.reduce_op, planes.REDUCTIONS)
+    yield from map(functions.softmax_columns_op, (False, True))
     yield from map(planes.scale_op, (False, True))
     yield from _blocked()
     yield from (blas.product_op(letter, is_wide) for letter in "sd" for is_wide in (False, True))

@@ -1,11 +1,11 @@
-"""Softmax over the last axis against float64 NumPy."""
+"""Softmax over the last and over other axes against float64 NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays.functions import softmax_rows
+from genai.kernels.cpu.arrays.functions import softmax_columns, softmax_rows
 from genai.kernels.cpu.program.thread_pool import Threads
 
 
@@ -22,6 +22,19 @@ def test_equals_the_definition(threads, rng, shape):
     expected = weights / weights.sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(softmax_rows(threads, x, logarithm=True), np.log(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 17), (3, 65, 16), (40, 30, 33), (2, 5, 0), (2, 0, 5)])
+def test_columns(threads, rng, shape):
+    x = (rng.standard_normal(shape) * 20).astype(np.float32)
+    if x.size > 100:
+        x[0, :, 0], x[1, 2, 1], x[1, 1:, 3] = -np.inf, np.nan, -np.inf
+    with np.errstate(invalid="ignore", divide="ignore"):
+        weights = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True, initial=-np.inf))
+        expected = weights / weights.sum(axis=1, keepdims=True)
+        logarithms = np.log(expected)
+    np.testing.assert_allclose(softmax_columns(threads, x), expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(softmax_columns(threads, x, logarithm=True), logarithms, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_that_are_no_numbers(threads):

@@ -19,7 +19,8 @@ from ...weight_layout import BlockMatrix
 from ..jit.arguments import Address, Arguments, Binding, BoundVector
 from ..jit.dsl import inline
 from ..jit.memory import keep_first, load, store
-from ..jit.native import native_op
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
 from ..jit.vector import LANES, maximum, reduce_add, reduce_max, splat_float32
 from ..jit.vector_math import exp_of_negative, log
 from ..linear.activations import input_bytes, input_call, inputs_at
@@ -260,16 +261,90 @@ def softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scr
 def log_softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Compute log(softmax). Items are rows. A row that is all -infinity or contains NaN becomes NaN."""
     width = arguments.width
-    for row in range(begin, end):
-        x, out = arguments.x + 4 * row * width, arguments.out + 4 * row * width
-        top, total = _largest_of(x, width), splat_float32(0.0)
+    # Two rows at a time, because each operation waits for the one before it. The last row may repeat.
+    for row in range(begin, end, 2):
+        first_row, other_row = 4 * row * width, 4 * min(row + 1, end - 1) * width
+        a, b = arguments.x + first_row, arguments.x + other_row
+        a_out, b_out = arguments.out + first_row, arguments.out + other_row
+        a_top = b_top = splat_float32(-np.inf)
         for first in range(0, width, LANES):
             left = width - first
-            total = total + keep_first(exp_of_negative(load(x + 4 * first, left) - top), left, 0.0)
-        shift = log(splat_float32(reduce_add(total)))
+            a_top = maximum(a_top, keep_first(load(a + 4 * first, left), left, -np.inf))
+            b_top = maximum(b_top, keep_first(load(b + 4 * first, left), left, -np.inf))
+        a_most, b_most = splat_float32(reduce_max(a_top)), splat_float32(reduce_max(b_top))
+        a_total = b_total = splat_float32(0.0)
         for first in range(0, width, LANES):
-            store(out + 4 * first, load(x + 4 * first, width - first) - top - shift, width - first)
+            left = width - first
+            a_total = a_total + keep_first(exp_of_negative(load(a + 4 * first, left) - a_most), left, 0.0)
+            b_total = b_total + keep_first(exp_of_negative(load(b + 4 * first, left) - b_most), left, 0.0)
+        a_shift, b_shift = log(splat_float32(reduce_add(a_total))), log(splat_float32(reduce_add(b_total)))
+        for first in range(0, width, LANES):
+            left = width - first
+            store(a_out + 4 * first, load(a + 4 * first, left) - a_most - a_shift, left)
+            store(b_out + 4 * first, load(b + 4 * first, left) - b_most - b_shift, left)
     return 0
+
+
+class SoftmaxColumnsArguments(Arguments):
+    """Matrices [width, inner] of numbers. Items are matrices times `pieces` of LANES columns."""
+
+    x: Address
+    out: Address
+    width: int
+    inner: int
+    pieces: int
+
+
+@once
+def softmax_columns_op(logarithm: bool) -> NativeOp:
+    """Return the operator that computes softmax, or its logarithm, of each column."""
+
+    @inline
+    def finish_softmax(x: int, out: int, top: Any, total: Any, left: int) -> None:
+        store(out, load(out, left) / total, left)
+
+    @inline
+    def finish_logarithm(x: int, out: int, top: Any, total: Any, left: int) -> None:
+        store(out, load(x, left) - top - total, left)
+
+    finish = finish_logarithm if logarithm else finish_softmax
+
+    def softmax_columns(arguments: SoftmaxColumnsArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        width, inner, pieces = arguments.width, arguments.inner, arguments.pieces
+        for item in range(begin, end):
+            first = item % pieces * LANES
+            left, place = inner - first, 4 * (item // pieces * width * inner + first)
+            x, out = arguments.x + place, arguments.out + place
+            top, total = splat_float32(-np.inf), splat_float32(0.0)
+            for row in range(width):
+                top = maximum(top, load(x + 4 * row * inner, left))
+            for row in range(width):
+                weight = exp_of_negative(load(x + 4 * row * inner, left) - top)
+                if not logarithm:
+                    store(out + 4 * row * inner, weight, left)
+                total = total + weight
+            last = log(total) if logarithm else total
+            for row in range(width):
+                finish(x + 4 * row * inner, out + 4 * row * inner, top, last, left)
+        return 0
+
+    name = "log_softmax_columns" if logarithm else "softmax_columns"
+    return native_op(SoftmaxColumnsArguments, name=name)(softmax_columns)
+
+
+def softmax_columns(threads: Threads | None, x: Float32, *, logarithm: bool = False) -> Float32:
+    """Return the softmax of float32 x [matrices, width, inner] along axis 1, or its logarithm.
+
+    A column that is all -infinity or contains NaN becomes NaN.
+    """
+    check("x", x, (None, None, None))
+    out = np.empty(x.shape, np.float32)
+    if x.size:
+        matrices, width, inner = x.shape
+        pieces, work = -(-inner // LANES), x.size * _NANOSECONDS_PER_EXPONENT
+        op, items = softmax_columns_op(logarithm), Items(factor=matrices * pieces)
+        run_alone(op, items, work, threads, x=x, out=out, width=width, inner=inner, pieces=pieces)
+    return out
 
 
 def softmax_rows(threads: Threads | None, x: Float32, *, logarithm: bool = False) -> Float32:
