@@ -46,7 +46,7 @@ def with_flags_named(error: GenaiError, ctx: Any) -> None:
         _name_prompt(error, ctx)
     if isinstance(error, ChatTemplateError) and ctx.params.get("tools"):
         error.fix = error.fix.replace("omit tools and tool_calls", "remove --tools")
-    if isinstance(error, UnsupportedModelError | ModelFolderError) and ctx.command.name == "quantize":
+    if ctx.command.name == "quantize":
         _name_quantize_onnx(error)
     if isinstance(error, _ABOUT_OPTIONS) or (isinstance(error, InputError) and re.match(r"\w+ = ", error.what)):
         flags = {
@@ -89,9 +89,9 @@ def _name_prompt(error: ModelFolderError, ctx: Any) -> None:
 
 def _name_quantize_onnx(error: GenaiError) -> None:
     """Add the way to quantise a model that generates no text to the error for such a model."""
-    if "`genai embed` or `genai rerank`" in error.fix:  # a checkpoint
+    if error.about == "encoder":
         error.fix = "use `genai embed` or `genai rerank`, which take quantised weights with --precision int8 or int4"
-    if re.search("`genai (run|embed|rerank) ", error.fix):
+    elif error.about == "graph":
         error.fix += "; to quantise the graph, use `genai quantize-onnx`"
 
 

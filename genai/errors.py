@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from typing import TypeVar
+from typing import Literal, TypeVar
+
+InPlace = Literal["", "graph", "encoder"]
 
 
 class GenaiError(RuntimeError):
@@ -18,7 +20,13 @@ class GenaiError(RuntimeError):
         what: what is wrong, with the names and values involved.
         why: the reason, or the rule that was broken.
         fix: what the user can do about it.
+
+    Attributes:
+        about: what was given in place of a model that generates text: "graph" = another ONNX graph, "encoder" = the
+            checkpoint of an encoder; "" for all other errors.
     """
+
+    about: InPlace = ""
 
     def __init__(self, what: str, why: str = "", fix: str = "") -> None:
         super().__init__(what, why, fix)
@@ -45,6 +53,12 @@ def located(error: Error, where: str) -> Error:
     made.args = (made.what, *error.args[1:])
     made.__cause__ = error.__cause__
     return made
+
+
+def about(kind: InPlace, error: Error) -> Error:
+    """Return an error that says what was given in place of a model that generates text."""
+    error.about = kind
+    return error
 
 
 _BELOW_A_PART = " " * len("  why: ")

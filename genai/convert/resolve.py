@@ -21,6 +21,7 @@ from ..errors import (
     OptionError,
     TokenizerError,
     UnsupportedModelError,
+    about,
     did_you_mean,
 )
 from ..hub.built import note_use
@@ -237,10 +238,13 @@ def _check(kind: str, folder: Path, *, encoders: bool = True) -> None:
     elif kind == ONNX:
         described = read_json(folder, CONFIG)
         if not encoders and is_encoder(described, has_modules=(folder / MODULES).is_file()):
-            raise UnsupportedModelError(
-                f"{folder.name}: the model is an encoder, which generates no text",
-                f"its config.json has the type {described.get('model_type')!r:.40}",
-                "to compute vectors with it, run `genai embed ORG/NAME`",
+            raise about(
+                "graph",
+                UnsupportedModelError(
+                    f"{folder.name}: the model is an encoder, which generates no text",
+                    f"its config.json has the type {described.get('model_type')!r:.40}",
+                    "to compute vectors with it, run `genai embed ORG/NAME`",
+                ),
             )
         require_tokenizer(folder)
 

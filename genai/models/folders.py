@@ -12,7 +12,7 @@ from typing import Any
 
 from ..common.foreign_models import foreign_model_error
 from ..common.reading import file_text, json_object
-from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
+from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError, about
 from ..hub.known import (
     BUNDLED_MODEL,
     bundled_model as bundled_model,
@@ -186,7 +186,8 @@ def no_config(folder: Path) -> ModelFolderError:
     for pattern, instead in (("*.gguf", not_a_folder), ("*.onnx", _onnx_file)):
         if matches := sorted(folder.glob(pattern)):
             hint = instead(matches[0])
-            return ModelFolderError(problem, f"{why}; about {matches[0].name}: {hint.why}", hint.fix)
+            found = ModelFolderError(problem, f"{why}; about {matches[0].name}: {hint.why}", hint.fix)
+            return about(hint.about, found)
     return ModelFolderError(
         problem,
         why,
@@ -202,10 +203,13 @@ def _onnx_file(path: Path) -> ModelFolderError:
         return ModelFolderError(
             problem, f"the model is the folder of the file, with {_CONFIG} and the tokenizer", f"pass {path.parent}"
         )
-    return ModelFolderError(
-        problem,
-        f"a chat needs config.json or {_CONFIG}, and a tokenizer, next to the graph",
-        f"to describe the graph, use `genai info {path}`; to run it, use `genai run {path} --random`",
+    return about(
+        "graph",
+        ModelFolderError(
+            problem,
+            f"a chat needs config.json or {_CONFIG}, and a tokenizer, next to the graph",
+            f"to describe the graph, use `genai info {path}`; to run it, use `genai run {path} --random`",
+        ),
     )
 
 

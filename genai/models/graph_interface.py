@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, UnsupportedModelError
+from ..errors import ConfigError, UnsupportedModelError, about
 from ..onnx.ir import DataType, Graph, Value
 from .cache_branch import BRANCH_INPUT
 
@@ -104,12 +104,16 @@ def read_interface(graph: Graph, path: Path, folder: Path, config: Mapping[str, 
     unknown = [value.name for value in singles if value.name not in explained]
     unknown += [one.template % min(one.values) for one in states if not one.role]
     if unknown:
-        raise UnsupportedModelError(
-            f"{path}: the graph needs the input {unknown[0]!r}",
-            f"states of a fixed size, such as those of convolutions, are not supported: {_listed(unknown)}"
-            if _OF_FIXED_SIZE.search(unknown[0])
-            else f"this toolkit knows token ids, a mask, positions, keys and values; unknown are {_listed(unknown)}",
-            _other_export(path),
+        raise about(
+            "graph",
+            UnsupportedModelError(
+                f"{path}: the graph needs the input {unknown[0]!r}",
+                f"states of a fixed size, such as those of convolutions, are not supported: {_listed(unknown)}"
+                if _OF_FIXED_SIZE.search(unknown[0])
+                else "this toolkit knows token ids, a mask, positions, keys and values; unknown are "
+                f"{_listed(unknown)}",
+                _other_export(path),
+            ),
         )
     by_role = {one.role: one for one in states}
     after = {one.role: one for one in presents if one.role}
@@ -201,19 +205,25 @@ def _check_kind(
     names = [value.name for value in singles]
     run = f"to run the graph on arrays, use `genai run {path} --random`"
     if "encoder_hidden_states" in names or any(one.is_of_encoder for one in states):
-        raise UnsupportedModelError(
-            f"{path}: the decoder reads the output of an encoder",
-            "models of an encoder and a decoder, such as Whisper and T5, are not supported",
-            run,
+        raise about(
+            "graph",
+            UnsupportedModelError(
+                f"{path}: the decoder reads the output of an encoder",
+                "models of an encoder and a decoder, such as Whisper and T5, are not supported",
+                run,
+            ),
         )
     if not {"input_ids", "inputs_embeds"} & set(known):
-        raise UnsupportedModelError(
-            f"{path}: the graph does not read tokens",
-            f"its inputs are {_listed(names) or 'none'}; 'input_ids' of whole numbers or 'inputs_embeds' of floats is "
-            "expected"
-            if states
-            else f"its inputs are {_listed(names) or 'none'}, so it is a model of images or sound",
-            run,
+        raise about(
+            "graph",
+            UnsupportedModelError(
+                f"{path}: the graph does not read tokens",
+                f"its inputs are {_listed(names) or 'none'}; 'input_ids' of whole numbers or 'inputs_embeds' of floats "
+                "is expected"
+                if states
+                else f"its inputs are {_listed(names) or 'none'}, so it is a model of images or sound",
+                run,
+            ),
         )
     together = next((value.name for value in singles if len(_shape(value)) > _STATE_AXES), None)
     if together is not None and not states and logits is not None:
@@ -243,17 +253,23 @@ def _check_kind(
         )
     if reads_text_only:
         scores = any(name.endswith("ForSequenceClassification") for name in architectures)
-        raise UnsupportedModelError(
-            f"{path}: the graph is an encoder, which generates no text",
-            "it has no cache of keys and values" if logits is not None else "it has no output 'logits'",
-            f"to compute scores, run `genai rerank {folder}`"
-            if scores
-            else f"to compute vectors, run `genai embed {folder}`",
+        raise about(
+            "graph",
+            UnsupportedModelError(
+                f"{path}: the graph is an encoder, which generates no text",
+                "it has no cache of keys and values" if logits is not None else "it has no output 'logits'",
+                f"to compute scores, run `genai rerank {folder}`"
+                if scores
+                else f"to compute vectors, run `genai embed {folder}`",
+            ),
         )
-    raise UnsupportedModelError(
-        f"{path}: the graph generates no text",
-        f"its inputs are {_listed(names)}, and it has no output 'logits'; so it is a model of speech or images",
-        run,
+    raise about(
+        "graph",
+        UnsupportedModelError(
+            f"{path}: the graph generates no text",
+            f"its inputs are {_listed(names)}, and it has no output 'logits'; so it is a model of speech or images",
+            run,
+        ),
     )
 
 
@@ -262,10 +278,13 @@ def _check_states(
 ) -> None:
     """Raise an error unless each layer has past and present keys and values."""
     if len(by_role) != len(states) or set(by_role) not in ({"key", "value"}, {"both"}):
-        raise UnsupportedModelError(
-            f"{path}: the states of the graph are {_listed([one.template % min(one.values) for one in states])}",
-            "each layer must have one input for keys and one for values, or one for both",
-            _other_export(path),
+        raise about(
+            "graph",
+            UnsupportedModelError(
+                f"{path}: the states of the graph are {_listed([one.template % min(one.values) for one in states])}",
+                "each layer must have one input for keys and one for values, or one for both",
+                _other_export(path),
+            ),
         )
     for role, past in by_role.items():
         rank = 5 if role == "both" else 4

@@ -6,7 +6,7 @@ no tensors, so a new architecture needs code elsewhere only if it has a part tha
 
 from __future__ import annotations
 
-from ...errors import UnsupportedModelError
+from ...errors import UnsupportedModelError, about
 from ..encoders.families import encoder_types
 from . import gemma, gpt, hybrid, latent, llama, mamba  # noqa: F401 (imported to fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
@@ -29,10 +29,13 @@ _REASONS = {
 def find(model_type: str) -> Architecture:
     """Return the architecture of a model_type. Raise UnsupportedModelError if it is not supported."""
     if model_type not in ARCHITECTURES and model_type in encoder_types():
-        raise UnsupportedModelError(
-            f"model_type {model_type!r} is an encoder, which does not generate text",
-            "encoders compute embeddings or scores",
-            "use `genai embed` or `genai rerank`, or genai.Embedder or genai.Reranker in Python",
+        raise about(
+            "encoder",
+            UnsupportedModelError(
+                f"model_type {model_type!r} is an encoder, which does not generate text",
+                "encoders compute embeddings or scores",
+                "use `genai embed` or `genai rerank`, or genai.Embedder or genai.Reranker in Python",
+            ),
         )
     if model_type in _REASONS:
         raise UnsupportedModelError(
