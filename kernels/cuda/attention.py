@@ -49,8 +49,6 @@ def check_attention(op: Attention, layer: CacheLayer | None) -> None:
         raise UnsupportedOp(f"CUDA has no kernels for keys and values of {kind}")
     if isinstance(layer, PagedLayer) and layer.values is None:
         raise UnsupportedOp("CUDA has no kernels that read the values of latent attention from its keys")
-    if op.chunk:
-        raise UnsupportedOp(f"CUDA has no kernels for chunked attention (of {op.chunk} tokens)")
     if not op.causal:
         raise UnsupportedOp("CUDA has no kernels for attention to later tokens (encoders)")
     for size in (op.head_size, op.v_head_size):
@@ -158,7 +156,7 @@ def add_attention(
     given: dict[str, Any] = {
         "rotated": rotated.address, "sinks": at.vector(op.sinks), "out": out.address,
         "step": at.table.rows(layer.group), "pages": pages(layer, at.driver), "out_stride": out.stride,
-        "heads": op.heads, "kv_heads": op.kv_heads, "window": op.window,
+        "heads": op.heads, "kv_heads": op.kv_heads, "window": op.window, "chunk": op.chunk,
         "scale": op.scale or 1 / math.sqrt(op.head_size), "softcap": op.softcap,
         "smooth": int(op.smooth_softmax),
     }  # fmt: skip

@@ -152,14 +152,6 @@ def test_attention_in_chunks(device: str, prefill: bool) -> None:
             assert np.abs(out[row, head] - expected).max() < 1e-4
 
 
-def test_cuda_says_that_it_has_no_chunks() -> None:
-    op = Attention("q", "k", "v", "out", 0, heads=1, kv_heads=1, head_size=8, v_head_size=8, chunk=8)
-    executor = executor_of("cuda")
-    layer = PagedLayer(np.zeros((1, 1, 8, 32), np.float32), np.zeros((1, 1, 32, 8), np.float32))
-    with pytest.raises(UnsupportedOp, match="chunked attention"):
-        executor.compile(program([op], dict.fromkeys(("q", "k", "v", "out"), 8), MadeUpConstants(), ["out"]), [layer])
-
-
 def test_cuda_needs_pages_of_values() -> None:
     """Latent rows are stored twice on a GPU (`Executor.reads_values_from_keys`)."""
     op = Attention("q", "k", "v", "out", 0, heads=1, kv_heads=1, head_size=8, v_head_size=8)

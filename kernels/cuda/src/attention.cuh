@@ -6,7 +6,7 @@
 // fresh: rows whose keys and values are not in a page yet, for kernels that store them; other kernels read `rotated`:
 // [rows][heads * head_size]. parts: [rows - first_row][heads][splits], each with a maximum, a sum and the unnormalised
 // result. arrived: [rows - first_row][heads], the number of splits that are complete; zero at the start. sinks: [heads]
-// or null. window: -1 = all tokens. softcap: 0 = none. The first `grouped_rows` rows are also written in the layout
+// or null. window, chunk: see `first_seen`. softcap: 0 = none. The first `grouped_rows` rows are also written in the layout
 // that the next matmul reads.
 struct AttentionArguments {
   FreshRows fresh;
@@ -25,6 +25,7 @@ struct AttentionArguments {
   int kv_heads;
   int splits;
   int window;
+  int chunk;
   float scale;
   float softcap;
   int smooth;
@@ -40,5 +41,5 @@ constexpr float NEVER = -3.0e38f;  // below every score, and finite, so that exp
 struct SeenSplits {
   int first, last;
   __device__ __forceinline__ SeenSplits(const AttentionArguments& given, int end)
-      : first(given.window < 0 ? 0 : max(0, end - given.window) / SPLIT), last((end - 1) / SPLIT + 1) {}
+      : first(first_seen(end, given.window, given.chunk) / SPLIT), last((end - 1) / SPLIT + 1) {}
 };

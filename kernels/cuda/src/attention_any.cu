@@ -16,7 +16,7 @@ __device__ __forceinline__ void attend_any(const AttentionArguments& given) {
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, head = blockIdx.y, size = given.v_head_size;
   const int kv_head = head / (given.heads / given.kv_heads);
   const long long row = given.first_row + blockIdx.z;
-  const int end = given.step.positions[row] + 1, begin = given.window < 0 ? 0 : max(0, end - given.window);
+  const int end = given.step.positions[row] + 1, begin = first_seen(end, given.window, given.chunk);
   const int start = blockIdx.x * SPLIT, page = blockIdx.x * SPLIT_WARPS + warp;
   if (start >= end || start + SPLIT <= begin) return;  // the split is for rows that are longer, or see further back
   for (int i = threadIdx.x; i < given.head_size; i += SPLIT_THREADS)

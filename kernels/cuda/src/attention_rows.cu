@@ -254,7 +254,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const long long row = given.first_row + blockIdx.z;
   const int first_head = blockIdx.y * together, kv_head = first_head / (given.heads / given.kv_heads);
-  const int end = given.step.positions[row] + 1, begin = given.window < 0 ? 0 : max(0, end - given.window);
+  const int end = given.step.positions[row] + 1, begin = first_seen(end, given.window, given.chunk);
   const int start = blockIdx.x * SPLIT, page = blockIdx.x * SPLIT_WARPS + warp;
   if (start >= end || start + SPLIT <= begin) return wait_for_earlier();  // only other rows see the split
   const int first = max(begin - page * PAGE, 0), last = min(end - page * PAGE, PAGE);

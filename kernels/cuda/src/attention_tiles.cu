@@ -9,7 +9,8 @@
 #include "reduce.cuh"
 
 // rotated: [rows][heads * head_size]. tiles: [tiles][3], a sequence, its first row, and the number of consecutive
-// rows; 0 = nothing to do. together: number of a KV head's query heads that a block computes together.
+// rows; 0 = nothing to do. together: number of a KV head's query heads that a block computes together. window, chunk: see
+// `first_seen`.
 struct TileArguments {
   const float* rotated;
   const float* sinks;
@@ -22,6 +23,7 @@ struct TileArguments {
   int kv_heads;
   int together;
   int window;
+  int chunk;
   float scale;
   float softcap;
   int smooth;
@@ -246,8 +248,7 @@ struct TileRow {
   int head;
 };
 
-// The sequence of a block: its location, and the tokens that its rows see. A row sees `seen` tokens up to its own
-// token, or all of them if there are fewer.
+// The sequence of a block: its location, and the tokens that its rows see.
 template <class Kind, int head_size, int v_head_size>
 struct TileSequence {
   __device__ __forceinline__ TileSequence(const TileArguments& given) {
@@ -255,7 +256,8 @@ struct TileSequence {
     kv_head = blockIdx.y * given.together / (given.heads / given.kv_heads);
     table = given.step.tables + (long long)tile[0] * given.step.table_stride;
     first_end = positions[0] + 1, last_end = positions[tile[2] - 1] + 1;
-    seen = given.window < 0 ? last_end : given.window;
+    first_begin = first_seen(first_end, given.window, given.chunk);
+    last_begin = first_seen(last_end, given.window, given.chunk);
   }
   __device__ __forceinline__ StepPage page_of(const TileArguments& given, int token) const {
     const long long block = table[token / PAGE];
@@ -265,9 +267,8 @@ struct TileSequence {
   }
   const int* table;
   int kv_head;
-  int first_end;  // end of the tokens that the first row sees, and of the tokens that the last row sees
-  int last_end;
-  int seen;
+  int first_begin, first_end;  // the tokens that the first row sees
+  int last_begin, last_end;
 };
 
 // Set infinite and NaN values to 0, because they must not reach rows that do not see them, not even multiplied by 0.
@@ -355,10 +356,11 @@ struct TileRows {
       }
   }
 
-  // Turn the scores of row `i` into shares. Unless the rows see the whole step, shares outside of [end - seen, end)
-  // are 0.
+  // Turn the scores of row `i` into shares. Unless the rows see the whole step, shares of tokens that the row does not
+  // see are 0.
   __device__ __forceinline__ void weigh(
-      const TileArguments& given, int i, int token, bool whole, int seen, float (&scores)[SCORES][4]) {
+      const TileArguments& given, int i, int token, bool whole, float (&scores)[SCORES][4]) {
+    const int begin = whole ? 0 : first_seen(end[i], given.window, given.chunk);
     float above = LOWEST;
 #pragma unroll
     for (int j = 0; j < SCORES; ++j)
@@ -368,7 +370,7 @@ struct TileRows {
         score *= factor[i];
         if (given.softcap > 0.0f) score = given.softcap * LOG2_E * tanhf(score);
         const int at = token + j * OCTET + 2 * (threadIdx.x % 4) + k;
-        if (!whole && (at >= end[i] || at < end[i] - seen)) score = LOWEST;
+        if (!whole && (at >= end[i] || at < begin)) score = LOWEST;
         above = fmaxf(above, score);
       }
     above = fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 1));
@@ -411,7 +413,10 @@ struct TileRows {
   }
 
   // Add values that were set to 0, for the rows that see token `at`, which is token `from.token` of a page.
-  __device__ __forceinline__ void add_left_out(const StepPage& from, int at, int seen, int first_column) {
+  __device__ __forceinline__ void add_left_out(
+      const TileArguments& given, const StepPage& from, int at, int first_column) {
+    const bool sees[2] = {at < end[0] && at >= first_seen(end[0], given.window, given.chunk),
+                          at < end[1] && at >= first_seen(end[1], given.window, given.chunk)};
 #pragma unroll 1
     for (int column = 0; column < columns; ++column) {
       if (column / 2 % 4 != threadIdx.x % 4 || first_column + column >= v_head_size) continue;
@@ -423,7 +428,7 @@ struct TileRows {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const int own = OCTET * j + 2 * (threadIdx.x % 4) + k % 2;
-          if (own == column && at >= end[k / 2] - seen && at < end[k / 2]) result[j][k] += added;
+          if (own == column && sees[k / 2]) result[j][k] += added;
         }
     }
   }
@@ -466,8 +471,8 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
   SHARED(int, broken, STEP);
   if (!given.tiles[3 * blockIdx.x + 2]) return;
   const TileSequence<Kind, head_size, v_head_size> sequence(given);
-  const int first_column = blockIdx.z * columns, seen = sequence.seen;
-  const int from = max(0, sequence.first_end - seen) / STEP, to = (sequence.last_end - 1) / STEP;
+  const int first_column = blockIdx.z * columns;
+  const int from = sequence.first_begin / STEP, to = (sequence.last_end - 1) / STEP;
   // Padding columns: their keys are zero.
   for (int i = threadIdx.x; i < (Shape::KEY_ROWS - head_size) * Shape::KEY_CHUNKS; i += TILE_THREADS)
     tile[head_size * Shape::KEY_CHUNKS + i] = tile[Shape::TOTAL + head_size * Shape::KEY_CHUNKS + i] = uint4{};
@@ -485,15 +490,15 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
     __syncthreads();  // the tokens of this step are complete, and all threads have read the tokens of the step before
     if (step < to)
       source.begin(sequence.page_of(given, token + STEP), tile + (step + 1) % 2 * Shape::TOTAL, staged, first_column);
-    const bool whole = token >= sequence.last_end - seen && token + STEP <= sequence.first_end;  // true for all rows
+    const bool whole = token >= sequence.last_begin && token + STEP <= sequence.first_end;  // true for all rows
     if (!whole) leave_out<STEP, columns, Shape::VALUE_CHUNKS, TileNumber<Kind>::EXPONENT>(values, broken);
     float scores[Rows::SCORES][4] = {};
     rows.score(keys, scores);
-    rows.weigh(given, 0, token, whole, seen, scores);
-    rows.weigh(given, 1, token, whole, seen, scores);
+    rows.weigh(given, 0, token, whole, scores);
+    rows.weigh(given, 1, token, whole, scores);
     rows.add(values, scores);
     for (int i = 0; i < STEP && !whole; ++i)
-      if (broken[i]) rows.add_left_out(sequence.page_of(given, token + i), token + i, seen, first_column);
+      if (broken[i]) rows.add_left_out(given, sequence.page_of(given, token + i), token + i, first_column);
   }
   rows.finish(given, first_column);
 }

@@ -25,6 +25,13 @@ struct StepRows {
   int table_stride;
 };
 
+// The first position that a row sees, given the end of the positions that it sees. window: -1 = all tokens. chunk: number
+// of tokens in a chunk of the sequence, of which a row sees its own; 0 = off.
+__device__ __forceinline__ int first_seen(int end, int window, int chunk) {
+  if (chunk > 0) return (end - 1) / chunk * chunk;
+  return window < 0 ? 0 : max(0, end - window);
+}
+
 // Kinds of pages in addition to pages of floats (float, half_bits, bfloat_bits, float8_bits): small integers with
 // scales.
 struct Int8 {};

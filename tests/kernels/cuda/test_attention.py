@@ -79,6 +79,8 @@ CASES: dict[str, dict[str, Any]] = {
     "normed": {"rope": ROPE, "q_norm": "norm", "k_norm": "norm", "epsilon": 1e-5, "scale": 0.2},
     "window and softcap": {"window": 40, "softcap": 3.0, "rope": ROPE},
     "window of one": {"window": 1},
+    "chunks": {"chunk": 24, "rope": ROPE},
+    "chunks of one": {"chunk": 1},
     "sinks": {"sinks": "sinks", "heads": 16, "kv_heads": 1, "head_size": 32, "v_head_size": 32},
     "a sink of zero": {"smooth_softmax": True, "kv_heads": 4},
     "no multiple of eight": {"head_size": 10, "v_head_size": 14, "heads": 6, "kv_heads": 2, "rope": Rope("cos", "sin")},
@@ -90,9 +92,11 @@ CASES: dict[str, dict[str, Any]] = {
         "softcap": 3.0,
         "sinks": "sinks",
     },
+    "chunks, no multiple of eight": {"head_size": 10, "v_head_size": 14, "heads": 6, "chunk": 40},
     "odd sizes": {"head_size": 24, "v_head_size": 40, "heads": 6, "kv_heads": 2, "rope": ROPE},
     "values wider than a warp, and not whole": {"head_size": 80, "v_head_size": 80, "rope": ROPE, "kind": "float16"},
     "half precision, window, softcap, sinks": {"kind": "float16", "window": 45, "softcap": 2.0, "sinks": "sinks"},
+    "half precision, chunks and softcap": {"kind": "float16", "chunk": 20, "softcap": 3.0, "sinks": "sinks"},
     "half precision, window of one": {"kind": "float16", "window": 1, "smooth_softmax": True},
     "half precision, seven together": {"kind": "float16", "heads": 14},
     "half precision, odd sizes": {"kind": "float16", "head_size": 24, "v_head_size": 40, "heads": 6, "rope": ROPE},
@@ -102,6 +106,9 @@ CASES: dict[str, dict[str, Any]] = {
     "bytes": {"kind": "int8", "rope": ROPE},
     "bytes, eight together": {"kind": "int8", "head_size": 128, "v_head_size": 128, "heads": 8, "kv_heads": 1},
     "bytes, odd sizes": {"kind": "int8", "head_size": 24, "v_head_size": 40, "heads": 6, "sinks": "sinks"},
+    "bytes, chunks": {"kind": "int8", "heads": 8, "chunk": 45},
+    "nibbles, chunks": {"kind": "int4", "chunk": 128},
+    "bfloat16, chunks": {"kind": "bfloat16", "chunk": 33},
     "bytes, wide": {"kind": "int8", "head_size": 256, "v_head_size": 256, "kv_heads": 4, "window": 50},
     "nibbles": {"kind": "int4", "rope": ROPE},
     "nibbles, window and softcap": {"kind": "int4", "window": 40, "softcap": 3.0, "head_size": 128, "v_head_size": 32},
@@ -256,10 +263,11 @@ def part_of(step: StepContext, sequence: int, first: int, end: int, *, prefill: 
 NARROW = ["float16", pytest.param("bfloat16", marks=pytest.mark.drawn(2)), "float8", "int8", "int4"]
 
 
+@pytest.mark.parametrize("limit", [{"window": 50}, {"chunk": 45}], ids=["window", "chunk"])
 @pytest.mark.parametrize("kind", NARROW)
-def test_how_a_prompt_is_cut_changes_no_bit(driver: HostDriver, kind: str) -> None:
+def test_how_a_prompt_is_cut_changes_no_bit(driver: HostDriver, kind: str, limit: dict[str, int]) -> None:
     """With others in the step, alone, and in parts."""
-    op, rng = attention(rope=ROPE, window=50, sinks="sinks"), np.random.default_rng(3)
+    op, rng = attention(rope=ROPE, sinks="sinks", **limit), np.random.default_rng(3)
     constants = constants_for(op, rng)
     before = made_layer(op, kind, rng)
     step = step_of([40, 60, 110], [1, 60, 100], num_blocks=BLOCKS, rng=rng, prefill=2)
@@ -274,9 +282,12 @@ def test_how_a_prompt_is_cut_changes_no_bit(driver: HostDriver, kind: str) -> No
         assert np.array_equal(np.concatenate(found), together[61:])
 
 
+@pytest.mark.parametrize(("limit", "last"), [({"window": 20}, 30), ({"chunk": 22}, 26)], ids=["window", "chunk"])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float8", "int8", "int4"])
-def test_what_a_row_of_a_prompt_does_not_see_may_hold_anything(driver: HostDriver, kind: str) -> None:
-    op, rng = attention(window=20, head_size=32, v_head_size=32), np.random.default_rng(1)
+def test_what_a_row_of_a_prompt_does_not_see_may_hold_anything(
+    driver: HostDriver, kind: str, limit: dict[str, int], last: int
+) -> None:
+    op, rng = attention(head_size=32, v_head_size=32, **limit), np.random.default_rng(1)
     layer = made_layer(op, kind, rng)
     step = step_of([70], [30], num_blocks=BLOCKS, rng=rng, prefill=1)
     rows, constants = rows_for(op, 30, rng), MadeUpConstants()
@@ -285,13 +296,13 @@ def test_what_a_row_of_a_prompt_does_not_see_may_hold_anything(driver: HostDrive
     for block in set(range(BLOCKS)) - set(used.tolist()):
         layer.keys[block], layer.values[block] = NO_NUMBERS.get(kind, (255, 255))
     poison(layer, int(used[2]), slice(6, None))  # behind the last row
-    poison(layer, int(used[0]), slice(0, 21))  # before the first one's window
+    poison(layer, int(used[0]), slice(0, 21))  # before the first one's window or chunk
     assert np.array_equal(run(CudaExecutor(driver, 1), op, constants, layer, step, rows), expected)
     # A row in the middle is the first whose value is no number: others do not see it, or all that do are none either.
     rows["v"][15] = np.nan
     found = run(CudaExecutor(driver, 1), op, constants, layer, step, rows)
-    assert np.array_equal(found[:15], expected[:15])
-    assert np.isnan(found[15:]).all()
+    assert np.array_equal(found[:15], expected[:15]) and np.array_equal(found[last:], expected[last:])
+    assert np.isnan(found[15:last]).all()
 
 
 # What keys and values may be that nobody sees, as pages hold it.
