@@ -95,6 +95,42 @@ def test_slopes_of_channels(normal):
         BlockedConvolution(Threads(1), packed, None, "leaky_relu", (0.0,), slopes[:16])
 
 
+@pytest.mark.parametrize(("form", "groups"), [("plain", 1), ("blocked", 1), ("blocked", 2), ("depthwise", 32)])
+@pytest.mark.parametrize(
+    ("extents", "kernel", "strides", "dilations", "pads"),
+    [
+        ((9, 30), (3, 3), (1, 1), (6, 12), (6, 12)),
+        ((9, 30), (3, 3), (2, 1), (12, 40), (12, 40)),  # only the middle taps are inside
+        ((5, 40), (2, 5), (1, 2), (1, 7), (4, 20)),  # some results have no taps
+        ((40,), (5,), (1,), (9,), (18,)),
+    ],
+)
+def test_taps_outside_the_image(form, groups, extents, kernel, strides, dilations, pads, normal, shared_work):
+    x, kernels, rank = normal(2, 32, *extents), normal(32, 32 // groups, *kernel), len(extents)
+    ends = (20,) * rank
+    counts = tuple(
+        (size + before + after - d * (k - 1) - 1) // s + 1
+        for size, k, s, d, before, after in zip(extents, kernel, strides, dilations, pads, ends, strict=True)
+    )
+    windows = Windows(kernel, strides, dilations, counts)
+    place = Place(windows, pads, ((0, 0),) * rank, ((0, 0),) * rank)
+    packed = pack_blocked(kernels, groups, is_plain=form == "plain")
+    given = x if form == "plain" else to_blocked(x)
+    one, several = (BlockedConvolution(Threads(n), packed)(given, place) for n in (1, 3))
+    np.testing.assert_array_equal(one, several)
+    padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *zip(pads, ends, strict=True)])
+    expected = window_sums(padded, kernels.astype(np.float64), windows, groups)
+    np.testing.assert_allclose(from_blocked(one, 32), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_are_not_finite_reach_the_pads(normal):
+    x, kernels = normal(1, 16, 3, 5), normal(16, 16, 3, 3)
+    kernels[2, 0, 0, 0] = np.inf
+    place = Place(Windows((3, 3), (1, 1), (1, 1), (3, 5)), (1, 1), ((0, 0),) * 2, ((0, 0),) * 2)
+    found = from_blocked(BlockedConvolution(Threads(1), pack_blocked(kernels))(to_blocked(x), place), 16)
+    assert np.isnan(found[0, 2, 0]).all() and np.isfinite(found[0, 1]).all()
+
+
 def test_infinities_stay_out_of_padding_channels(normal):
     x, kernels = normal(1, 16, 1, 7), normal(20, 16, 1, 1)
     x[0, 3, 0, 2] = np.inf

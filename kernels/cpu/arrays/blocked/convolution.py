@@ -20,7 +20,7 @@ from ....checks import Float32, check
 from ...jit.arguments import Address, Arguments, Binding
 from ...jit.emit import FLOAT, FLOAT_VECTOR, INT64, Emitter, constant, micro_kernel
 from ...jit.isa import isa
-from ...jit.memory import keep_first, load_float32, store_float32
+from ...jit.memory import keep_first, load_float32, read_int64, store_float32
 from ...jit.native import NativeOp, native_op
 from ...jit.variants import once
 from ...jit.vector_math import UNARY
@@ -51,6 +51,8 @@ _MOST_COLUMNS, _ITEMS_PER_THREAD = 14, 6
 _PARALLEL_SUMS = 8
 # Prefetch distance in the weights, which do not fit in the first-level cache.
 _PREFETCH_BYTES = 2048
+# Tiles have own tables if they use at most this part of the terms.
+_MOST_USED = 0.98
 # Terms of a block of channels that are unrolled.
 _UNROLLED = 4
 
@@ -116,8 +118,9 @@ def tile_for(form: Form, step: int, width: int, blocks: int) -> Tile:
 def _micro(tile: Tile) -> Any:
     """Return the micro-kernel of a tile.
 
-    Its arguments are the addresses of the tile's first input and of the table of int64 offsets, the number of entries
-    (at least 1), the address of the weights, and the bytes of weights of a block. If the tile clips, these arguments
+    Its arguments are the addresses of the tile's first input and of the table, the number of entries (at least 1), the
+    address of the weights, and the bytes of weights of a block. Each entry of the table has two int64 offsets, of an
+    input and of its weights. If the tile clips, these arguments
     follow: the addresses of the biases and of the limits [2][16], the address of the results and their bytes per
     block, and the same for the addend (or 0). Otherwise, the address of the sums [blocks][columns] follows.
     """
@@ -144,11 +147,11 @@ def _micro(tile: Tile) -> Any:
                     sums[v * columns + m] = e.fast_multiply_add(value, factor, sums[v * columns + m])
 
         def entry(index: Any) -> Any:
-            return e.at(x, e.load(e.at(table, b.shl(index, INT64(3))), INT64))
+            return e.at(x, e.load(e.at(table, b.shl(index, INT64(4))), INT64))
 
         sums = [constant(FLOAT_VECTOR, 0)] * (columns * blocks)
         with e.loop(entries, sums) as (index, sums):
-            at, skipped = entry(index), b.mul(index, INT64(tile.term_vectors * BLOCK_BYTES))
+            at, skipped = entry(index), e.load(e.at(e.at(table, 8), b.shl(index, INT64(4))), INT64)
             if tile.form == "blocked":
                 following = entry(b.add(index, INT64(1)))
                 for m in range(columns):
@@ -241,7 +244,9 @@ class BlockedArguments(Arguments):
     """Images, the table of terms, packed weights and results. Strides are in bytes.
 
     `first_block` is the first block of results; `groups` is the number of tiles of blocks. `shared` blocks of results
-    read the same inputs, and the next blocks read inputs that are `x_group` bytes further.
+    read the same inputs, and the next blocks read inputs that are `x_group` bytes further. `tiles` is the address of
+    the offset of a table in `table` and its number of entries for each tile of a plane, int64 [tiles, 2], or 0 if all
+    tiles have the table of `entries` entries.
     """
 
     x: Address
@@ -251,6 +256,7 @@ class BlockedArguments(Arguments):
     shared: int
     table: Address
     entries: int
+    tiles: Address
     weights: Address
     block_bytes: int
     first_block: int
@@ -292,15 +298,18 @@ def blocked_op(tile: Tile) -> NativeOp:
                 here = x + row * arguments.x_row + column * step
                 target = out + row * arguments.out_row + BLOCK_BYTES * column
                 there = added + row * arguments.addend_row + BLOCK_BYTES * column if addend != 0 else 0
+                table, entries = arguments.table, arguments.entries
+                if arguments.tiles != 0:
+                    own = arguments.tiles + 16 * (row * per_row + place)
+                    table, entries = table + read_int64(own), read_int64(own + 8)
                 if clips:
                     bias = arguments.finishing.bias + BLOCK_BYTES * block
                     multiply((
-                        here, arguments.table, arguments.entries, weights, block_bytes, bias,
-                        arguments.finishing.limits, target, arguments.finishing.out_block, there,
-                        arguments.finishing.addend_block,
+                        here, table, entries, weights, block_bytes, bias, arguments.finishing.limits, target,
+                        arguments.finishing.out_block, there, arguments.finishing.addend_block,
                     ))  # fmt: skip
                 else:
-                    multiply((here, arguments.table, arguments.entries, weights, block_bytes, scratch))
+                    multiply((here, table, entries, weights, block_bytes, scratch))
                     call_operator(arguments.finish, arguments.finishing, scratch, block, target, there)
                 place += 1
                 if place == per_row:
@@ -415,6 +424,7 @@ class BlockedConvolution:
         self._bias = self._per_channel("bias", 0.0, bias)
         self._first = self._per_channel("slopes", first, slopes)
         self._function = function
+        self._is_finite = bool(np.isfinite(kernels.data).all())
         limits = {"copy": (-np.inf, np.inf), "relu": (0.0, np.inf), "clip": (first, self._second)}.get(function)
         if kernels.outputs % BLOCK:
             limits = None  # the operator that finishes tiles also clears padding channels
@@ -485,7 +495,9 @@ class BlockedConvolution:
         source += sum(
             (start + before) * step for start, before, step in zip(starts, befores, (row_bytes, 4 * inner), strict=True)
         )
-        calls = self._calls(source, shape[0], inner, wide, kernel, strides, dilations, counts, border, has_addend)
+        images = [size - sum(sides) for size, sides in zip(extents, crop, strict=True)]
+        taps = [_inside(*sizes) for sizes in zip(images, counts, strides, pads, kernel, dilations, strict=True)]
+        calls = self._calls(source, shape[0], inner, wide, kernel, strides, dilations, counts, border, has_addend, taps)
         if any(map(any, border)):
             whole = [count + sum(sides) for count, sides in zip(counts, border, strict=True)]
             clearing = BorderArguments(
@@ -501,26 +513,32 @@ class BlockedConvolution:
     def _calls(
         self, source: Binding, images: int, inner: int, wide: Sequence[int], kernel: Sequence[int],
         strides: Sequence[int], dilations: Sequence[int], counts: Sequence[int],
-        border: Sequence[tuple[int, int]], has_addend: bool,
+        border: Sequence[tuple[int, int]], has_addend: bool, inside: Sequence[NDArray[np.bool_]],
     ) -> list[Call]:  # fmt: skip
-        """Return the calls for tiles of several blocks, and for the remaining blocks."""
+        """Return the calls for tiles of several blocks, and for the remaining blocks.
+
+        Args:
+            inside: per axis, True for each result and tap if the tap's input is inside the image.
+        """
         kernels = self._kernels
         pixel, row_bytes = 4 * inner, 4 * inner * wide[1]
         plane_bytes = row_bytes * wide[0]
         in_planes = 1 if kernels.form == "depthwise" else kernels.data.shape[1]
-        table = _sums(
+        offsets = _sums(
             [(in_planes, plane_bytes), (kernel[0], dilations[0] * row_bytes), (kernel[1], dilations[1] * pixel)]
-        )
+        ).reshape(in_planes, *kernel)
         rows, columns = counts
         whole = [count + sum(sides) for count, sides in zip(counts, border, strict=True)]
         x_row = strides[0] * row_bytes
         if tuple(strides) == (1, 1) and columns == wide[1] and not any(map(any, border)):
             rows, columns = 1, rows * columns  # every row begins where the previous row ends
+            inside = [np.ones((1, size), bool) for size in kernel]
         blocks = blocks_of(kernels.outputs)
         shared = 1 if kernels.form == "depthwise" else blocks // kernels.groups
         # Tiles of a grouped convolution do not cross the groups' borders.
         together = blocks if kernels.groups in (1, kernels.outputs) else math.gcd(shared, 4)
         tile = tile_for(kernels.form, step_of(kernels.form, strides[1]), columns, together)
+        table, entries, tiles_of = _tables(offsets, tile, columns, inside, skips=self._is_finite)
         out_plane, addend_plane = (BLOCK_BYTES * math.prod(sizes) for sizes in (whole, counts))
         out_row = BLOCK_BYTES * whole[1]
         skipped = out_row * border[0][0] + BLOCK_BYTES * border[1][0]
@@ -541,7 +559,7 @@ class BlockedConvolution:
             arguments = BlockedArguments(
                 x=source, x_image=all_planes * plane_bytes, x_row=x_row,
                 x_group=(1 if kernels.form == "depthwise" else kernels.data.shape[1]) * plane_bytes, shared=shared,
-                table=table, entries=len(table) - 1, weights=kernels.data, block_bytes=kernels.data[0].nbytes,
+                table=table, entries=entries, tiles=tiles_of, weights=kernels.data, block_bytes=kernels.data[0].nbytes,
                 first_block=first, groups=groups, rows=rows, columns=columns, bands=bands,
                 out=Binding("out") + skipped, out_image=blocks * out_plane, out_row=out_row,
                 addend=Binding("addend") if has_addend else None, addend_image=blocks * addend_plane,
@@ -554,9 +572,59 @@ class BlockedConvolution:
         return calls
 
 
+def _inside(extent: int, count: int, stride: int, pad: int, taps: int, dilation: int) -> NDArray[np.bool_]:
+    """Return True for each result and tap along an axis if the tap's input is inside the image: [count, taps]."""
+    place = np.arange(count)[:, None] * stride - pad + np.arange(taps) * dilation
+    return (place >= 0) & (place < extent)
+
+
+def _tables(
+    offsets: NDArray[np.int64], tile: Tile, columns: int, inside: Sequence[NDArray[np.bool_]], *, skips: bool
+) -> tuple[NDArray[np.int64], int, NDArray[np.int64] | None]:
+    """Return the table of all terms and its number of entries, and the tables of tiles (see `BlockedArguments`).
+
+    Tiles have own tables if these omit a part of the terms: those of taps that are outside the image for all results of
+    the tile. These terms are zeros, so the sums are the same.
+
+    Args:
+        offsets: offsets of inputs [planes, kernel rows, kernel columns].
+        columns: number of results per row.
+        skips: False if terms cannot be omitted, because a weight is not finite.
+    """
+    numbers = np.arange(offsets.size).reshape(offsets.shape)
+    pairs = np.stack([offsets, numbers * (tile.term_vectors * BLOCK_BYTES)], axis=-1)
+    whole = _closed(pairs.reshape(-1, 2))
+    by_row, by_column = inside
+    starts = [min(first, columns - tile.columns) for first in range(0, columns, tile.columns)]
+    if not skips or len(by_column) != columns:
+        return whole, offsets.size, None
+    by_tile = np.array([by_column[start : start + tile.columns].any(axis=0) for start in starts])
+    used = by_row.sum(axis=1).mean() * by_tile.sum(axis=1).mean() / offsets[0].size
+    if used > _MOST_USED:
+        return whole, offsets.size, None
+    tables, place, known = [whole], whole.nbytes, {}
+    found = np.empty((len(by_row), len(by_tile), 2), np.int64)
+    for row, column in np.ndindex(found.shape[:2]):
+        key = by_row[row].tobytes(), by_tile[column].tobytes()
+        if key not in known:
+            taps = by_row[row][:, None] & by_tile[column]
+            if not taps.any():
+                taps[0, 0] = True  # a table has at least one entry
+            tables.append(_closed(pairs[:, taps].reshape(-1, 2)))
+            known[key] = place, len(tables[-1]) - 1
+            place += tables[-1].nbytes
+        found[row, column] = known[key]
+    return np.concatenate(tables), offsets.size, found.reshape(-1, 2)
+
+
+def _closed(table: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a table with its last entry repeated, because the inputs of the next entry are prefetched."""
+    return np.concatenate([table, table[-1:]])
+
+
 def _sums(axes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     """Return the offsets of a grid of (count, step) axes, in order."""
     total = np.zeros(1, np.int64)
     for count, step in axes:
         total = (total[:, None] + np.arange(count, dtype=np.int64) * step).reshape(-1)
-    return np.append(total, total[-1])
+    return total
