@@ -154,8 +154,9 @@ def _selection() -> Iterator[Case]:
     yield _one("Tile", _random((64, 64, 32)), constants={"repeats": np.array([1, 2, 2])})
     yield _one("Expand", _random((64, 1, 1024)), constants={"shape": np.array([64, 16, 1024])})
     yield _one("Expand", _random((1, 128, 1, 1)), constants={"shape": np.array([1, 128, 28, 28])})
-    yield _one("Pad", _random(PLANES), constants={"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])})
-    yield _one("Pad", _random(PLANES), constants={"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])}, mode="reflect")
+    sides = {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])}
+    for mode in ("constant", "reflect"):
+        yield replace(_one("Pad", _random(PLANES), constants=sides, mode=mode), name=f"Pad ({mode})")
     yield _one("Transpose", _random((1, 128, 12, 64)), perm=[0, 2, 1, 3])
     yield _one("Transpose", _random(PLANES), perm=[0, 2, 3, 1])
     yield _one("CumSum", _random((8, 128, 128)), constants={"axis": np.array(2)})
