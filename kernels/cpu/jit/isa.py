@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from llvmlite import binding
-
 from genai.common.cores import request_tiles
+
+from .host import host
 
 ISAS = ("amx", "vnni", "avx2", "portable")
 _VARIABLE = "GENAI_CPU_ISA"
@@ -81,23 +81,13 @@ class CpuTarget:
 
 def processor(environment: Mapping[str, str] = os.environ) -> CpuTarget:
     """Return the processor that kernels are compiled for."""
-    name = environment.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
-    features = environment.get("NUMBA_CPU_FEATURES")
-    if features is None:
-        features = _host_features(avx=environment.get("NUMBA_ENABLE_AVX", "1") != "0")
-    return CpuTarget(binding.get_process_triple(), name, features)
-
-
-def _host_features(*, avx: bool) -> str:
-    try:
-        features = binding.get_host_cpu_features()
-    except RuntimeError:
-        return ""
-    if not avx:
-        for name in features:
-            if name.startswith("avx"):
-                features[name] = False
-    return str(features.flatten())
+    triple, name, features = host()
+    given = environment.get("NUMBA_CPU_FEATURES")
+    if given is not None:
+        features = given
+    elif environment.get("NUMBA_ENABLE_AVX", "1") == "0":
+        features = features.replace("+avx", "-avx")
+    return CpuTarget(triple, environment.get("NUMBA_CPU_NAME") or name, features)
 
 
 class Prefetch(NamedTuple):

@@ -1,4 +1,7 @@
-"""A loader that links object files into memory as machine code. It uses LLVM's linker and does not import Numba."""
+"""A loader that links object files into memory as machine code.
+
+It uses the linker in `elf` if possible, and LLVM's linker otherwise, and it does not import Numba.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import sys
 import threading
 from typing import Any
 
-from llvmlite import binding
-
 from genai.common.forks import renew_locks
+
+from .elf import link
 
 # The function that every object has, and its return value for a kernel that ended with an error.
 ENTRY = "genai_kernel"
@@ -41,6 +44,12 @@ class LoadedObject:
         if not packed.startswith(_HEADER):
             raise ObjectError("the data is not a packed object file")
         content = packed[len(_HEADER) :]
+        self._linked = link(content, ENTRY)
+        if self._linked is not None:
+            self.address = self._linked.address
+            return
+        from llvmlite import binding
+
         with _LOCK:
             self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
             try:
@@ -55,6 +64,8 @@ class LoadedObject:
 
 def _target_machine() -> Any:
     """Return a new target machine, because each engine takes ownership of its target machine."""
+    from llvmlite import binding
+
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
