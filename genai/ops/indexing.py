@@ -158,21 +158,27 @@ def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True, threads: Thre
     count, along = int(scalar(k)), checked_axis(axis, x.ndim)
     if not 0 <= count <= x.shape[along]:
         raise KernelError(f"TopK: k is {count}, but the axis has {x.shape[along]} elements")
-    moved = np.moveaxis(x, along, -1)
-    keys = widened(moved)
+    is_last = along == x.ndim - 1
+    moved = x if is_last else np.moveaxis(x, along, -1)
+    keys, values = widened(moved), None
     if keys.dtype in _NARROW_INTEGERS:
         keys = keys.astype(np.int32)
     if keys.dtype in _SELECTED and keys.shape[-1] < _MOST_SELECTED:
-        rows = np.ascontiguousarray(keys).reshape(math.prod(keys.shape[:-1]), keys.shape[-1])
-        order = selected(rows, count, smallest=not largest, threads=threads).reshape(*keys.shape[:-1], count)
+        rows, shape = np.ascontiguousarray(keys), (*keys.shape[:-1], count)
+        rows = rows.reshape(math.prod(shape[:-1]), keys.shape[-1])
+        order = selected(rows, count, smallest=not largest, threads=threads)
+        if keys is moved:
+            values = picked(rows, order, threads=threads).reshape(shape)
+        order = order.reshape(shape)
     elif largest:
         # Stable descending sort: reverse, sort stably, reverse again.
         order = moved.shape[-1] - 1 - np.argsort(moved[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     else:
         order = np.argsort(moved, axis=-1, kind="stable")
-    order = order[..., :count]
-    values = np.take_along_axis(moved, order, axis=-1)
-    return np.moveaxis(values, -1, along), np.moveaxis(order, -1, along).astype(np.int64)
+    order = order[..., :count].astype(np.int64, copy=False)
+    if values is None:
+        values = np.take_along_axis(moved, order, axis=-1)
+    return (values, order) if is_last else (np.moveaxis(values, -1, along), np.moveaxis(order, -1, along))
 
 
 @operator("Compress", since_version=9)
