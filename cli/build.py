@@ -146,16 +146,18 @@ def checkpoint_of(path: Path) -> Path:
     """Return the path to convert: the path itself, or the model of that name, pulled after confirmation."""
     from genai.convert.resolve import source_of
 
-    with interruptible("genai: interrupted; the download is kept"):
-        return source_of(path, PullDialog().hooks)
+    pulling = PullDialog()
+    with interruptible(lambda: _interrupted(pulling, [])):
+        return source_of(path, pulling.hooks)
 
 
 def encoder_of(path: Path, precision: str, *, yes: bool) -> Path:
     """Return the folder of an encoder: the path itself, or the model of that name, pulled after confirmation."""
     from genai.convert.resolve import encoder_folder
 
-    with interruptible("genai: interrupted; the download is kept"):
-        return encoder_folder(path, PullDialog(yes=yes, precision=precision).hooks)
+    pulling = PullDialog(yes=yes, precision=precision)
+    with interruptible(lambda: _interrupted(pulling, [])):
+        return encoder_folder(path, pulling.hooks)
 
 
 @contextmanager

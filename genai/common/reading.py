@@ -7,12 +7,15 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from genai.common.memory_limits import available_memory, format_bytes
 
 from ..errors import CacheCapacityError, GenaiError, InputError, kind_of
 
+E = TypeVar("E", bound=GenaiError)
+
+_POINTER = b"version https://git-lfs"
 # No sensible text is longer, and reads from a device may never end.
 _MOST_BYTES, _PIECE = 2**28, 2**20
 # The time to parse JSON is proportional to the number of values, which commas separate. Parsing this number of values
@@ -26,6 +29,21 @@ def is_addressable(shape: Sequence[int], itemsize: int) -> bool:
     """Return True if NumPy can represent a shape, so that later uses of an array of this shape do not fail."""
     addressed = math.prod(extent or 1 for extent in shape) * itemsize
     return len(shape) <= MOST_DIMENSIONS and min(shape, default=0) >= 0 and addressed <= _MOST_ADDRESS
+
+
+def pointer_error(path: Path, kind: type[E]) -> E | None:
+    """Return the error for a file that Git LFS left in place of the real file; None for any other file."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(len(_POINTER)).startswith(_POINTER):
+                return None
+    except OSError:
+        return None
+    return kind(
+        f"{path} is a pointer of Git LFS, not the file itself",
+        "the repository was cloned without its large files",
+        "run `git lfs pull` in the clone, or download the file again",
+    )
 
 
 def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = False) -> bytes | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
 from .layers import write_bare_norm, write_linear, write_split
 from .options import Precision
@@ -148,9 +149,22 @@ def _write_decays(export: Export, part: DeltaNetSpec, path: str, source: str, ro
     bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", part.key_width))
     shifted = graph.node("Add", [root, bias], f"{path}/f_proj/Add", dims)
     step = graph.node("Softplus", [shifted], f"{path}/f_proj/Softplus", dims)
-    rate = -np.exp(export.weights.vector(f"{source}.A_log", part.value_heads).astype(np.float64))
-    scale = graph.array(f"{source}.neg_exp_A", np.repeat(rate, part.key_size).astype(np.float32))
+    rates = _negative_rates(f"{source}.A_log", export.weights.vector(f"{source}.A_log", part.value_heads))
+    scale = graph.array(f"{source}.neg_exp_A", np.repeat(rates, part.key_size))
     return graph.node("Mul", [step, scale], f"{path}/f_proj/Mul", dims)
+
+
+def _negative_rates(name: str, logs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return -exp(logs). Raise InputError if a result exceeds the range of float32."""
+    with np.errstate(over="ignore"):
+        rates = -np.exp(logs.astype(np.float64)).astype(np.float32)
+    if not np.isfinite(rates).all():
+        raise InputError(
+            f"{name} contains the value {logs.max():g}",
+            "the exponential of the value, which is the rate of a state's decay, exceeds the range of float32",
+            "check the training run or the download that produced these weights",
+        )
+    return rates
 
 
 def _write_head_norm(export: Export, part: DeltaNetSpec, path: str, source: str, root: str) -> str:
@@ -259,8 +273,7 @@ def _write_state_decays(export: Export, part: MambaSpec, path: str, source: str,
     steps = graph.node("Gather", [step, name], f"{path}/A/Gather", dims, axis=2)
     logs = export.weights.tensor(f"{source}.A_log", (part.width, count)).astype(np.float32)
     require_finite(f"{source}.A_log", logs)
-    rates = -np.exp(logs.astype(np.float64)).reshape(-1)
-    scale = graph.array(f"{source}.neg_exp_A", rates.astype(np.float32))
+    scale = graph.array(f"{source}.neg_exp_A", _negative_rates(f"{source}.A_log", logs).reshape(-1))
     return graph.node("Mul", [steps, scale], f"{path}/A/Mul", dims)
 
 
@@ -270,8 +283,8 @@ def _write_steps(export: Export, part: MambaSpec, path: str, source: str, root: 
     bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", heads))
     shifted = graph.node("Add", [root, bias], f"{path}/dt/Add", dims)
     step = graph.node("Softplus", [shifted], f"{path}/dt/Softplus", dims)
-    rate = -np.exp(export.weights.vector(f"{source}.A_log", heads).astype(np.float64))
-    scale = graph.array(f"{source}.neg_exp_A", rate.astype(np.float32))
+    rates = _negative_rates(f"{source}.A_log", export.weights.vector(f"{source}.A_log", heads))
+    scale = graph.array(f"{source}.neg_exp_A", rates)
     return step, graph.node("Mul", [step, scale], f"{path}/A/Mul", dims)
 
 
@@ -313,8 +326,8 @@ def _write_gates(export: Export, part: DeltaNetSpec, path: str, source: str, a: 
     """Write decay = -exp(A_log) * softplus(a + dt_bias), and beta = sigmoid(b)."""
     graph, heads, name = export.graph, part.value_heads, f"{path}/LinearAttentionGate"
     bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", heads))
-    rate = np.exp(export.weights.vector(f"{source}.A_log", heads).astype(np.float64))
-    scale = graph.array(f"{source}.neg_exp_A", (-rate).astype(np.float32))
+    rates = _negative_rates(f"{source}.A_log", export.weights.vector(f"{source}.A_log", heads))
+    scale = graph.array(f"{source}.neg_exp_A", rates)
     outputs = f"{name}/output_0", f"{name}/output_1"
     graph.nodes("LinearAttentionGate", [a, bias, scale, b], list(outputs), name, domain=CONTRIB)
     for output in outputs:

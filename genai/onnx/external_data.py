@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.reading import pointer_error
 from ..errors import ExternalDataError
 from .storage import ExternalStorage
 
@@ -137,6 +138,8 @@ class ExternalData:
                 # Only regular files are opened, because a pipe or device might block when it is opened, or never end.
                 is_file = path.is_file()
                 if is_file and path.stat().st_size:
+                    if pointer := pointer_error(path, ExternalDataError):
+                        raise pointer
                     mapping, watch = map_file(path, self._noted(location))
                     self.files.append(watch)
                     self._opened[path] = np.frombuffer(mapping, np.uint8), mapping

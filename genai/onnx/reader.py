@@ -17,6 +17,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from ..common.foreign_models import foreign_model_error
+from ..common.reading import pointer_error
 from ..errors import GraphError, ModelFolderError, ProtobufError
 from .deserialize import Deserializer
 from .external_data import ExternalData, Opened
@@ -96,6 +97,8 @@ def _read(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelPro
                 "the path is a folder" if path.is_dir() else "the file does not exist",
                 _hint_for(path),
             )
+        if pointer := pointer_error(path, ModelFolderError):
+            raise pointer
         if path.stat().st_size > MAX_PROTOBUF_BYTES:
             raise GraphError(
                 f"{str(path)!r} is larger than 2 GiB",

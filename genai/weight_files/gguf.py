@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from genai.quant.ggml import GGML_TYPES, GgmlType
 
-from ..common.reading import whole_file
+from ..common.reading import pointer_error, whole_file
 from ..errors import InputError, ModelFolderError
 from .tensor_files import TensorFiles
 
@@ -210,7 +210,7 @@ class _Cursor:
 def _counts(cursor: _Cursor) -> tuple[int, int]:
     """Read the magic bytes and the version, and return the numbers of tensors and keys."""
     if bytes(cursor.take(min(4, cursor.left), "the magic bytes")) != MAGIC:
-        raise InputError(
+        raise pointer_error(cursor.path, InputError) or InputError(
             f"{cursor.path} is not a GGUF file", "the file does not start with the bytes GGUF",
             "pass a file that llama.cpp's convert_hf_to_gguf.py or llama-quantize wrote",
         )  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 
-from ..common.reading import MOST_DIMENSIONS, is_addressable, whole_file
+from ..common.reading import MOST_DIMENSIONS, is_addressable, pointer_error, whole_file
 from ..errors import InputError
 
 _DTYPES: dict[str, Any] = {
@@ -128,4 +128,6 @@ def _each_once(path: Path, pairs: list[tuple[str, Any]]) -> None:
 
 
 def _malformed(path: Path, why: str) -> InputError:
-    return InputError(f"{path} is not a valid safetensors file", why, "download or save the file again")
+    return pointer_error(path, InputError) or InputError(
+        f"{path} is not a valid safetensors file", why, "download or save the file again"
+    )

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.reading import MOST_DIMENSIONS, is_addressable
+from ..common.reading import MOST_DIMENSIONS, is_addressable, pointer_error
 from ..errors import InputError
 
 _DTYPES: dict[str, Any] = {
@@ -144,7 +144,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _malformed(path: Path, why: str) -> InputError:
-    return InputError(
+    return pointer_error(path, InputError) or InputError(
         f"{path}: the tensors cannot be read", why, "download the file again, or save the tensors as safetensors"
     )
 

@@ -29,6 +29,7 @@ def describe(golden: Any, **changes: Any) -> DecoderSpec:
         ({"num_experts_per_tok": 2}, "2 experts per token scale their inputs"),
         ({"attention_chunk_size": -1}, "attention_chunk_size is -1"),
         ({"attention_chunk_size": None}, "attention_chunk_size is None"),
+        ({"attention_chunk_size": 0}, "attention_chunk_size is 0"),
         ({"layer_types": ["sliding_attention"] * 7}, "layer_types in config.json contains 'sliding_attention'"),
         ({"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]"),
         ({"moe_layers": "odd"}, "moe_layers is 'odd'"),

@@ -55,6 +55,8 @@ def test_published_form(golden: Any) -> None:
         ({"per_layer_config": 7}, "an object for each layer"),
         ({"per_layer_config": {layer: {"head_dim": 21} for layer in "257"}}, "21 elements are rotated"),
         ({"per_layer_config": {layer: {"num_key_value_heads": 4} for layer in "257"}}, "full_key_value_heads is 4"),
+        ({"sliding_window": 0}, "sliding_window is 0"),
+        ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 40}, "vocab_size_per_layer_input is 40"),
         ({"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input is -1"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention to all"),
     ],

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from genai.convert import DecoderSpec
+from genai.convert import DecoderSpec, build_model
 from genai.convert.architectures import find
 from genai.convert.hf_config import HFConfig
 from genai.convert.spec import MambaSpec
@@ -30,6 +33,8 @@ def describe(golden: Any, name: str, **changes: Any) -> DecoderSpec:
         ("granitemoehybrid", {"mamba_d_conv": 1}, "kernels of 1"),
         ("granitemoehybrid", {"layer_types": ["rwkv"] * 7}, "contains 'rwkv'"),
         ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
+        ("granitemoehybrid", {"layer_types": ["mamba", None] + ["attention"] * 5}, "contains None"),
+        ("bamba", {"attn_layer_indices": [1, 99]}, "attn_layer_indices is [1, 99]"),
         ("bamba", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is [0.0, 0.1]"),
         ("nemotron_h", {"layers_block_type": ["rwkv", "mlp"]}, "contains 'rwkv'"),
         ("nemotron_h_experts", {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu'"),
@@ -90,3 +95,14 @@ def test_heads_of_odd_size(golden: Any) -> None:
     """Mamba-2 rotates nothing, so its heads need not have pairs of elements."""
     spec = describe(golden, "mamba2", hidden_size=45, num_heads=6, head_dim=15)
     assert isinstance(spec.recurrent, MambaSpec) and spec.recurrent.head_size == 15
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "kimi_linear", "qwen3_5_text"])
+def test_decays_that_overflow(golden: Any, name: str, letter_tokenizer: Path, tmp_path: Path) -> None:
+    folder = golden(name).write_checkpoint(tmp_path / "checkpoint", letter_tokenizer)
+    tensors = load_file(folder / "model.safetensors")
+    first = next(key for key in sorted(tensors) if key.endswith("A_log"))
+    tensors[first] = np.full_like(tensors[first], 800)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"A_log contains the value 800"):
+        build_model(folder, tmp_path / "built")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -375,19 +375,23 @@ def sliding_layers(config: HFConfig, pattern: int | None = None) -> tuple[int, .
     if kinds is None:
         every = config.integer("sliding_window_pattern", default=pattern or 1)
         return tuple(layer for layer in range(count) if every < 2 or (layer + 1) % every)
-    return layers_of("sliding_attention", kinds)
+    return layers_of("sliding_attention", kinds=kinds)
 
 
-def layers_of(kind: str, kinds: list[Any]) -> tuple[int, ...]:
-    """Return the layers of a kind, given the kind of each layer; all other layers must have full attention."""
-    known = {kind, "full_attention"}
-    if other := sorted({str(one) for one in kinds} - known):
+def layers_of(*names: str, kinds: list[Any], others: Sequence[str] = ("full_attention",)) -> tuple[int, ...]:
+    """Return the layers whose kind has one of the names, given the kind of each layer.
+
+    Args:
+        others: the names for the kind of all other layers.
+    """
+    known = (*names, *others)
+    if unknown := [one for one in kinds if one not in known]:
         raise UnsupportedModelError(
-            f"layer_types in config.json contains {other[0]!r}",
+            f"layer_types in config.json contains {unknown[0]!r:.100}",
             f"the supported types are {', '.join(sorted(known))}",
             "use a checkpoint with these types only",
         )
-    return tuple(layer for layer, one in enumerate(kinds) if one == kind)
+    return tuple(layer for layer, one in enumerate(kinds) if one in names)
 
 
 def window_fields(config: HFConfig, pattern: int | None = None, *, window: int | None = None) -> dict[str, Any]:

@@ -58,6 +58,10 @@ def _gemma(
 ) -> DecoderSpec:
     """Return a decoder with the values that Gemma 3n and Gemma 4 share; `window`, `inputs`, `pattern` are defaults."""
     local = rope_values(config, "sliding_attention").get("rope_theta")
+    if config.optional_integer("sliding_window", window) is None and common.sliding_layers(config, pattern):
+        raise config.wrong(
+            "sliding_window", config.get("sliding_window"), "a number of tokens: some layers have windows"
+        )
     return decoder(
         config, theta=1e6, rope_kind="full_attention", tied=True, head_size=256, post_norms=True, qk_norm=True,
         value_norm=True, attention_scale=1.0, embedding_scale=config.integer("hidden_size") ** 0.5,
@@ -131,6 +135,9 @@ def _gemma4(config: HFConfig, **options: Any) -> DecoderSpec:
             intermediate_size=config.integer("moe_intermediate_size"), activation="geglu", beside_mlp=True,
             scaled=True,
         )  # fmt: skip
+    rows = _inputs(config, options.get("inputs", 256))
+    if rows is not None and rows.vocab_size < config.integer("vocab_size", default=262144):
+        raise config.wrong("vocab_size_per_layer_input", rows.vocab_size, "at least vocab_size")
     return _gemma(
         config, family="gemma4_text", experts=experts, layer_scales=True,
         keys_as_values=config.flag("attention_k_eq_v"), logit_softcap=config.optional_number("final_logit_softcapping"),

@@ -15,7 +15,7 @@ from .common import Rule, architecture, decoder
 
 def _layers(config: HFConfig, kind: str, default: list[str]) -> tuple[int, ...]:
     """Return the layers of a kind, according to layer_types; all other layers must have full attention."""
-    return common.layers_of(kind, config.layers("layer_types", config.num_layers) or default)
+    return common.layers_of(kind, kinds=config.layers("layer_types", config.num_layers) or default)
 
 
 # --- LFM2 ------------------------------------------------------------------------------------------------------------

@@ -173,7 +173,8 @@ def _kimi_delta(config: HFConfig) -> DeltaNetSpec:
     size = values.integer("head_dim", default=config.integer("linear_head_dim", default=128))
     kernel = config.integer("linear_conv_kernel_dim", default=4)
     return DeltaNetSpec(
-        layers=common.layers_of("linear_attention", _of_layers(config, values)), key_heads=heads, value_heads=heads,
+        layers=common.layers_of("linear_attention", kinds=_of_layers(config, values)),
+        key_heads=heads, value_heads=heads,
         kernel=values.integer("short_conv_kernel_size", default=kernel), key_size=size, value_size=size, gate_rank=size,
     )  # fmt: skip
 

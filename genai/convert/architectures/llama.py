@@ -537,9 +537,13 @@ def _llama4_layers(config: HFConfig) -> dict[str, Any]:
         raise config.wrong("no_rope_layers", flags, f"a list with a number for each of the {count} layers")
     rotated = tuple(layer for layer in range(count) if (flags[layer] if flags else (layer + 1) % every))
     chunk, kinds = config.optional_integer("attention_chunk_size", 8192), config.layers("layer_types", count)
-    chunked = rotated if kinds is None else common.layers_of("chunked_attention", kinds)
+    chunked = rotated if kinds is None else common.layers_of("chunked_attention", kinds=kinds)
     if kinds is not None and chunked and chunk is None:
-        raise config.wrong("attention_chunk_size", None, "a number of tokens, because layer_types has chunked layers")
+        raise config.wrong(
+            "attention_chunk_size",
+            config.get("attention_chunk_size"),
+            "a number of tokens, because layer_types has chunked layers",
+        )
     step, routed = config.integer("interleave_moe_layer_step", default=1), config.numbers("moe_layers")
     if config.get("moe_layers") is None:
         routed = list(range(step - 1, count, step))

@@ -77,9 +77,8 @@ def _check_steps(config: HFConfig) -> None:
 def granitemoehybrid(config: HFConfig) -> DecoderSpec:
     """Granite 4: Mamba-2 in most layers, and a shared expert; some sizes have neither Mamba-2 nor other experts."""
     count = config.num_layers
-    named = {"mamba": "linear_attention", "attention": "full_attention"}
     kinds = config.layers("layer_types", count) or config.layers("layers_block_type", count) or ["mamba"] * count
-    layers = common.layers_of("linear_attention", [named.get(str(kind), kind) for kind in kinds])
+    layers = common.layers_of("mamba", "linear_attention", kinds=kinds, others=("attention", "full_attention"))
     width = config.integer("shared_intermediate_size", default=1024)
     experts = None
     if config.integer("num_local_experts", default=8, least=0):
@@ -104,6 +103,8 @@ def granitemoehybrid(config: HFConfig) -> DecoderSpec:
 def bamba(config: HFConfig) -> DecoderSpec:
     """Bamba (IBM): Mamba-2 in most layers; attention rotates half of each head."""
     attention = config.numbers("attn_layer_indices")
+    if not all(0 <= layer < config.num_layers for layer in attention):
+        raise config.wrong("attn_layer_indices", attention, f"a list of layers from 0 to {config.num_layers - 1}")
     layers = tuple(layer for layer in range(config.num_layers) if layer not in attention)
     return decoder(config, epsilon=1e-5, partial=0.5, recurrent=_mamba(config, layers), **common.given_biases(config))
 

@@ -90,6 +90,8 @@ class Metadata:
         """Return the common value of a list with one value per layer, which newer files may have."""
         if not isinstance(value, np.ndarray):
             return value
+        if some and not value.any():
+            raise self.wrong(name, value.tolist(), "a number above 0 for at least one layer")
         value = value[value != 0] if some else value
         if value.size == 0 or not (value == value.flat[0]).all():
             raise UnsupportedModelError(
