@@ -120,7 +120,9 @@ class Attribute(Changeable):
         if self.type is AttributeType.STRING and self.value is not None:
             return _decoded(self.value)
         if self.type is AttributeType.STRINGS and self.value is not None:
-            return [_decoded(item) for item in self.value]
+            # The modes of a tree ensemble are a hundred thousand strings of a few values.
+            texts = {item: _decoded(item) for item in set(self.value)}
+            return [texts[item] for item in self.value]
         return self.value
 
     def graphs(self) -> Sequence[Graph]:
