@@ -94,15 +94,17 @@ class RepeatedPlan:
 
 
 class OnlyProgram:
-    """A plan whose only call is a joined program, without the slots of a run.
+    """A plan whose first call is a joined program, without the slots of a run. Other calls only convert results.
 
     Attributes:
         is_checked: True if a caller has checked the results of a run. The results of all runs are new arrays with the
             same shapes and types; False if this is not known.
     """
 
-    def __init__(self, op: OpCall, indices: Sequence[int]) -> None:
-        """`indices`: the index of each of the call's inputs in the feeds."""
+    def __init__(self, plan: Plan, indices: Sequence[int]) -> None:
+        """`indices`: the index of each of the program's inputs in the feeds."""
+        op, *self._conversions = plan.calls
+        self._outputs = plan.outputs
         self._op, self._indices, self.is_checked = op, indices, False
         kernel = op.kernel
         assert isinstance(kernel, _JoinedKernel)
@@ -111,28 +113,43 @@ class OnlyProgram:
     @property
     def makes_new_arrays(self) -> bool:
         """True if each run returns new arrays of the same shapes and types that share no memory."""
-        return self._kernel.is_plain
+        return self._kernel.is_plain and not self._conversions
 
     @staticmethod
     def of(plan: Plan, key: Sequence[Any]) -> OnlyProgram | None:
         """Return the program of a plan for the feeds of a key; None if the plan has other calls."""
         given = key[::_KEY_ITEMS]
-        if len(plan.calls) != 1 or not isinstance(plan.calls[0].kernel, _JoinedKernel):
+        if not plan.calls or not isinstance(plan.calls[0].kernel, _JoinedKernel):
             return None
-        op = plan.calls[0]
-        if op.outputs != plan.outputs or not set(given).issuperset(op.inputs):
+        op, *others = plan.calls
+        made = {*op.outputs, *(slot for other in others for slot in other.outputs)}
+        if (
+            any(other.op_type not in _CONVERSIONS or not made.issuperset(other.inputs) for other in others)
+            or (not others and op.outputs != plan.outputs)
+            or not made.issuperset(plan.outputs)
+            or not set(given).issuperset(op.inputs)
+        ):
             return None
-        return OnlyProgram(op, [given.index(slot) for slot in op.inputs])
+        return OnlyProgram(plan, [given.index(slot) for slot in op.inputs])
 
     def run(self, feeds: Feeds, explain: Explain) -> tuple[Any, ...]:
         """Run the plan; see `run_unobserved`."""
         op, inputs = self._op, [feeds[index][1] for index in self._indices]
         try:
-            return self._kernel.run(inputs)
+            found = self._kernel.run(inputs)
+            if not self._conversions:
+                return found
+            slots = dict(zip(op.outputs, found, strict=True))
+            for op in self._conversions:
+                inputs = [slots[slot] for slot in op.inputs]
+                slots.update(zip(op.outputs, op.kernel(None, inputs), strict=False))
+            return tuple([slots[slot] for slot in self._outputs])
         except Exception as error:
             raise_explained(explain, op, inputs, error)
 
 
+# Operators of Python objects, which compute no numbers.
+_CONVERSIONS = frozenset({"ZipMap"})
 # Number of items of a key for each input.
 _KEY_ITEMS = 3
 

@@ -402,6 +402,20 @@ def test_a_checked_program_accepts_arrays_of_other_strides_and_the_same_array_tw
     np.testing.assert_array_equal(session.run({"y": x[:8], "x": x[8:]})["z"], x[:8] + x[8:])
 
 
+def test_dictionaries_are_made_from_the_results_of_a_program():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
+        g (float[N, 2] x) => (float[N, 2] y, seq(map(int64, float)) z) {
+            y = Softmax(x) z = ai.onnx.ml.ZipMap<classlabels_int64s = [7, 9]>(y)
+        }""")
+    session = Session(model, SessionConfig(threads=1))
+    for rows in (2, 2, 2, 2, 2, 1, 1, 1, 1, 2):
+        feed = {"x": _numbers(rows, 2)}
+        found, expected = session.run(feed), _plain(session, feed)
+        np.testing.assert_array_equal(found["y"], expected["y"])
+        assert found["z"] == expected["z"] == [dict(zip((7, 9), row, strict=True)) for row in expected["y"].tolist()]
+    assert len(session._repeated._programs) == 2
+
+
 def test_a_wrong_declared_shape_is_named_in_every_run():
     session = _session("g (float[N] x) => (float[3] z) { z = Add(x, x) }")
     for _ in range(8):
