@@ -6,15 +6,16 @@ from typing import Any
 
 # The results' shapes depend only on the inputs' shapes.
 _BY_SHAPES = """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization BiasAdd BiasGelu
-    BlockedAveragePool BlockedConv BlockedMaxPool BlockedMean Cast CastLike Ceil Celu Concat Conv Cos Cosh
-    DenseAttention Div Elu Equal Erf Exp FastGelu Flatten Floor FromBlocked FusedConv GRU Gather GatherElements
+    Abs Acos Acosh Add And ArgMax ArgMin ArrayFeatureExtractor Asin Asinh Atan Atanh AveragePool BatchNormalization
+    BiasAdd BiasGelu BlockedAveragePool BlockedConv BlockedMaxPool BlockedMean Cast CastLike Ceil Celu Concat Conv Cos
+    Cosh DenseAttention Div Elu Equal Erf Exp FastGelu Flatten Floor FromBlocked FusedConv GRU Gather GatherElements
     GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish
-    Identity InstanceNormalization IsInf IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Linear Log
-    LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu RMSNormalization RNN Reciprocal
-    Relu Round Selu Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size SkipLayerNormalization
-    SkipSimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh ToBlocked Transpose
-    TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor Where Xor
+    Identity InstanceNormalization IsInf IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Linear
+    LinearClassifier LinearRegressor Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Normalizer Not Or
+    PRelu Pow QuickGelu RMSNormalization RNN Reciprocal Relu Round SVMClassifier SVMRegressor Scaler Selu Shape
+    Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size SkipLayerNormalization SkipSimplifiedLayerNormalization
+    Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh ToBlocked Transpose TreeEnsemble
+    TreeEnsembleClassifier TreeEnsembleRegressor Where Xor
 """.split()
 # The results' shapes also depend on the values of all inputs after the first.
 _BY_FIRST_SHAPE = """
