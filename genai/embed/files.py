@@ -167,10 +167,9 @@ def _embedded(embed: Callable[[Sequence[str]], Floats], texts: Sequence[str], pa
             try:
                 embed([text])
             except InputError as one:
-                what = one.what.removeprefix("text 0")
-                raise InputError(
-                    f"line {line.number}: the text{what}" if what != one.what else what, one.why, one.fix
-                ) from error
+                if one.what.startswith("text 0"):
+                    one.what = f"line {line.number}: the text{one.what.removeprefix('text 0')}"
+                raise one from error
         raise
 
 

@@ -389,6 +389,13 @@ def _dense(folder: Path) -> DenseModule:
     config = _check_names(path)
     tensors = _weights(folder)
     weight = _tensor(folder, tensors, "linear.weight", 2)
+    for name, size in (("out_features", weight.shape[0]), ("in_features", weight.shape[1])):
+        if config.get(name, size) != size:
+            raise ConfigError(
+                f"{path}: {name} is {config[name]!r:.80}",
+                f"linear.weight has {weight.shape[0]} rows and {weight.shape[1]} columns",
+                "copy the model again",
+            )
     bias = _tensor(folder, tensors, "linear.bias", 1) if config.get("bias", True) else None
     if bias is not None and len(bias) != len(weight):
         raise ConfigError(

@@ -57,6 +57,9 @@ def test_a_file(tmp_path: Path) -> None:
         ([MODEL, "in.csv", "--column", "boy"], "no column 'boy', which --column names"),
         ([MODEL, "in.csv", "--column", "boy"], "did you mean 'body'?"),
         (["nowhere", "-p", "x"], "or the name of an encoder: org/name"),
+        ([MODEL, "-p", "cat " * 20, "--no-truncate"], "or let it be truncated (--truncate)"),
+        ([MODEL, "in.csv", "--column", "long", "--no-truncate"], "line 1: the text has 22 tokens or more"),
+        ([MODEL, "in.csv", "--column", "long", "--no-truncate"], "or let it be truncated (--truncate)"),
         (["in.gguf", "-p", "x"], "GGUF files are not supported for embeddings"),
         ([MODEL, "-p", "x", "--pooling", "average"], "--pooling 'average'"),
         ([MODEL, "-p", "x", "--dimensions", "99"], "--dimensions 99"),
@@ -65,7 +68,7 @@ def test_a_file(tmp_path: Path) -> None:
 )
 def test_what_is_refused(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("in.csv").write_text("id,body\n1,the cat\n")
+    Path("in.csv").write_text(f"id,body,long\n1,the cat,{'cat ' * 20}\n")
     Path("in.gguf").write_bytes(b"GGUF")
     result = run("embed", *arguments)
     assert result.returncode in (1, 2) and message in result.stderr and "Traceback" not in result.stderr

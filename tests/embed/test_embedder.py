@@ -453,12 +453,15 @@ def test_modules_that_do_not_fit(copied: Copied) -> None:
     (dense,) = folder.glob("*_Dense")
     weights = {"linear.weight": np.zeros((10, 23), np.float32), "linear.bias": np.zeros(10, np.float32)}
     save_file(weights, dense / "model.safetensors")
+    with pytest.raises(genai.ConfigError, match="in_features is 24"):
+        Embedder(folder)
+    _edited(dense, "config.json", in_features=23)
     with pytest.raises(genai.ConfigError, match="a Dense module has 23 inputs, but vectors have 24 numbers"):
         Embedder(folder)
     save_file({**weights, "linear.bias": np.zeros(9, np.float32)}, dense / "model.safetensors")
     with pytest.raises(genai.ConfigError, match=r"linear\.bias has 9 numbers"):
         Embedder(folder)
-    _edited(dense, "config.json", activation_function="evil.module.Run")
+    _edited(dense, "config.json", activation_function="evil.module.Run", in_features=24)
     save_file({"linear.weight": np.zeros((10, 24), np.float32), "linear.bias": weights["linear.bias"]},
               dense / "model.safetensors")  # fmt: skip
     with pytest.raises(genai.UnsupportedModelError, match="activation function 'Run'"):
