@@ -97,7 +97,7 @@ def _read(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelPro
                 "the path is a folder" if path.is_dir() else "the file does not exist",
                 _hint_for(path),
             )
-        if pointer := pointer_error(path, ModelFolderError):
+        if pointer := pointer_error(path, GraphError):
             raise pointer
         if path.stat().st_size > MAX_PROTOBUF_BYTES:
             raise GraphError(

@@ -88,6 +88,16 @@ def test_precisions(name: str, precision: Any, least: float, checkpoint: Checkpo
         np.testing.assert_array_equal(together[len(found) :], found)
 
 
+@pytest.mark.drawn(4)
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_int8_of_every_architecture(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    golden, options = GOLDENS[name], ExportOptions(precision="int8")
+    with Embedder(build_encoder(checkpoint(name), tmp_path / "out", options), threads=1) as embedder:
+        found, expected = embedder.embed(golden["texts"], normalize=True), np.array(golden["vectors"][""])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert (found * expected).sum(axis=1).min() > 0.998
+
+
 def test_int4_weights_in_the_cache_have_small_blocks(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
