@@ -148,5 +148,5 @@ def blocked_average_pool(
 def blocked_mean(x: Any, *, threads: Threads | None = None) -> Any:
     """The mean of each plane of blocked images."""
     if not math.prod(x.shape[2:-1]):
-        return np.full((*x.shape[:2], 1, 1, BLOCK), np.nan, np.float32)
+        return np.full((*x.shape[:2], *[1] * (x.ndim - 3), BLOCK), np.nan, np.float32)
     return mean_blocks(operand(x), threads)

@@ -122,7 +122,7 @@ class _Layout:
 
     def _conv(self, node: Node) -> bool:
         graph, weight = self._graph, self._graph.constant_tensor(node.input(1))
-        if weight is None or weight.dtype is not DataType.FLOAT or len(weight.shape) not in (3, 4):
+        if weight is None or weight.dtype is not DataType.FLOAT or len(weight.shape) not in (3, 4, 5):
             return False
         outputs, per_group, *kernel = weight.shape
         groups, stated = int(node.attribute("group", 1)), node.attribute("kernel_shape")
@@ -261,11 +261,14 @@ class _Layout:
     def _mean(self, node: Node) -> bool:
         """Convert GlobalAveragePool, or ReduceMean over the spatial axes."""
         source = node.input(0)
-        if self._rank(source) != 4 or node.op_type not in ("GlobalAveragePool", "ReduceMean"):
+        rank = self._rank(source)
+        if rank not in (4, 5) or node.op_type not in ("GlobalAveragePool", "ReduceMean"):
             return False
         if node.op_type == "ReduceMean":
             axes = node.attribute("axes") if not node.input(1) else self._graph.constant(node.input(1))
-            if axes is None or sorted(int(axis) % 4 for axis in axes) != [2, 3] or not node.attribute("keepdims", 1):
+            if axes is None or not node.attribute("keepdims", 1):
+                return False
+            if sorted(int(axis) % rank for axis in axes) != [*range(2, rank)]:
                 return False
         made = make_node("BlockedMean", [self._twins[source]], [], domain=OURS, name=node.name)
         return self._replace(node, made, [self._channels[source]])

@@ -45,9 +45,9 @@ def nodes_after(model: onnx.ModelProto) -> list[Any]:
 
 def converted(make_model: Any, nodes: Sequence[onnx.NodeProto], constants: dict[str, Any], **more: Any) -> list[Any]:
     """The nodes after all rules, which must not change the result for random images."""
-    outputs = more.pop("outputs", "y").split()
-    model = make_model(list(nodes), {"x": IMAGE}, dict.fromkeys(outputs, (1, None)), constants, **more)
-    x = np.random.default_rng(1).standard_normal(IMAGE[1]).astype(np.float32)
+    outputs, image = more.pop("outputs", "y").split(), more.pop("image", IMAGE)
+    model = make_model(list(nodes), {"x": image}, dict.fromkeys(outputs, (1, None)), constants, **more)
+    x = np.random.default_rng(1).standard_normal(image[1]).astype(np.float32)
     expected = Session(model, SessionConfig(level=Level.EXTENDED)).run({"x": x})
     one, two = (Session(model, SessionConfig(threads=threads)).run({"x": x}) for threads in (1, 2))
     for name, value in expected.items():
@@ -73,6 +73,19 @@ def test_a_region(make_model):
     assert [item.attribute("activation", "") for item in after[:3]] == ["Relu", "Clip", "QuickGelu"]
     assert first.attribute("plain") == 1 and not first.attribute("border") and len(third.inputs) == 4
     assert second.attribute("crop") is None
+
+
+def test_three_axes(make_model):
+    nodes = [
+        node("Conv", "x a b", "p", pads=[1] * 6, strides=[1, 2, 2]), node("Relu", "p", "q"),
+        node("Conv", "q d", "r", pads=[1] * 6, group=32), node("Conv", "r c", "s", strides=[2, 1, 1]),
+        node("ReduceMean", "s axes", "y"),
+    ]  # fmt: skip
+    weights = {"a": weight(32, 3, 3, 3, 3), "b": weight(32), "c": weight(24, 32, 1, 2, 3), "d": weight(32, 1, 3, 3, 3)}
+    weights["axes"] = np.array([2, 3, -1])
+    first, second, third, mean, _ = converted(make_model, nodes, weights, image=(1, [1, 3, 5, 9, 14]), version=18)
+    assert [item.op_type for item in (first, second, third, mean)] == ["BlockedConv"] * 3 + ["BlockedMean"]
+    assert first.attribute("border") == [1] * 6 == second.attribute("crop")
 
 
 def test_pads_become_borders(make_model):

@@ -245,12 +245,13 @@ class BlockedArguments(Arguments):
 
     `first_block` is the first block of results; `groups` is the number of tiles of blocks. `shared` blocks of results
     read the same inputs, and the next blocks read inputs that are `x_group` bytes further. `tiles` is the address of
-    the offset of a table in `table` and its number of entries for each tile of a plane, int64 [tiles, 2], or 0 if all
-    tiles have the table of `entries` entries.
+    the offset of a table in `table` and its number of entries for each tile of an image's block, int64 [tiles, 2], or 0
+    if all tiles have the table of `entries` entries. The results of an image's block are `slices` planes of `rows`.
     """
 
     x: Address
     x_image: int
+    x_slice: int
     x_row: int
     x_group: int
     shared: int
@@ -261,11 +262,13 @@ class BlockedArguments(Arguments):
     block_bytes: int
     first_block: int
     groups: int
+    slices: int
     rows: int
     columns: int
     bands: int
     out: Address
     out_image: int
+    out_slice: int
     out_row: int
     addend: Address
     addend_image: int
@@ -276,13 +279,13 @@ class BlockedArguments(Arguments):
 
 @once
 def blocked_op(tile: Tile) -> NativeOp:
-    """Return the operator. Items are images times tiles of blocks times bands of a plane's tiles."""
+    """Return the operator. Items are images times tiles of blocks times bands of the tiles of an image's block."""
     multiply, width, blocks, step, clips = _micro(tile), tile.columns, tile.blocks, tile.step, tile.clips
 
     def convolve(arguments: BlockedArguments, context: int, begin: int, end: int, scratch: int) -> int:
-        groups, bands, columns = arguments.groups, arguments.bands, arguments.columns
+        groups, bands, rows, columns = arguments.groups, arguments.bands, arguments.rows, arguments.columns
         per_row = -(-columns // width)
-        tiles, block_bytes, addend = arguments.rows * per_row, arguments.block_bytes, arguments.addend
+        tiles, block_bytes, addend = arguments.slices * rows * per_row, arguments.block_bytes, arguments.addend
         for item in range(begin, end):
             image, rest = item // (groups * bands), item % (groups * bands)
             group, band = rest // bands, rest % bands
@@ -292,15 +295,18 @@ def blocked_op(tile: Tile) -> NativeOp:
             added = addend + image * arguments.addend_image + block * arguments.finishing.addend_block
             weights = arguments.weights + block * block_bytes
             first, last = tiles * band // bands, tiles * (band + 1) // bands
-            row, place = first // per_row, first % per_row
-            for _ in range(first, last):
+            line, place = first // per_row, first % per_row
+            plane, row = line // rows, line % rows
+            for number in range(first, last):
                 column = min(place * width, columns - width)
-                here = x + row * arguments.x_row + column * step
-                target = out + row * arguments.out_row + BLOCK_BYTES * column
-                there = added + row * arguments.addend_row + BLOCK_BYTES * column if addend != 0 else 0
+                here = x + plane * arguments.x_slice + row * arguments.x_row + column * step
+                target = out + plane * arguments.out_slice + row * arguments.out_row + BLOCK_BYTES * column
+                there = 0
+                if addend != 0:
+                    there = added + (plane * rows + row) * arguments.addend_row + BLOCK_BYTES * column
                 table, entries = arguments.table, arguments.entries
                 if arguments.tiles != 0:
-                    own = arguments.tiles + 16 * (row * per_row + place)
+                    own = arguments.tiles + 16 * number
                     table, entries = table + read_int64(own), read_int64(own + 8)
                 if clips:
                     bias = arguments.finishing.bias + BLOCK_BYTES * block
@@ -314,6 +320,8 @@ def blocked_op(tile: Tile) -> NativeOp:
                 place += 1
                 if place == per_row:
                     place, row = 0, row + 1
+                    if row == rows:
+                        plane, row = plane + 1, 0
         return 0
 
     return native_op(BlockedArguments, name=tile.name)(convolve)
@@ -448,7 +456,7 @@ class BlockedConvolution:
         """Return the convolution of images of one shape.
 
         Args:
-            shape: [N, blocks, extents ..., 16], or [N, C, extents ...] for plain kernels; one or two spatial axes.
+            shape: [N, blocks, extents ..., 16], or [N, C, extents ...] for plain kernels; at most three spatial axes.
 
         Raises:
             ValueError: the shape does not match.
@@ -467,7 +475,7 @@ class BlockedConvolution:
         """Return the program, and the number of bytes of the padded image."""
         kernels, windows, rank = self._kernels, place.windows, len(place.pads)
         inner = 1 if kernels.form == "plain" else BLOCK
-        flat = 2 - rank  # one axis is treated as the columns of one row
+        flat = 3 - rank  # missing axes have one slice, and one row
         extents = (1,) * flat + shape[2 : 2 + rank]
         kernel, strides, dilations, counts = (
             (1,) * flat + sizes for sizes in (windows.kernel, windows.strides, windows.dilations, windows.counts)
@@ -486,25 +494,24 @@ class BlockedConvolution:
         wide = tuple(before + max(end, extent) for before, end, extent in zip(befores, ends, extents, strict=True))
         if wide != extents:
             padding = PadArguments(
-                x=source, out=Binding("padded"), x_rows=extents[0], x_width=extents[1] * inner, rows=wide[0],
-                width=wide[1] * inner, top=befores[0], left=befores[1] * inner,
+                x=source, out=Binding("padded"), x_slices=extents[0], x_rows=extents[1], x_width=extents[2] * inner,
+                slices=wide[0], rows=wide[1], width=wide[2] * inner, front=befores[0], top=befores[1],
+                left=befores[2] * inner,
             )  # fmt: skip
-            phases.append([Call(pad_planes, padding, Items(factor=planes * wide[0]))])
+            phases.append([Call(pad_planes, padding, Items(factor=planes * wide[0] * wide[1]))])
             source, size = Binding("padded"), 4 * planes * math.prod(wide) * inner
-        row_bytes = 4 * inner * wide[1]
-        source += sum(
-            (start + before) * step for start, before, step in zip(starts, befores, (row_bytes, 4 * inner), strict=True)
-        )
+        steps = (4 * inner * wide[2] * wide[1], 4 * inner * wide[2], 4 * inner)
+        source += sum((start + before) * step for start, before, step in zip(starts, befores, steps, strict=True))
         images = [size - sum(sides) for size, sides in zip(extents, crop, strict=True)]
         taps = [_inside(*sizes) for sizes in zip(images, counts, strides, pads, kernel, dilations, strict=True)]
         calls = self._calls(source, shape[0], inner, wide, kernel, strides, dilations, counts, border, has_addend, taps)
         if any(map(any, border)):
             whole = [count + sum(sides) for count, sides in zip(counts, border, strict=True)]
             clearing = BorderArguments(
-                out=Binding("out"), rows=whole[0], columns=whole[1], top=border[0][0], bottom=border[0][1],
-                left=border[1][0], right=border[1][1],
+                out=Binding("out"), slices=whole[0], rows=whole[1], columns=whole[2], front=border[0][0],
+                back=border[0][1], top=border[1][0], bottom=border[1][1], left=border[2][0], right=border[2][1],
             )  # fmt: skip
-            calls.append(Call(clear_borders, clearing, Items(factor=shape[0] * blocks_of(kernels.outputs))))
+            calls.append(Call(clear_borders, clearing, Items(factor=shape[0] * blocks_of(kernels.outputs) * whole[0])))
         terms = math.prod(kernel) * kernels.channels // kernels.groups
         flops = 2.0 * shape[0] * kernels.outputs * terms * math.prod(counts)
         padding_time = size / 4 * _NANOSECONDS_PER_PADDED_FLOAT
@@ -521,27 +528,26 @@ class BlockedConvolution:
             inside: per axis, True for each result and tap if the tap's input is inside the image.
         """
         kernels = self._kernels
-        pixel, row_bytes = 4 * inner, 4 * inner * wide[1]
-        plane_bytes = row_bytes * wide[0]
+        pixel, row_bytes, slice_bytes = 4 * inner, 4 * inner * wide[2], 4 * inner * wide[2] * wide[1]
+        plane_bytes = slice_bytes * wide[0]
         in_planes = 1 if kernels.form == "depthwise" else kernels.data.shape[1]
-        offsets = _sums(
-            [(in_planes, plane_bytes), (kernel[0], dilations[0] * row_bytes), (kernel[1], dilations[1] * pixel)]
-        ).reshape(in_planes, *kernel)
-        rows, columns = counts
+        steps = (slice_bytes, row_bytes, pixel)
+        taps = [(size, gap * step) for size, gap, step in zip(kernel, dilations, steps, strict=True)]
+        offsets = _sums([(in_planes, plane_bytes), *taps]).reshape(in_planes, *kernel)
+        slices, rows, columns = counts
         whole = [count + sum(sides) for count, sides in zip(counts, border, strict=True)]
-        x_row = strides[0] * row_bytes
-        if tuple(strides) == (1, 1) and columns == wide[1] and not any(map(any, border)):
-            rows, columns = 1, rows * columns  # every row begins where the previous row ends
+        if tuple(strides) == (1, 1, 1) and tuple(counts[1:]) == tuple(wide[1:]) and not any(map(any, border)):
+            slices, rows, columns = 1, 1, math.prod(counts)  # every row begins where the previous row ends
             inside = [np.ones((1, size), bool) for size in kernel]
         blocks = blocks_of(kernels.outputs)
         shared = 1 if kernels.form == "depthwise" else blocks // kernels.groups
         # Tiles of a grouped convolution do not cross the groups' borders.
         together = blocks if kernels.groups in (1, kernels.outputs) else math.gcd(shared, 4)
-        tile = tile_for(kernels.form, step_of(kernels.form, strides[1]), columns, together)
+        tile = tile_for(kernels.form, step_of(kernels.form, strides[2]), columns, together)
         table, entries, tiles_of = _tables(offsets, tile, columns, inside, skips=self._is_finite)
         out_plane, addend_plane = (BLOCK_BYTES * math.prod(sizes) for sizes in (whole, counts))
-        out_row = BLOCK_BYTES * whole[1]
-        skipped = out_row * border[0][0] + BLOCK_BYTES * border[1][0]
+        out_row, out_slice = BLOCK_BYTES * whole[2], BLOCK_BYTES * whole[2] * whole[1]
+        skipped = out_slice * border[0][0] + out_row * border[1][0] + BLOCK_BYTES * border[2][0]
         all_planes = blocks_of(kernels.channels) if inner > 1 else kernels.channels
         calls, first = [], 0
         for several in (tile.blocks, 1):
@@ -549,7 +555,7 @@ class BlockedConvolution:
             if not groups:
                 continue
             part = replace(tile, blocks=several, clips=self._limits is not None)
-            tiles = rows * -(-columns // tile.columns)
+            tiles = slices * rows * -(-columns // tile.columns)
             wanted = 1 if self._threads.count == 1 else -(-self._threads.count * _ITEMS_PER_THREAD // (images * groups))
             bands = max(1, min(tiles, wanted))
             finishing = BlockedFinishArguments(
@@ -557,13 +563,13 @@ class BlockedConvolution:
                 addend_block=addend_plane, bias=self._bias, limits=self._limits, p=self._first, q=self._second,
             )  # fmt: skip
             arguments = BlockedArguments(
-                x=source, x_image=all_planes * plane_bytes, x_row=x_row,
-                x_group=(1 if kernels.form == "depthwise" else kernels.data.shape[1]) * plane_bytes, shared=shared,
-                table=table, entries=entries, tiles=tiles_of, weights=kernels.data, block_bytes=kernels.data[0].nbytes,
-                first_block=first, groups=groups, rows=rows, columns=columns, bands=bands,
-                out=Binding("out") + skipped, out_image=blocks * out_plane, out_row=out_row,
+                x=source, x_image=all_planes * plane_bytes, x_slice=strides[0] * slice_bytes,
+                x_row=strides[1] * row_bytes, x_group=in_planes * plane_bytes, shared=shared, table=table,
+                entries=entries, tiles=tiles_of, weights=kernels.data, block_bytes=kernels.data[0].nbytes,
+                first_block=first, groups=groups, slices=slices, rows=rows, columns=columns, bands=bands,
+                out=Binding("out") + skipped, out_image=blocks * out_plane, out_slice=out_slice, out_row=out_row,
                 addend=Binding("addend") if has_addend else None, addend_image=blocks * addend_plane,
-                addend_row=BLOCK_BYTES * counts[1], finishing=finishing,
+                addend_row=BLOCK_BYTES * counts[2], finishing=finishing,
                 finish=None if part.clips else finish_blocks(self._function),
             )  # fmt: skip
             scratch = BLOCK_BYTES * tile.columns * several
@@ -587,19 +593,20 @@ def _tables(
     the tile. These terms are zeros, so the sums are the same.
 
     Args:
-        offsets: offsets of inputs [planes, kernel rows, kernel columns].
+        offsets: offsets of inputs [planes, kernel slices, kernel rows, kernel columns].
         columns: number of results per row.
         skips: False if terms cannot be omitted, because a weight is not finite.
     """
     numbers = np.arange(offsets.size).reshape(offsets.shape)
     pairs = np.stack([offsets, numbers * (tile.term_vectors * BLOCK_BYTES)], axis=-1)
     whole = _closed(pairs.reshape(-1, 2))
-    by_row, by_column = inside
+    by_slice, by_line, by_column = inside
     starts = [min(first, columns - tile.columns) for first in range(0, columns, tile.columns)]
     if not skips or len(by_column) != columns:
         return whole, offsets.size, None
     by_tile = np.array([by_column[start : start + tile.columns].any(axis=0) for start in starts])
-    used = by_row.sum(axis=1).mean() * by_tile.sum(axis=1).mean() / offsets[0].size
+    by_row = (by_slice[:, None, :, None] & by_line[:, None]).reshape(-1, *offsets.shape[1:3])
+    used = by_row.sum(axis=(1, 2)).mean() * by_tile.sum(axis=1).mean() / offsets[0].size
     if used > _MOST_USED:
         return whole, offsets.size, None
     tables, place, known = [whole], whole.nbytes, {}
@@ -607,9 +614,9 @@ def _tables(
     for row, column in np.ndindex(found.shape[:2]):
         key = by_row[row].tobytes(), by_tile[column].tobytes()
         if key not in known:
-            taps = by_row[row][:, None] & by_tile[column]
+            taps = by_row[row][..., None] & by_tile[column]
             if not taps.any():
-                taps[0, 0] = True  # a table has at least one entry
+                taps[0, 0, 0] = True  # a table has at least one entry
             tables.append(_closed(pairs[:, taps].reshape(-1, 2)))
             known[key] = place, len(tables[-1]) - 1
             place += tables[-1].nbytes

@@ -122,31 +122,41 @@ def _convert(
 
 
 class PadArguments(Arguments):
-    """Planes [x_rows][x_width] and planes [rows][width] that contain them from row `top` and number `left`."""
+    """Images [x_slices][x_rows][x_width], and images [slices][rows][width] that contain them.
+
+    They start at slice `front`, row `top` and number `left`.
+    """
 
     x: Address
     out: Address
+    x_slices: int
     x_rows: int
     x_width: int
+    slices: int
     rows: int
     width: int
+    front: int
     top: int
     left: int
 
 
 @native_op(PadArguments)
 def pad_planes(arguments: PadArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Copy planes and surround them with zeros. Items are rows of the result."""
+    """Copy images and surround them with zeros. Items are rows of the result."""
     rows, width, x_rows, x_width = arguments.rows, arguments.width, arguments.x_rows, arguments.x_width
-    top, start = arguments.top, arguments.left
+    slices, x_slices, front, top, start = (
+        arguments.slices, arguments.x_slices, arguments.front, arguments.top, arguments.left
+    )  # fmt: skip
     for item in range(begin, end):
         plane = item // rows
-        row, out = item - plane * rows - top, arguments.out + 4 * item * width
-        is_inside = 0 <= row < x_rows
+        image = plane // slices
+        row, piece = item - plane * rows - top, plane - image * slices - front
+        out = arguments.out + 4 * item * width
+        is_inside = 0 <= row < x_rows and 0 <= piece < x_slices
         first, last = (start, start + x_width) if is_inside else (width, width)
         for column in range(0, first, LANES):
             store_first(out + 4 * column, splat_float32(0.0), min(LANES, first - column))
-        x = arguments.x + 4 * (plane * x_rows + row) * x_width
+        x = arguments.x + 4 * ((image * x_slices + piece) * x_rows + row) * x_width
         for column in range(0, last - first, LANES):
             left = min(LANES, last - first - column)
             store_first(out + 4 * (first + column), load_first(x + 4 * column, left), left)
@@ -156,11 +166,14 @@ def pad_planes(arguments: PadArguments, context: int, begin: int, end: int, scra
 
 
 class BorderArguments(Arguments):
-    """Planes [rows][columns] of pixels, and the widths of their borders."""
+    """Images [slices][rows][columns] of pixels, and the widths of their borders."""
 
     out: Address
+    slices: int
     rows: int
     columns: int
+    front: int
+    back: int
     top: int
     bottom: int
     left: int
@@ -169,13 +182,15 @@ class BorderArguments(Arguments):
 
 @native_op(BorderArguments)
 def clear_borders(arguments: BorderArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Write zeros to the borders of planes. Items are planes."""
+    """Write zeros to the borders of images. Items are slices of images."""
     rows, columns, top, bottom = arguments.rows, arguments.columns, arguments.top, arguments.bottom
     left, right = arguments.left, arguments.right
-    for plane in range(begin, end):
+    slices, front, back = arguments.slices, arguments.front, arguments.back
+    for item in range(begin, end):
+        piece = item % slices
         for row in range(rows):
-            out = arguments.out + BLOCK_BYTES * (plane * rows + row) * columns
-            is_inner = top <= row < rows - bottom
+            out = arguments.out + BLOCK_BYTES * (item * rows + row) * columns
+            is_inner = top <= row < rows - bottom and front <= piece < slices - back
             for column in range(left if is_inner else columns):
                 store_float32(out + BLOCK_BYTES * column, splat_float32(0.0))
             for column in range(columns - right if is_inner else columns, columns):

@@ -145,10 +145,10 @@ def mean_of_blocks(arguments: BlockedMeanArguments, context: int, begin: int, en
 
 
 def mean_blocks(x: Float32, threads: Threads | None = None) -> Float32:
-    """Return the means [N, blocks, 1, 1, 16] of the planes of x [N, blocks, rows, columns, 16]."""
-    check("x", x, (None, None, None, None, BLOCK))
-    pixels = math.prod(x.shape[2:4])
-    out = aligned((*x.shape[:2], 1, 1, BLOCK))
+    """Return the means [N, blocks, 1 ..., 16] of the planes of x [N, blocks, extents ..., 16]."""
+    check("x", x, (*[None] * (x.ndim - 1), BLOCK))
+    pixels = math.prod(x.shape[2:-1])
+    out = aligned((*x.shape[:2], *[1] * (x.ndim - 3), BLOCK))
     if out.size:
         run_alone(
             mean_of_blocks, Items(factor=x.shape[0] * x.shape[1]), x.size * _NANOSECONDS_PER_TAP, threads, x=x, out=out,
