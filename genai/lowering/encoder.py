@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..onnx.ir import Graph, Node, OnnxModel, Value, make_node
 from ..onnx.node import OURS
 from ..onnx.types import DataType, TensorType
+from ..optimize.base import made_by
 from ..optimize.simplify import remove_dead_code
 from .exported_attention import flat_swap
 from .flatten import analyse_rows, select_logits_rows
@@ -297,12 +298,16 @@ def _replace_attention(graph: Graph, node: Node, visible: _Visible) -> tuple[int
     if len(known) != 4 or not all(isinstance(size, int) for size in known):
         raise NotFlattenable(f"the shapes of attention {node.name!r} are unknown")
     heads, head_size, kv_heads, v_head_size = (int(size) for size in known)
-    swapped = flat_swap(graph, node.inputs[1])
+    swapped = _swapped_keys(graph, node.inputs[1])
+    key, value = swapped or node.inputs[1], node.inputs[2]
+    repeated = [_repeated_heads(graph, name) for name in (key, value)]
+    if swapped and repeated[0] is not None and repeated[1] is not None and repeated[0][1] == repeated[1][1]:
+        (key, kv_heads), (value, _) = repeated[0], repeated[1]
     name = node.output(0)
     inputs = [
         _joined(graph, node, node.inputs[0], [0, 2, 1, 3], "query"),
-        _joined(graph, node, swapped or node.inputs[1], [0, 2, 1, 3] if swapped else [0, 3, 1, 2], "key"),
-        _joined(graph, node, node.inputs[2], [0, 2, 1, 3], "value"),
+        _joined(graph, node, key, [0, 2, 1, 3] if swapped else [0, 3, 1, 2], "key"),
+        _joined(graph, node, value, [0, 2, 1, 3], "value"),
     ]
     bias = "" if visible.bias is None else graph.add_constant(f"{name}/bias", _of_heads(visible.bias, heads))
     mixed, split = graph.fresh_name(f"{name}/rows"), graph.fresh_name(f"{name}/heads")
@@ -326,6 +331,45 @@ def _replace_attention(graph: Graph, node: Node, visible: _Visible) -> tuple[int
 def _shape(graph: Graph, name: str) -> tuple[Any, ...]:
     known = graph.type_of(name)
     return tuple(known.shape or ()) if isinstance(known, TensorType) else ()
+
+
+def _swapped_keys(graph: Graph, name: str) -> str | None:
+    """Return the name of keys [B, heads, T, size] if a value is these keys as [B, heads, size, T], else None."""
+    swap = made_by(graph, name, "Transpose")
+    if swap is not None and swap.attribute("perm", None) == [0, 1, 3, 2]:
+        return swap.inputs[0]
+    return flat_swap(graph, name)
+
+
+def _repeated_heads(graph: Graph, name: str) -> tuple[str, int] | None:
+    """Match heads [B, heads, T, size] that are repeated, each several times in a row, for grouped queries.
+
+    Exporters write a Gather along the heads, or Unsqueeze, Expand and Reshape.
+
+    Returns:
+        The name of the heads before they are repeated and their number, or None.
+    """
+    node, shape = graph.producer(name), _shape(graph, name)
+    if node is None or node.domain or len(shape) != 4 or not isinstance(shape[1], int):
+        return None
+    if node.op_type == "Gather":
+        source, indices = node.inputs[0], graph.constant(node.inputs[1])
+        is_along_heads = indices is not None and node.attribute("axis", 0) in (1, -3)
+    else:
+        expanded = made_by(graph, node.inputs[0], "Expand") if node.op_type == "Reshape" else None
+        apart = None if expanded is None else made_by(graph, expanded.inputs[0], "Unsqueeze")
+        axes = None if apart is None else graph.constant(apart.input(1))
+        if apart is None or axes is None or axes.tolist() not in ([2], [-3]):
+            return None
+        source, indices, is_along_heads = apart.inputs[0], None, True
+    before = _shape(graph, source)
+    if not is_along_heads or len(before) != 4 or not isinstance(before[1], int) or shape[1] % before[1]:
+        return None
+    if before[::2] != shape[::2] or before[3] != shape[3] or None in before:
+        return None
+    if indices is not None and not np.array_equal(indices, np.arange(shape[1]) // (shape[1] // before[1])):
+        return None
+    return source, before[1]
 
 
 def _of_heads(bias: Array, heads: int) -> Array:

@@ -74,7 +74,12 @@ def flat_encoder(model: OnnxModel, inputs: EncoderInputs, outputs: Sequence[str]
     infer_shapes(model)
     run_rewrites(
         model,
-        (encoders.fuse_plain_rotation(flat.position_ids), *_AFTER, fuse_rotation(flat.position_ids)),
+        (
+            encoders.move_transpose_after_norm,
+            encoders.fuse_plain_rotation(flat.position_ids),
+            *_AFTER,
+            fuse_rotation(flat.position_ids),
+        ),
         Level.EXTENDED,
     )
     infer_shapes(model)

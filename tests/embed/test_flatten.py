@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import genai
 from genai.devices import open_executor
 from genai.kernels.cpu.jit.isa import isa
+from genai.kernels.ir import Attention
+from genai.lowering.program import build_program
 from genai.models.encoder import Encoder, TokenSequence
 
 WIDTH, HEADS, LONGEST = 8, 2, 40
@@ -26,8 +29,12 @@ def N(op_type: str, inputs: list[str], outputs: list[str], **attributes: Any) ->
 def save(
     path: Path, *, mask: list[Any] = (), end: list[Any] = (), positions: list[Any] = (), constants: Any = None,
     inputs: tuple[str, ...] = ("input_ids", "attention_mask"), output: str = "hidden", out_rank: int = 3,
+    repeat: str = "",
 ) -> Path:  # fmt: skip
-    """Write an encoder of one attention layer. `mask` computes "bias", `positions` "placed", `end` the output."""
+    """Write an encoder of one attention layer. `mask` computes "bias", `positions` "placed", `end` the output.
+
+    `repeat`: the key in REPEATS of the nodes that repeat two key and value heads for four query heads.
+    """
     rng = np.random.default_rng(3)
     arrays: dict[str, Any] = {
         "table": rng.standard_normal((30, WIDTH)).astype(F),
@@ -37,6 +44,13 @@ def save(
         **{name: rng.standard_normal((WIDTH, WIDTH)).astype(F) for name in ("wq", "wk", "wv", "wo")},
         **(constants or {}),
     }  # fmt: skip
+    if repeat:
+        arrays |= {
+            "heads": np.array([0, 0, 4, 2], I64), "kv_heads": np.array([0, 0, 2, 2], I64),
+            **{name: rng.standard_normal((WIDTH, WIDTH // 2)).astype(F) for name in ("wk", "wv")},
+            "twice": np.array([0, 0, 1, 1], I64), "in_turns": np.array([0, 1, 0, 1], I64), "apart": np.array([2], I64),
+            "copies": np.array([1, 1, 2, 1, 1], I64), "four": np.array([0, 4, -1, 2], I64),
+        }  # fmt: skip
     nodes = [
         N("Gather", ["table", "input_ids"], ["embedded"]),
         N("Shape", ["input_ids"], ["shape"]), N("Gather", ["shape", "one"], ["length"]),
@@ -44,11 +58,18 @@ def save(
         *(positions or [N("Identity", ["embedded"], ["placed"])]),
     ]  # fmt: skip
     for letter in "qkv":
+        is_repeated = repeat and letter != "q"
         nodes += [
             N("MatMul", ["placed", f"w{letter}"], [letter]),
-            N("Reshape", [letter, "heads"], [f"{letter}4"]),
-            N("Transpose", [f"{letter}4"], [f"{letter}h"], perm=[0, 2, 3, 1] if letter == "k" else [0, 2, 1, 3]),
+            N("Reshape", [letter, "kv_heads" if is_repeated else "heads"], [f"{letter}4"]),
         ]
+        if is_repeated:
+            nodes += [N("Transpose", [f"{letter}4"], [f"{letter}5"], perm=[0, 2, 1, 3])]
+            nodes += REPEATS[repeat](f"{letter}5", f"{letter}6")
+            end_of_k = N("Transpose", ["k6"], ["kh"], perm=[0, 1, 3, 2])
+            nodes += [end_of_k if letter == "k" else N("Identity", ["v6"], ["vh"])]
+            continue
+        nodes += [N("Transpose", [f"{letter}4"], [f"{letter}h"], perm=[0, 2, 3, 1] if letter == "k" else [0, 2, 1, 3])]
     default = [
         N("Cast", ["attention_mask"], ["seen"], to=TensorProto.BOOL),
         N("Unsqueeze", ["seen", "first"], ["seen4"]),
@@ -69,6 +90,20 @@ def save(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.save(model, path)
     return path
+
+
+def _expanded(source: str, result: str) -> list[onnx.NodeProto]:
+    return [
+        N("Unsqueeze", [source, "apart"], [f"{source}a"]), N("Expand", [f"{source}a", "copies"], [f"{source}b"]),
+        N("Reshape", [f"{source}b", "four"], [result]),
+    ]  # fmt: skip
+
+
+REPEATS: dict[str, Callable[[str, str], list[onnx.NodeProto]]] = {
+    "Gather": lambda source, result: [N("Gather", [source, "twice"], [result], axis=1)],
+    "Expand": _expanded,
+    "other order": lambda source, result: [N("Gather", [source, "in_turns"], [result], axis=1)],
+}
 
 
 def load(path: Path) -> Encoder:
@@ -156,6 +191,23 @@ def test_masks(tmp_path: Path, name: str) -> None:
     mask, constants, reason = MASKS[name]
     inputs = ("input_ids", "attention_mask") if not mask else ("input_ids",)
     check(save(tmp_path / "model.onnx", mask=mask, constants=constants, inputs=inputs), reason=reason)
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_grouped_queries_read_heads_that_are_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    programs: list[Any] = []
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        programs.append(build_program(*args, **kwargs))
+        return programs[-1]
+
+    monkeypatch.setattr("genai.models.encoder.build_program", record)
+    check(save(tmp_path / "model.onnx", repeat=name))
+    (program,) = programs
+    (attention,) = (part for part in program.parts if isinstance(part, Attention))
+    assert (attention.heads, attention.kv_heads) == (4, 4 if name == "other order" else 2)
 
 
 PLACES: dict[str, tuple[list[Any], str]] = {

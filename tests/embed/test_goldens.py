@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from genai import Embedder, Reranker
+from genai.kernels.ir import HostNode, OpProgram
+from genai.lowering.program import build_program
 from tests.embed.conftest import MODELS
 
 GOLDENS: dict[str, Any] = {
@@ -65,6 +67,21 @@ def test_scores(name: str) -> None:
         assert [one.document for one in ranked] == [golden["documents"][index] for index in order]
         for index, document in enumerate(golden["documents"]):
             assert reranker.score(golden["query"], [document])[0] == found[index]
+
+
+@pytest.mark.parametrize("name", [*EMBEDDERS, *RERANKERS])
+def test_no_operator_of_a_flat_batch_runs_in_numpy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[OpProgram] = []
+
+    def record(*args: Any, **kwargs: Any) -> OpProgram:
+        programs.append(build_program(*args, **kwargs))
+        return programs[-1]
+
+    monkeypatch.setattr("genai.models.encoder.build_program", record)
+    with (Embedder if name in EMBEDDERS else Reranker)(MODELS / name, threads=1):
+        assert len(programs) == (name not in AS_EXPORTED)
+        for program in programs:
+            assert not [part.op_type for part in program.parts if isinstance(part, HostNode)]
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "mpnet", "qwen3", "gemma3"])
