@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -101,8 +100,7 @@ def _theirs(program: Path, file: Path, case: str, threads: int) -> float:
 
 
 def _run(command: list[str]) -> str:
-    environment = os.environ | {"GENAI_NO_PROGRESS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
     return done.stdout

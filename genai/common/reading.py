@@ -35,9 +35,14 @@ def pointer_error(path: Path, kind: type[E]) -> E | None:
     """Return the error for a file that Git LFS left in place of the real file; None for any other file."""
     try:
         with path.open("rb") as file:
-            if not file.read(len(_POINTER)).startswith(_POINTER):
-                return None
+            return pointer_error_of(file.read(len(_POINTER)), path, kind)
     except OSError:
+        return None
+
+
+def pointer_error_of(start: bytes, path: Path, kind: type[E]) -> E | None:
+    """Return the error for a file that Git LFS left in place of the real file, from the first 64 bytes of the file."""
+    if not start.startswith(_POINTER):
         return None
     return kind(
         f"{path} is a pointer of Git LFS, not the file itself",

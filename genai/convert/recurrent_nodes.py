@@ -149,9 +149,15 @@ def _write_decays(export: Export, part: DeltaNetSpec, path: str, source: str, ro
     bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", part.key_width))
     shifted = graph.node("Add", [root, bias], f"{path}/f_proj/Add", dims)
     step = graph.node("Softplus", [shifted], f"{path}/f_proj/Softplus", dims)
-    rates = _negative_rates(f"{source}.A_log", export.weights.vector(f"{source}.A_log", part.value_heads))
+    rates = _head_rates(export, source, part.value_heads)
     scale = graph.array(f"{source}.neg_exp_A", np.repeat(rates, part.key_size))
     return graph.node("Mul", [step, scale], f"{path}/f_proj/Mul", dims)
+
+
+def _head_rates(export: Export, source: str, heads: int) -> NDArray[np.float32]:
+    """Return -exp(A_log), the rates of the decay of each head."""
+    name = f"{source}.A_log"
+    return _negative_rates(name, export.weights.vector(name, heads))
 
 
 def _negative_rates(name: str, logs: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -283,7 +289,7 @@ def _write_steps(export: Export, part: MambaSpec, path: str, source: str, root: 
     bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", heads))
     shifted = graph.node("Add", [root, bias], f"{path}/dt/Add", dims)
     step = graph.node("Softplus", [shifted], f"{path}/dt/Softplus", dims)
-    rates = _negative_rates(f"{source}.A_log", export.weights.vector(f"{source}.A_log", heads))
+    rates = _head_rates(export, source, heads)
     scale = graph.array(f"{source}.neg_exp_A", rates)
     return step, graph.node("Mul", [step, scale], f"{path}/A/Mul", dims)
 
@@ -326,7 +332,7 @@ def _write_gates(export: Export, part: DeltaNetSpec, path: str, source: str, a: 
     """Write decay = -exp(A_log) * softplus(a + dt_bias), and beta = sigmoid(b)."""
     graph, heads, name = export.graph, part.value_heads, f"{path}/LinearAttentionGate"
     bias = graph.array(f"{source}.dt_bias", export.weights.vector(f"{source}.dt_bias", heads))
-    rates = _negative_rates(f"{source}.A_log", export.weights.vector(f"{source}.A_log", heads))
+    rates = _head_rates(export, source, heads)
     scale = graph.array(f"{source}.neg_exp_A", rates)
     outputs = f"{name}/output_0", f"{name}/output_1"
     graph.nodes("LinearAttentionGate", [a, bias, scale, b], list(outputs), name, domain=CONTRIB)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.reading import pointer_error
+from ..common.reading import pointer_error_of
 from ..errors import ExternalDataError
 from .storage import ExternalStorage
 
@@ -138,9 +138,10 @@ class ExternalData:
                 # Only regular files are opened, because a pipe or device might block when it is opened, or never end.
                 is_file = path.is_file()
                 if is_file and path.stat().st_size:
-                    if pointer := pointer_error(path, ExternalDataError):
-                        raise pointer
                     mapping, watch = map_file(path, self._noted(location))
+                    # A pointer may be larger than the data, so that no tensor would lie outside of it.
+                    if pointer := pointer_error_of(mapping[:64], path, ExternalDataError):
+                        raise pointer
                     self.files.append(watch)
                     self._opened[path] = np.frombuffer(mapping, np.uint8), mapping
                 elif is_file:

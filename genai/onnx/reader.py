@@ -97,15 +97,18 @@ def _read(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelPro
                 "the path is a folder" if path.is_dir() else "the file does not exist",
                 _hint_for(path),
             )
-        if pointer := pointer_error(path, GraphError):
-            raise pointer
         if path.stat().st_size > MAX_PROTOBUF_BYTES:
             raise GraphError(
                 f"{str(path)!r} is larger than 2 GiB",
                 "protobuf is limited to 2 GiB; larger models store their weights as external data",
                 "export the model with external data",
             )
-        return _parse_file(path, origin, opened)
+        try:
+            return _parse_file(path, origin, opened)
+        except GraphError:
+            if pointer := pointer_error(path, GraphError):
+                raise pointer from None
+            raise
     except (OSError, ValueError) as error:
         raise ModelFolderError(
             f"the model file {str(path)!r:.300} cannot be read: {error!s:.300}",

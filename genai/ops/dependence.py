@@ -34,12 +34,11 @@ _SHAPE_INPUTS = {
 _NATIVE = frozenset(
     """
     Abs Add AveragePool BatchNormalization BlockedConv BlockedMaxPool BlockedMean Cast Clip Concat Conv DenseAttention
-    Div Elu Erf Exp Expand
-    FastGelu Flatten FromBlocked FusedConv GRU Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish
-    Identity InstanceNormalization LSTM LayerNormalization LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow
-    QuickGelu RMSNormalization ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize
-    Sigmoid SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split
-    Sqrt Squeeze Sub SwiGLU Swish ToBlocked Transpose Unsqueeze
+    Div Elu Erf Exp Expand FastGelu Flatten FromBlocked FusedConv GRU Gather Gelu Gemm GlobalAveragePool GlobalMaxPool
+    HardSigmoid HardSwish Identity InstanceNormalization LSTM LayerNormalization LeakyRelu Linear LogSoftmax MatMul
+    MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum
+    ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization SkipLayerNormalization
+    SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt Squeeze Sub SwiGLU Swish ToBlocked Transpose Unsqueeze
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.

@@ -59,27 +59,25 @@ class RepeatedPlan:
         self._programs: dict[Any, OnlyProgram] = {}
         self._seen: set[Any] = set()
 
-    def program(self, feeds: Feeds) -> OnlyProgram | None:
-        """Return the program that computes all results for feeds of these shapes; None if there is none."""
-        return self._programs.get(_key(feeds))
-
     def run(self, feeds: Feeds, explain: Explain = explained) -> tuple[Any, ...]:
         """Run the plan; see `run_unobserved`."""
+        return self.run_and_name(feeds, explain)[0]
+
+    def run_and_name(self, feeds: Feeds, explain: Explain) -> tuple[tuple[Any, ...], OnlyProgram | None]:
+        """Run the plan; return its results and the program that computed all of them, None if there is none."""
         key = _key(feeds)
         only = self._programs.get(key)
         if only is not None:
-            return only.run(feeds, explain)
+            return only.run(feeds, explain), only
         plan = None if key is None else self._forms.get(key)
         if plan is None:
             if key is not None:
                 if key in self._seen:
-                    return self._record(feeds, key, explain)
+                    return self._record(feeds, key, explain), None
                 self._seen = {*self._seen, key} if len(self._seen) < _MAX_SEEN else {key}
             plan = self._plan
-        if not (self._limits_blas and plan.calls_blas):
-            return run_unobserved(plan, feeds, explain)
-        with BLAS_THREADS.single():
-            return run_unobserved(plan, feeds, explain)
+        with BLAS_THREADS.single() if self._limits_blas and plan.calls_blas else nullcontext():
+            return run_unobserved(plan, feeds, explain), None
 
     def _record(self, feeds: Feeds, key: Any, explain: Explain) -> tuple[Any, ...]:
         """Record a run, and add the faster form to the forms; the plan itself stands for no faster form."""

@@ -200,10 +200,9 @@ class Session(Single):
         try:
             if stop is None and profiler is None:
                 check_unchanged(plan.files)
-                only = repeated.program(feeds)
+                results, only = repeated.run_and_name(feeds, node_error)
                 if only is not None and only.is_checked:
-                    return list(only.run(feeds, node_error))
-                results = repeated.run(feeds, node_error)
+                    return list(results)
             else:
                 results = _run(plan, feeds, stop, profiler, partial(run_call, profiler))
         except MemoryError as error:
