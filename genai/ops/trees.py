@@ -51,7 +51,7 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
     names = {name: _numbers(a, f"nodes_{name}", np.int64) for name in ("featureids", "truenodeids", "falsenodeids")}
     values = _numbers(a, "nodes_values", np.float64)
     try:
-        modes = np.array([_MODES[name] for name in a.get("nodes_modes") or ()], np.uint8)
+        modes = np.array([*map(_MODES.__getitem__, a.get("nodes_modes") or ())], np.uint8)
     except KeyError as error:
         raise ValueError(f"the tree node mode {error} is unknown") from None
     missing = _numbers(a, "nodes_missing_value_tracks_true", np.uint8)
@@ -63,17 +63,17 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
         raise ValueError(
             f"{spec.op_type}: the node attributes or the weight attributes are empty, or their lengths differ"
         )
-    index_of = {key: index for index, key in enumerate(zip(tree_ids.tolist(), nodes.tolist(), strict=True))}
-    if len(index_of) != len(nodes):
+    index = _NodeIndex(tree_ids, nodes)
+    if index.has_duplicates:
         raise ValueError(f"{spec.op_type}: two nodes of a tree have the same id")
     inner = modes != trees.LEAF
     true_children, false_children = (
-        _children(index_of, tree_ids, names[f"{side}nodeids"], inner) for side in ("true", "false")
+        _children(index, tree_ids, names[f"{side}nodeids"], inner) for side in ("true", "false")
     )
     has_parent = np.zeros(len(nodes), bool)
     for side in (true_children, false_children):
         has_parent[side[inner]] = True
-    starts, order = _leaf_starts(spec, index_of, owners, len(nodes))
+    starts, order = _leaf_starts(spec, index, owners, len(nodes))
     if int((~has_parent).sum()) != len(np.unique(tree_ids)):
         raise ValueError(
             f"{spec.op_type}: {len(np.unique(tree_ids))} trees have {int((~has_parent).sum())} roots, but each "
@@ -96,29 +96,53 @@ def _sound(spec: NodeSpec, *parts: Any) -> trees.Forest:
     return forest
 
 
-def _children(index_of: Mapping[tuple[int, int], int], trees: Any, ids: Any, inner: Any) -> Any:
-    """Return the index of each node's child, or 0 for leaves."""
+class _NodeIndex:
+    """The positions of nodes by (tree, id), as sorted arrays: an ensemble can have millions of nodes."""
+
+    def __init__(self, tree_ids: Any, ids: Any) -> None:
+        self._trees, self._ids = np.unique(tree_ids), np.unique(ids)
+        keys, _ = self._keys(tree_ids, ids)
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+        self.has_duplicates = bool(np.any(self._sorted[1:] == self._sorted[:-1]))
+
+    def positions(self, tree_ids: Any, ids: Any) -> Any:
+        """Return the positions of nodes. Raises KeyError with the first pair that does not exist."""
+        keys, known = self._keys(tree_ids, ids)
+        found = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+        known &= self._sorted[found] == keys
+        if not known.all():
+            first = int(np.argmin(known))
+            raise KeyError((int(tree_ids[first]), int(ids[first])))
+        return self._order[found]
+
+    def _keys(self, tree_ids: Any, ids: Any) -> tuple[Any, Any]:
+        """Return one number per pair, and True for each pair with a known tree and a known id."""
+        columns, known = [], np.ones(len(ids), bool)
+        for values, numbers in ((self._trees, tree_ids), (self._ids, ids)):
+            columns.append(np.minimum(np.searchsorted(values, numbers), len(values) - 1))
+            known &= values[columns[-1]] == numbers
+        return columns[0] * len(self._ids) + columns[1], known
+
+
+def _children(index: _NodeIndex, tree_ids: Any, ids: Any, inner: Any) -> Any:
+    """Return the position of each node's child, or 0 for leaves."""
+    children = np.zeros(len(ids), np.int32)
     try:
-        children = [
-            index_of[tree, child] if has else 0
-            for tree, child, has in zip(trees.tolist(), ids.tolist(), inner.tolist(), strict=True)
-        ]
+        children[inner] = index.positions(tree_ids[inner], ids[inner])
     except KeyError as error:
         raise ValueError(f"a node has the child {error} (tree, id), which does not exist") from None
-    return np.array(children, np.int32)
+    return children
 
 
-def _leaf_starts(
-    spec: NodeSpec, index_of: Mapping[tuple[int, int], int], owners: list[Any], num_nodes: int
-) -> tuple[Any, Any]:
+def _leaf_starts(spec: NodeSpec, index: _NodeIndex, owners: list[Any], num_nodes: int) -> tuple[Any, Any]:
     """Return the start of each node's weights, and the order that sorts weights by node."""
     try:
-        nodes = [index_of[key] for key in zip(owners[0].tolist(), owners[1].tolist(), strict=True)]
+        positions = index.positions(owners[0], owners[1])
     except KeyError as error:
         raise ValueError(
             f"{spec.op_type}: a weight belongs to the node {error} (tree, id), which does not exist"
         ) from None
-    positions = np.array(nodes, np.int64)
     order = np.argsort(positions, kind="stable")
     counts = np.bincount(positions, minlength=num_nodes)
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), order

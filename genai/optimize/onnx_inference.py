@@ -16,7 +16,7 @@ from onnx import shape_inference
 
 from ..errors import GraphError, malformed
 from ..onnx.ir import Function, Graph, Node, OnnxModel, OnnxTensor, Value
-from ..onnx.node import EQUATION
+from ..onnx.node import EQUATION, ML
 from ..onnx.serialize import Serializer, encode_value
 from ..onnx.type_protos import decode_type, encode_type
 from ..onnx.types import ArrayTypes, Type
@@ -28,6 +28,9 @@ MAX_CONSTANT_BYTES = 1024
 
 _GENERATED = re.compile(r"unk__\d+")
 _HIDDEN_DOMAIN = "genai.shape_rules"
+# Operators with lists of a number per node of a tree or per weight. Types depend on which lists are present only.
+_TREE_ENSEMBLES = frozenset({(ML, "TreeEnsembleClassifier"), (ML, "TreeEnsembleRegressor")})
+_TREE_LISTS = ("nodes_", "class_", "target_")
 
 
 def infer_model(
@@ -92,10 +95,21 @@ class _ConstantSerializer(Serializer):
                 f"Einsum node {node.name!r} has the equation {equation!r:.80}",
                 "an equation consists of letters, commas, at most one '...' per term, and one '->'",
             )
-        return super().node(node)
+        return super().node(_without_trees(node) if node.key in _TREE_ENSEMBLES else node)
 
     def external(self, tensor: OnnxTensor) -> Mapping[str, str] | None:
         return {"location": "left out"} if tensor.nbytes > MAX_CONSTANT_BYTES else None
+
+
+def _without_trees(node: Node) -> Node:
+    """Return a tree ensemble with only the first element of each list that describes its trees."""
+    attributes = {
+        name: replace(attribute, value=attribute.value[:1])
+        if name.startswith(_TREE_LISTS) and isinstance(attribute.value, list)
+        else attribute
+        for name, attribute in node.attributes.items()
+    }
+    return replace(node, attributes=attributes)
 
 
 class _Skeleton(_ConstantSerializer):
@@ -116,10 +130,10 @@ class _Skeleton(_ConstantSerializer):
         return proto
 
     def node(self, node: Node) -> onnx.NodeProto:
-        proto = super().node(node)
-        if self._is_hidden(node):
-            proto.domain = _HIDDEN_DOMAIN
-        return proto
+        if not self._is_hidden(node):
+            return super().node(node)
+        subgraphs = {name: attribute for name, attribute in node.attributes.items() if attribute.graphs()}
+        return super().node(replace(node, domain=_HIDDEN_DOMAIN, attributes=subgraphs))
 
     def fill_graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
         known_types = self._known_types.get(graph, {})

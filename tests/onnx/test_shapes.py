@@ -482,6 +482,28 @@ def test_models_on_which_onnx_crashes_or_hangs_do_no_harm(name):
     assert model.graph.nodes == [node]
 
 
+@pytest.mark.parametrize("op_type", ["TreeEnsembleClassifier", "TreeEnsembleRegressor"])
+def test_the_lists_of_a_tree_ensemble_are_not_passed_to_onnx(op_type, monkeypatch):
+    """ONNX's inference only tests whether the lists are present, and their conversion takes long."""
+    count, of_class = 5000, op_type.endswith("Classifier")
+    prefix, outputs = ("class", ["a", "b"]) if of_class else ("target", ["a"])
+    lists = {"nodes_values": [0.5] * count, "nodes_modes": ["LEAF"] * count, f"{prefix}_ids": [0] * count}
+    more = {"classlabels_strings": ["n", "y"]} if of_class else {"n_targets": 2}
+    sizes = []
+    infer = onnx_inference.shape_inference.infer_shapes
+    monkeypatch.setattr(
+        onnx_inference.shape_inference, "infer_shapes", lambda m: sizes.append(m.ByteSize()) or infer(m)
+    )
+    node = make_node(op_type, ["x"], outputs, domain="ai.onnx.ml", **lists, **more)
+    model = model_of([node], {"x": floats("n", 4)}, outputs, **{"ai.onnx.ml": 3})
+    infer_shapes(model)
+    assert sizes[0] < count
+    assert model.graph.type_of(outputs[-1]) == floats("n", 2)
+    if of_class:
+        assert model.graph.type_of("a") == TensorType(DataType.STRING, ("n",))
+    assert len(node.attribute("nodes_values")) == count
+
+
 def test_a_rule_refuses_attributes_of_the_wrong_type():
     node = make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", N="many")
     with pytest.raises(GraphError, match="'N'"):

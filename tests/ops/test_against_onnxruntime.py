@@ -179,21 +179,50 @@ BROKEN_TREES = {
     "no such child": {"nodes_truenodeids": [99, 0, 0, 1, 3, 0, 0, 0]},
     "a negative feature": {"nodes_featureids": [-4, 0, 0, 1, 0, 0, 0, 0]},
     "too few values": {"nodes_values": [0.0]},
+    "two nodes with one id": {"nodes_nodeids": [0, 1, 1, 0, 1, 2, 3, 4]},
+    "a weight of a node that another tree has": {"target_nodeids": [1, 3, 2, 3, 4]},
+    "a weight of an unknown tree": {"target_treeids": [0, 0, 1, 7, 1]},
+}
+BROKEN_TREE_MESSAGES = {
+    "no such child": r"the child \(0, 99\)",
+    "two nodes with one id": "the same id",
+    "a weight of a node that another tree has": r"the node \(0, 3\)",
+    "a weight of an unknown tree": r"the node \(7, 3\)",
 }
 
 
-@pytest.mark.parametrize("change", BROKEN_TREES.values(), ids=BROKEN_TREES)
-def test_broken_trees_are_refused(change):
+def _regressor(**changes: Any) -> onnx.ModelProto:
+    modes = ["BRANCH_LEQ", "LEAF", "LEAF", "BRANCH_LEQ", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF"]
+    attributes: dict[str, Any] = {f"target_{name}": values for name, values in LEAVES.items()}
+    attributes |= {"nodes_modes": modes, "target_ids": [0] * 5, "target_weights": [1.0, -2.0, 3.0, 0.25, 5.0]}
+    return _ml_model("TreeEnsembleRegressor", ["y"], n_targets=1, base_values=[0.5], **NODES | attributes | changes)
+
+
+def test_nodes_of_trees_may_have_any_order_and_ids(both):
+    """The results are those of the same trees with ids from 0 in ascending order."""
     import genai
 
-    modes = ["BRANCH_LEQ", "LEAF", "LEAF", "BRANCH_LEQ", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF"]
-    weights = {f"target_{name}": values for name, values in LEAVES.items()}
-    model = _ml_model(
-        "TreeEnsembleRegressor", ["y"], nodes_modes=modes, n_targets=1, target_ids=[0] * 5, target_weights=[1.0] * 5,
-        **weights, **{**NODES, **change},
-    )  # fmt: skip
-    with pytest.raises(genai.GenaiError):
-        genai.InferenceSession(model).run(None, {"x": ROWS})
+    expected = both(_regressor(), {"x": ROWS})[1]
+    nodes, weights = [3, 7, 0, 2, 6, 5, 1, 4], [4, 0, 3, 1, 2]
+    ids = {0: 2**40, 1: -3, 2: 17, 3: 5, 4: 0}
+    trees = {0: 9, 1: -(2**35)}
+    full = {attribute.name: helper.get_attribute_value(attribute) for attribute in _regressor().graph.node[0].attribute}
+    changes: dict[str, Any] = {}
+    for name, values in full.items():
+        if name.startswith(("nodes_", "target_")):
+            values = [ids[one] for one in values] if name.endswith("nodeids") else values
+            values = [trees[one] for one in values] if name.endswith("treeids") else values
+            changes[name] = [values[index] for index in (nodes if name.startswith("nodes_") else weights)]
+    found = genai.InferenceSession(_regressor(**changes)).run(None, {"x": ROWS})
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("broken", BROKEN_TREES)
+def test_broken_trees_are_refused(broken):
+    import genai
+
+    with pytest.raises(genai.GenaiError, match=BROKEN_TREE_MESSAGES.get(broken)):
+        genai.InferenceSession(_regressor(**BROKEN_TREES[broken])).run(None, {"x": ROWS})
 
 
 def test_too_few_features():
