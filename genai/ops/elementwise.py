@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.copying import operand
+from genai.kernels.cpu.arrays.copying import contiguous, operand
 from genai.kernels.cpu.arrays.functions import activation, combined
 from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
 
@@ -174,7 +174,7 @@ def compiled(
     wide = widened(x)
     if otherwise is not None and wide.dtype != np.float32:
         return np.asarray(otherwise(wide)).astype(x.dtype, copy=False)
-    whole = np.ascontiguousarray(wide, np.float32).reshape(x.shape)
+    whole = contiguous(wide.astype(np.float32, copy=False)).reshape(x.shape)
     return narrowed(activation(function, whole, *parameters, threads=threads), x.dtype)
 
 

@@ -13,6 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.copying import tiled
+from genai.kernels.cpu.program.thread_pool import Threads
+
 from ..onnx.node import MS
 from ..onnx.tensor import OnnxTensor
 from ..onnx.types import DataType, Dim, ShapeValue, TensorType, Type, broadcast_dims
@@ -20,7 +23,7 @@ from .casting import dtype_of
 from .registry import KernelError, NodeSpec, operator, scalar
 from .reshaping import open_shape
 from .shape_rules import NodeTypes, data_type, shape_rule
-from .support import checked_shape
+from .support import checked_shape, session_threads
 
 
 @operator("Expand", since_version=8)
@@ -54,14 +57,14 @@ def range_(first: Any, last: Any, step: Any = None, *, spec: NodeSpec) -> Any:
     return (start + np.arange(count) * delta).astype(dtype)
 
 
-@operator("Tile", since_version=6)
-def tile(x: Any, counts: Any, *, spec: NodeSpec) -> Any:
+@operator("Tile", since_version=6, threads=session_threads)
+def tile(x: Any, counts: Any, *, threads: Threads | None, spec: NodeSpec) -> Any:
     """Repeat along every axis."""
     repeats = [int(count) for count in counts]
     if len(repeats) != x.ndim:
         raise KernelError(f"Tile: {len(repeats)} repeats are given for {x.ndim} axes; one repeat per axis is needed")
     checked_shape(spec, [size * count for size, count in zip(x.shape, repeats, strict=True)], x.dtype.itemsize)
-    return np.tile(x, repeats)
+    return tiled(x, repeats, threads)
 
 
 @operator("EyeLike", since_version=9)

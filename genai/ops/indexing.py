@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.copying import contiguous
 from genai.kernels.cpu.arrays.selection import largest as selected, picked
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.device import StepError
@@ -47,7 +48,7 @@ def gather_elements(x: Any, indices: Any, *, axis: int = 0, threads: Threads | N
     along = checked_axis(axis, x.ndim)
     is_last = along == x.ndim - 1 and x.shape[:-1] == indices.shape[:-1] and indices.dtype == np.int64
     if threads is not None and is_last and x.dtype.kind in "fiu" and x.dtype.itemsize in _PICKED and indices.size:
-        rows = [np.ascontiguousarray(value).reshape(-1, value.shape[-1]) for value in (x, indices)]
+        rows = [contiguous(value).reshape(-1, value.shape[-1]) for value in (x, indices)]
         with suppress(StepError):  # an index out of range, which the message below names
             return picked(*rows, threads=threads).reshape(indices.shape)
     return x[_along(in_range(indices, x.shape[along], "GatherElements"), along)]
@@ -164,7 +165,7 @@ def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True, threads: Thre
     if keys.dtype in _NARROW_INTEGERS:
         keys = keys.astype(np.int32)
     if keys.dtype in _SELECTED and keys.shape[-1] < _MOST_SELECTED:
-        rows, shape = np.ascontiguousarray(keys), (*keys.shape[:-1], count)
+        rows, shape = contiguous(keys), (*keys.shape[:-1], count)
         rows = rows.reshape(math.prod(shape[:-1]), keys.shape[-1])
         order = selected(rows, count, smallest=not largest, threads=threads)
         if keys is moved:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from genai.kernels.cpu.arrays import planes
+from genai.kernels.cpu.arrays.copying import contiguous
 from genai.kernels.cpu.arrays.functions import softmax_columns, softmax_rows
 from genai.kernels.cpu.program.thread_pool import Threads
 
@@ -176,7 +177,7 @@ def _along_axis(function: Reduction) -> Reduction:
             logarithm, inner = function is _log_softmax, math.prod(x.shape[along + 1 :])
             if along == x.ndim - 1:
                 return softmax_rows(threads, x, logarithm=logarithm)
-            matrices = np.ascontiguousarray(x).reshape(-1, x.shape[along], inner)
+            matrices = contiguous(x).reshape(-1, x.shape[along], inner)
             return softmax_columns(threads, matrices, logarithm=logarithm).reshape(x.shape)
         return function(x if x.dtype == np.float16 else widened(x), along).astype(x.dtype, copy=False)
 
@@ -191,7 +192,7 @@ def _from_axis(function: Reduction) -> Reduction:
             return x
         first = x.ndim if axis == x.ndim else checked_axis(axis, x.ndim)
         if function is not _hardmax and threads is not None and x.dtype == np.float32:
-            rows = np.ascontiguousarray(x).reshape(math.prod(x.shape[:first]), -1)
+            rows = contiguous(x).reshape(math.prod(x.shape[:first]), -1)
             return softmax_rows(threads, rows, logarithm=function is _log_softmax).reshape(x.shape)
         return function(widened(x), tuple(range(first, x.ndim))).astype(x.dtype, copy=False)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.copying import contiguous
-from genai.kernels.cpu.program.thread_pool import recorder_of_thread
+from genai.kernels.cpu.arrays.copying import reshaped
 
 from ..onnx.types import Dim, Shape, TensorType, Type
 from .registry import KernelError, operator
@@ -33,10 +32,7 @@ def reshape(x: Any, shape: Any, *, allowzero: bool = False) -> Any:
     sizes = shape.tolist()
     if 0 in sizes and not allowzero:
         sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
-    result = x.reshape(sizes)
-    if recorder_of_thread() is not None and not np.may_share_memory(result, x):
-        return contiguous(x).reshape(sizes)
-    return result
+    return reshaped(x, sizes)
 
 
 @operator("Squeeze")
@@ -58,7 +54,7 @@ def unsqueeze(x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = 
 def flatten(x: Any, *, axis: int = 1) -> Any:
     """Flatten to 2-D: the axes before `axis`, and the remaining axes."""
     first = x.ndim if axis == x.ndim else checked_axis(axis, x.ndim)
-    return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:]))
+    return reshaped(x, (math.prod(x.shape[:first]), math.prod(x.shape[first:])))
 
 
 @shape_rule("Reshape", domain="")

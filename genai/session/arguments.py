@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from genai.common.warning import warn_caller
+from genai.kernels.cpu.arrays.copying import contiguous
 from genai.kernels.cuda.arrays.memory import DeviceTensor
 
 from ..errors import ArgumentError, NodeError
@@ -264,7 +265,7 @@ def _owned(value: Any, taken: set[int]) -> Any:
     root, flags = root_of(array), array.flags
     is_owned = (flags if root is array else root.flags).owndata
     if id(root) in taken or not (is_owned and flags.writeable and flags.c_contiguous):
-        return np.array(array, order="C")
+        return array.copy() if flags.c_contiguous else contiguous(array)
     taken.add(id(root))
     return array
 
