@@ -12,12 +12,14 @@ import numpy as np
 from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, PlacedConvolution, pack_blocked
 from genai.kernels.cpu.arrays.blocked.layout import BLOCK, blocks_of, from_blocked, to_blocked
 from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
+from genai.kernels.cpu.arrays.blocked.transposed import BlockedTransposed, pack_transposed
 from genai.kernels.cpu.arrays.copying import operand
 from genai.kernels.cpu.arrays.gemm.windows import Windows
 from genai.kernels.cpu.program.bound_program import BoundPrograms
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import OURS
+from .convolution import transposed_sizes
 from .pooling import PoolingWindows, WindowMaker, WindowSpec, mean_counts, window_maker
 from .registry import KernelError, NodeSpec, Positive, operator, register
 from .support import checked_shape, optional
@@ -62,28 +64,40 @@ class BlockedConv:
     """
 
     calls_blas = False
+    _name = "Conv"
 
     def __init__(self, spec: NodeSpec) -> None:
         attributes, weight = spec.attributes, spec.constant(1)
         bias = spec.constant(2) if spec.has(2) else None
-        groups, self._plain = int(attributes.get("group", 1)), bool(attributes.get("plain", 0))
-        layout = f"blocks of {'1' if self._plain else '16'} channels in {groups} groups"
-        kernels = spec.pack((1,), layout, lambda: pack_blocked(weight, groups, is_plain=self._plain))
+        self._plain, self._shape = bool(attributes.get("plain", 0)), weight.shape
+        self._spec = replace(spec, constants=())
         name = str(attributes.get("activation", ""))
         if name not in ACTIVATIONS:
-            raise KernelError(f"Conv: the activation {name!r} is unknown")
+            raise KernelError(f"{self._name}: the activation {name!r} is unknown")
         given, slopes = [float(v) for v in attributes.get("activation_params") or ()], None
         if name == "PRelu":
             slopes = np.array(given, np.float32)
-        function, parameters = ACTIVATIONS[name](given)
         threads = spec.options.get("threads") or Threads(1)
-        self._convolution = BlockedConvolution(threads, kernels, bias, function, parameters, slopes)
+        self._convolution = self._made(spec, threads, bias, *ACTIVATIONS[name](given), slopes)
         rank = weight.ndim - 2
         self._crop, self._border = (_sides(attributes.get(name), rank) for name in ("crop", "border"))
-        self._shape, self._channels = weight.shape, kernels.channels
-        self._spec, self._windows = replace(spec, constants=()), WindowSpec(spec)
         self._placed: BoundPrograms[PlacedConvolution] = BoundPrograms(_KEPT)
         self.packed = (1, 2) if bias is not None else (1,)
+
+    def _made(self, spec: NodeSpec, threads: Threads, *finish: Any) -> BlockedConvolution:
+        """Return the convolution. `finish` is the bias, the function, its parameters and the slopes."""
+        groups, weight = int(spec.attributes.get("group", 1)), spec.constant(1)
+        layout = f"blocks of {'1' if self._plain else '16'} channels in {groups} groups"
+        kernels = spec.pack((1,), layout, lambda: pack_blocked(weight, groups, is_plain=self._plain))
+        self._channels, self._outputs = kernels.channels, kernels.outputs
+        self._windows = WindowSpec(spec)
+        return BlockedConvolution(threads, kernels, *finish)
+
+    def _windows_in(self, extents: list[int]) -> tuple[Windows, tuple[int, ...], list[int]]:
+        """Return the windows, the pads before each axis, and the extents of the padded image."""
+        windows = self._windows.windows(extents, self._shape[2:])
+        padded = [size + sum(sides) for size, sides in zip(extents, windows.widths(extents), strict=True)]
+        return _compiled_windows(windows), windows.begins, padded
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the blocked results."""
@@ -96,16 +110,39 @@ class BlockedConv:
         if len(shape) != rank + 3 - self._plain or shape[1] != leading or dtype != np.float32:
             layout = "" if self._plain else " in blocks of 16 channels"
             raise KernelError(
-                f"Conv: the input is {dtype}{list(shape)}{layout}, which does not match float32 kernels of shape "
-                f"{list(self._shape)}"
+                f"{self._name}: the input is {dtype}{list(shape)}{layout}, which does not match float32 kernels of "
+                f"shape {list(self._shape)}"
             )
         extents = [size - sum(sides) for size, sides in zip(shape[2 : 2 + rank], self._crop, strict=True)]
-        windows = self._windows.windows(extents, self._shape[2:])
-        padded = (size + sum(sides) for size, sides in zip(extents, windows.widths(extents), strict=True))
+        windows, pads, padded = self._windows_in(extents)
         checked_shape(self._spec, (shape[0], leading, BLOCK, *padded), 4)
-        checked_shape(self._spec, (shape[0], blocks_of(self._shape[0]), BLOCK, *windows.counts), 4)
-        place = Place(_compiled_windows(windows), windows.begins, self._crop, self._border)
+        checked_shape(self._spec, (shape[0], blocks_of(self._outputs), BLOCK, *windows.counts), 4)
+        place = Place(windows, pads, self._crop, self._border)
         return self._convolution.placed(shape, place, has_addend)
+
+
+@register("BlockedConvTranspose", domain=OURS)
+class BlockedConvTranspose(BlockedConv):
+    """The kernel for a transposed convolution of blocked images: activation(conv_transpose(x, kernels) + bias).
+
+    The node has the attributes of ConvTranspose, and `crop` and `border` (see `BlockedConv`).
+    """
+
+    _name = "ConvTranspose"
+
+    def _made(self, spec: NodeSpec, threads: Threads, *finish: Any) -> BlockedConvolution:
+        weight = spec.constant(1)
+        self._channels, self._outputs = weight.shape[:2]
+        self._strides = tuple(spec.attributes.get("strides") or (1,) * (weight.ndim - 2))
+        layout = f"blocks of 16 channels for the strides {self._strides}"
+        kernels = spec.pack((1,), layout, lambda: pack_transposed(weight, self._strides))
+        return BlockedTransposed(threads, kernels, *finish)
+
+    def _windows_in(self, extents: list[int]) -> tuple[Windows, tuple[int, ...], list[int]]:
+        kernel, strides = self._shape[2:], self._strides
+        begins, sizes = transposed_sizes(self._spec, extents, strides, kernel)
+        padded = [size + 2 * taps for size, taps in zip(extents, kernel, strict=True)]
+        return Windows(kernel, strides, (1,) * len(kernel), tuple(sizes)), tuple(begins), padded
 
 
 @operator("ToBlocked", domain=OURS)

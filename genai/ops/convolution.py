@@ -226,7 +226,7 @@ def conv_transpose(
     steps, gaps = _filled("strides", strides, rank, 1), _filled("dilations", dilations, rank, 1)
     reach = [d * (size - 1) + 1 for d, size in zip(gaps, weight.shape[2:], strict=True)]
     full = [(extent - 1) * s + r for extent, s, r in zip(x.shape[2:], steps, reach, strict=True)]
-    begins, sizes = _crop(spec, x.shape[2:], steps, full)
+    begins, sizes = transposed_sizes(spec, x.shape[2:], steps, reach)
     room = [max(f, begin + size) for f, begin, size in zip(full, begins, sizes, strict=True)]
     outputs = weight.shape[1] * group
     checked_shape(spec, (x.shape[0], outputs, *room), 4)
@@ -287,8 +287,7 @@ class PackedTransposed:
                 f"{list(shape)}"
             )
         _check_transposed(x, shape, 1)
-        full = [(extent - 1) * s + size for extent, s, size in zip(x.shape[2:], strides, shape[2:], strict=True)]
-        begins, sizes = _crop(spec, x.shape[2:], strides, full)
+        begins, sizes = transposed_sizes(spec, x.shape[2:], strides, shape[2:])
         counts = tuple(extent + taps - 1 for extent, taps in zip(x.shape[2:], self._taps, strict=True))
         checked_shape(spec, (len(x), shape[1], *sizes), 4)
         checked_shape(spec, (len(x), shape[1] * math.prod(strides) * math.prod(self._taps), *counts), 4)
@@ -381,11 +380,16 @@ def _spread(x: Any, weight: Any, windows: PoolingWindows, groups: int, room: Seq
     return result
 
 
-def _crop(
-    spec: NodeSpec, extents: Sequence[int], strides: Sequence[int], full: Sequence[int]
+def transposed_sizes(
+    spec: NodeSpec, extents: Sequence[int], strides: Sequence[int], reach: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the start indices of the output within the full result, and the output's sizes."""
+    """Return the start indices of ConvTranspose's output within the full result, and the output's sizes.
+
+    Args:
+        reach: per axis, the number of results that an input is added to, and the results between them.
+    """
     attributes, rank = spec.attributes, len(extents)
+    full = [(extent - 1) * s + size for extent, s, size in zip(extents, strides, reach, strict=True)]
     extra = _filled("output_padding", attributes.get("output_padding"), rank, 0)
     output_shape, auto_pad = attributes.get("output_shape"), str(attributes.get("auto_pad", "NOTSET"))
     if output_shape is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):

@@ -31,7 +31,7 @@ _ELEMENTWISE = frozenset(
 _PRELU_BROADCASTS = 7
 _BINARY = frozenset({"Add", "Mul", "Sub"})
 _POOLS = frozenset({"MaxPool", "AveragePool"})
-_CONV = (OURS, "BlockedConv")
+_CONV, _TRANSPOSED = (OURS, "BlockedConv"), (OURS, "BlockedConvTranspose")
 
 
 @graph_rule(Level.ALL, domain=OURS)
@@ -61,6 +61,8 @@ class _Layout:
             return self._conv(node)
         if node.input(0) not in self._twins and node.input(1) not in self._twins:
             return False
+        if node.key == ("", "ConvTranspose"):
+            return self._transposed(node)
         if node.key in _ELEMENTWISE or node.key in (("", "Clip"), ("", "PRelu")):
             return self._elementwise(node)
         if node.key[0]:
@@ -84,7 +86,7 @@ class _Layout:
             [node for node in graph.nodes if node.key == (OURS, "FromBlocked") and not graph.is_used(node.output(0))]
         )
         for node in graph.nodes:
-            if node.key == _CONV:
+            if node.key in (_CONV, _TRANSPOSED):
                 self._add_border(node)
 
     def _twin(self, name: str, channels: int) -> str:
@@ -151,6 +153,31 @@ class _Layout:
             made.inputs[3] = self._twin(node.input(3), outputs)
         return self._replace(node, made, [outputs])
 
+    def _transposed(self, node: Node) -> bool:
+        """Convert a ConvTranspose without groups and dilations, in which every result has a tap."""
+        graph, weight = self._graph, self._graph.constant_tensor(node.input(1))
+        if weight is None or weight.dtype is not DataType.FLOAT or len(weight.shape) not in (3, 4, 5):
+            return False
+        channels, outputs, *kernel = weight.shape
+        stated, rank = node.attribute("kernel_shape") or kernel, len(kernel)
+        strides = [int(step) for step in node.attribute("strides") or [1] * rank]
+        simple = {*(node.attribute("dilations") or [1]), int(node.attribute("group", 1))} == {1}
+        if not simple or list(stated) != kernel or len(strides) != rank or 0 in weight.shape:
+            return False
+        if not all(1 <= step <= size for step, size in zip(strides, kernel, strict=True)):
+            return False
+        if min(node.attribute("pads") or [0]) < 0 or BLOCK * blocks_of(outputs) > _MOST_PADDING * outputs:
+            return False
+        bias = graph.constant_tensor(node.input(2)) if node.input(2) else None
+        if node.input(2) and (bias is None or bias.shape != (outputs,) or bias.dtype is not DataType.FLOAT):
+            return False
+        if self._channels[node.input(0)] != channels or not is_float32(graph, node.output(0)):
+            return False
+        made = node.copy()
+        made.op_type, made.domain = "BlockedConvTranspose", OURS
+        made.inputs[0] = self._twins[node.input(0)]
+        return self._replace(node, made, [outputs])
+
     def _fits_groups(self, source: str, groups: int, outputs: int, per_group: int) -> bool:
         """Return True if a convolution in groups is faster with blocks: depthwise, or with whole blocks per group."""
         if per_group == 1 and outputs == groups:
@@ -192,7 +219,12 @@ class _Layout:
         graph, source = self._graph, node.input(0)
         twin = self._twins[source]
         conv, parameters = graph.producer(twin), self._parameters(node)
-        if conv is None or conv.key != _CONV or conv.attribute("activation", "") or parameters is None:
+        if (
+            conv is None
+            or conv.key not in (_CONV, _TRANSPOSED)
+            or conv.attribute("activation", "")
+            or parameters is None
+        ):
             return False
         if only_user(graph, source) is not node or len(graph.consumers(twin)) != 1:
             return False
@@ -336,7 +368,14 @@ class _Layout:
         pads = []
         for user in users:
             own = user.attribute("pads") or [0] * (2 * rank)
-            if user.key != _CONV or user.inputs.count(twin) != 1 or user.input(0) != twin or len(own) != 2 * rank:
+            if user.key == _TRANSPOSED:
+                own = [0] * (2 * rank)  # its pads are omitted results
+            if (
+                user.key not in (_CONV, _TRANSPOSED)
+                or user.inputs.count(twin) != 1
+                or user.input(0) != twin
+                or len(own) != 2 * rank
+            ):
                 return
             if user.attribute("auto_pad", "NOTSET") != "NOTSET" or min(own) < 0:
                 return

@@ -10,6 +10,7 @@ import pytest
 from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, pack_blocked, tile_for
 from genai.kernels.cpu.arrays.blocked.layout import from_blocked, to_blocked
 from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
+from genai.kernels.cpu.arrays.blocked.transposed import BlockedTransposed, pack_transposed
 from genai.kernels.cpu.arrays.gemm.windows import Windows
 from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.thread_pool import Threads
@@ -127,6 +128,42 @@ def test_taps_outside_the_image(form, groups, extents, kernel, strides, dilation
     padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *zip(pads, ends, strict=True)])
     expected = window_sums(padded, kernels.astype(np.float64), windows, groups)
     np.testing.assert_allclose(from_blocked(one, 32), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("function", ["relu", "silu"])
+@pytest.mark.parametrize(
+    ("extents", "kernel", "strides", "omitted", "counts", "outputs", "border"),
+    [
+        ((5, 7), (2, 2), (2, 2), (0, 0), (10, 14), 32, 0),
+        ((5, 16), (3, 4), (2, 3), (1, 2), (9, 50), 40, 1),
+        ((4, 5), (3, 5), (1, 1), (2, 4), (2, 1), 16, 0),
+        ((2, 3), (4, 3), (4, 1), (3, 0), (2, 3), 20, 2),  # some remainders have no results
+        ((11,), (16,), (8,), (4,), (90,), 32, 0),  # the last results have no input
+        ((2, 3, 9), (2, 3, 2), (2, 2, 1), (0, 1, 0), (4, 5, 10), 32, 1),
+    ],
+)
+def test_transposed_convolution(
+    extents, kernel, strides, omitted, counts, outputs, border, function, normal, shared_work
+):
+    x, kernels, bias, rank = normal(2, 24, *extents), normal(24, outputs, *kernel), normal(outputs), len(extents)
+    place = Place(Windows(kernel, strides, (1,) * rank, counts), omitted, ((0, 0),) * rank, ((border, border),) * rank)
+    packed = pack_transposed(kernels, strides)
+    one, several = (BlockedTransposed(Threads(n), packed, bias, function)(to_blocked(x), place) for n in (1, 3))
+    np.testing.assert_array_equal(one, several)
+    whole = np.zeros((2, outputs, *[120] * rank))
+    for tap in itertools.product(*map(range, kernel)):
+        places = (slice(t, t + s * size, s) for t, s, size in zip(tap, strides, extents, strict=True))
+        whole[(slice(None), slice(None), *places)] += np.einsum("nc...,cm->nm...", x, kernels[(..., *tap)])
+    inner = (slice(begin, begin + size) for begin, size in zip(omitted, counts, strict=True))
+    sums = whole[(slice(None), slice(None), *inner)] + bias.reshape(-1, *[1] * rank)
+    expected = np.maximum(sums, 0) if function == "relu" else sums / (1 + np.exp(-sums))
+    expected = np.pad(expected, [(0, 0), (0, 0), *[(border, border)] * rank])
+    np.testing.assert_allclose(from_blocked(one, outputs), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_transposed_convolution_without_taps(normal):
+    with pytest.raises(ValueError, match=r"the strides \[2, 3\] are larger than the kernel \[3, 2\]"):
+        pack_transposed(normal(16, 16, 3, 2), (2, 3))
 
 
 def test_weights_that_are_not_finite_reach_the_pads(normal):

@@ -88,6 +88,42 @@ def test_three_axes(make_model):
     assert first.attribute("border") == [1] * 6 == second.attribute("crop")
 
 
+def test_transposed(make_model):
+    nodes = [
+        conv("x a b", "p"), node("ConvTranspose", "p t b", "q", strides=[2, 3], pads=[1, 0, 0, 2]),
+        node("LeakyRelu", "q", "r"), conv("r a2", "s"), node("Concat", "q s", "y", axis=1),
+    ]  # fmt: skip
+    weights = WEIGHTS | {"t": weight(32, 32, 3, 3), "a2": weight(32, 32, 3, 3)}
+    after = converted(make_model, nodes, weights)
+    names = [item.op_type for item in after]
+    assert names == ["BlockedConv", "BlockedConvTranspose", "LeakyRelu", "BlockedConv", "Concat", "FromBlocked"]
+    nodes = [nodes[0], nodes[1], node("Relu", "q", "r"), conv("r a2", "y")]
+    _, made, following, _ = converted(make_model, nodes, weights)
+    assert made.attribute("activation") == "Relu" and made.attribute("border") == [1] * 4 == following.attribute("crop")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape"),
+    [
+        ({"group": 2}, (32, 16, 2, 2)),
+        ({"dilations": [1, 2]}, (32, 32, 2, 2)),
+        ({"strides": [2, 3]}, (32, 32, 2, 2)),  # some results have no taps
+        ({}, (32, 3, 2, 2)),
+    ],
+)
+def test_transposed_nodes_that_stay(make_model, attributes, shape):
+    nodes = [conv("x a b", "p"), node("ConvTranspose", "p t", "y", **attributes)]
+    after = converted(make_model, nodes, WEIGHTS | {"t": weight(*shape)})
+    assert [item.op_type for item in after] == ["BlockedConv", "FromBlocked", "ConvTranspose"]
+
+
+def test_a_transposed_image_that_does_not_fit(make_model):
+    nodes = [conv("x a", "p"), node("ConvTranspose", "p t", "y")]
+    model = make_model(nodes, {"x": (1, None)}, {"y": (1, None)}, WEIGHTS | {"t": weight(32, 32, 2, 2)})
+    with pytest.raises(Exception, match="does not match float32 kernels of shape"):
+        Session(model).run({"x": np.zeros((1, 3, 5), np.float32)})
+
+
 def test_pads_become_borders(make_model):
     nodes = [conv("x a b", "p"), conv("p d", "q", group=32), conv("q c", "y", 1)]
     first, second, third, _ = converted(make_model, nodes, WEIGHTS)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import add
 from typing import Any, Literal
 
 import numpy as np
@@ -70,8 +71,8 @@ def step_of(form: Form, stride: int) -> int:
 class Tile:
     """The code of a tile: columns times blocks of channels, with the bytes between the inputs of two columns.
 
-    If `clips`, the tile's results are finished in registers: they are clipped to limits. Otherwise, an operator
-    finishes them (see `finish_blocks`).
+    The results are written to every `gap`-th pixel. If `clips`, the tile's results are finished in registers: they are
+    clipped to limits. Otherwise, an operator finishes them (see `finish_blocks`).
     """
 
     form: Form
@@ -79,11 +80,12 @@ class Tile:
     blocks: int
     step: int
     clips: bool = True
+    gap: int = 1
 
     @property
     def name(self) -> str:
         finish = "clip" if self.clips else "call"
-        return f"blocked_{self.form}_{self.columns}_{self.blocks}_{self.step}_{finish}"
+        return f"blocked_{self.form}_{self.columns}_{self.blocks}_{self.step}_{finish}_{self.gap}"
 
     @property
     def term_vectors(self) -> int:
@@ -132,7 +134,7 @@ def _micro(tile: Tile) -> Any:
         for _ in range(1, blocks):
             block_at.append(b.add(block_at[-1], block_bytes))
 
-        def add(sums: list[Any], at: Any, skipped: Any) -> None:
+        def multiply(sums: list[Any], at: Any, skipped: Any) -> None:
             if tile.form != "depthwise":
                 for first in block_at:
                     e.prefetch(e.at(e.at(first, skipped), _PREFETCH_BYTES))
@@ -159,12 +161,12 @@ def _micro(tile: Tile) -> Any:
                 with e.loop(INT64(BLOCK), sums, step=_UNROLLED) as (channel, inner):
                     here, there = e.at(at, b.shl(channel, INT64(2))), b.add(skipped, b.mul(channel, INT64(BLOCK_BYTES)))
                     for unrolled in range(_UNROLLED):
-                        add(inner, e.at(here, 4 * unrolled), e.at(there, unrolled * BLOCK_BYTES))
+                        multiply(inner, e.at(here, 4 * unrolled), e.at(there, unrolled * BLOCK_BYTES))
                 sums[:] = inner
             else:
-                add(sums, at, skipped)
+                multiply(sums, at, skipped)
         if tile.clips:
-            _emit_clipped(e, [sums[v * columns : (v + 1) * columns] for v in range(blocks)], *rest)
+            _emit_clipped(e, [sums[v * columns : (v + 1) * columns] for v in range(blocks)], tile.gap, *rest)
         else:
             for number, value in enumerate(sums):
                 e.store(value, e.at(rest[0], number * BLOCK_BYTES), align=BLOCK_BYTES)
@@ -173,8 +175,9 @@ def _micro(tile: Tile) -> Any:
 
 
 def _emit_clipped(
-    e: Emitter, sums: list[list[Any]], bias: Any, limits: Any, out: Any, out_block: Any, addend: Any, addend_block: Any
-) -> None:
+    e: Emitter, sums: list[list[Any]], gap: int, bias: Any, limits: Any, out: Any, out_block: Any, addend: Any,
+    addend_block: Any,
+) -> None:  # fmt: skip
     """Write the sums of each block plus bias and addend, clipped as `maximum` and `minimum` of vectors do."""
     b, at, added = e.builder, out, addend
     low, high = (e.load(e.at(limits, i * BLOCK_BYTES), FLOAT_VECTOR, align=4) for i in range(2))
@@ -187,7 +190,7 @@ def _emit_clipped(
             for m, value in enumerate(values):
                 value = b.select(b.fcmp_ordered("<", value, low), low, value)
                 value = b.select(b.fcmp_ordered(">", value, high), high, value)
-                e.store(value, e.at(at, m * BLOCK_BYTES), align=4)
+                e.store(value, e.at(at, m * gap * BLOCK_BYTES), align=4)
 
         with b.if_else(has_addend) as (adding, copying):
             with adding:
@@ -206,6 +209,7 @@ class BlockedFinishArguments(Arguments):
 
     columns: int
     blocks: int
+    gap: int
     outputs: int
     out_block: int
     addend_block: int
@@ -221,7 +225,7 @@ def finish_blocks(function: str) -> NativeOp:
     apply = UNARY[function].function
 
     def finish(arguments: BlockedFinishArguments, sums: int, block: int, out: int, addend: int) -> int:
-        columns, q = arguments.columns, arguments.q
+        columns, step, q = arguments.columns, BLOCK_BYTES * arguments.gap, arguments.q
         for v in range(arguments.blocks):
             bias = load_float32(arguments.bias + BLOCK_BYTES * (block + v))
             p = load_float32(arguments.p + BLOCK_BYTES * (block + v))
@@ -234,7 +238,7 @@ def finish_blocks(function: str) -> NativeOp:
                 value = apply(value, p, q)
                 if channels < BLOCK:  # padding channels stay 0, even if an input is infinite
                     value = keep_first(value, channels, 0.0)
-                store_float32(there + BLOCK_BYTES * m, value)
+                store_float32(there + step * m, value)
         return 0
 
     return native_op(BlockedFinishArguments, name=f"finish_blocks_{function}")(finish)
@@ -281,6 +285,7 @@ class BlockedArguments(Arguments):
 def blocked_op(tile: Tile) -> NativeOp:
     """Return the operator. Items are images times tiles of blocks times bands of the tiles of an image's block."""
     multiply, width, blocks, step, clips = _micro(tile), tile.columns, tile.blocks, tile.step, tile.clips
+    out_step = BLOCK_BYTES * tile.gap
 
     def convolve(arguments: BlockedArguments, context: int, begin: int, end: int, scratch: int) -> int:
         groups, bands, rows, columns = arguments.groups, arguments.bands, arguments.rows, arguments.columns
@@ -300,7 +305,7 @@ def blocked_op(tile: Tile) -> NativeOp:
             for number in range(first, last):
                 column = min(place * width, columns - width)
                 here = x + plane * arguments.x_slice + row * arguments.x_row + column * step
-                target = out + plane * arguments.out_slice + row * arguments.out_row + BLOCK_BYTES * column
+                target = out + plane * arguments.out_slice + row * arguments.out_row + out_step * column
                 there = 0
                 if addend != 0:
                     there = added + (plane * rows + row) * arguments.addend_row + BLOCK_BYTES * column
@@ -380,6 +385,32 @@ class Place:
     pads: tuple[int, ...]
     crop: tuple[tuple[int, int], ...]
     border: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The results of one set of kernels, with three spatial axes: every `gaps`-th result from number `first`.
+
+    The other attributes have the meanings of the attributes of `Windows` and `Place`.
+    """
+
+    kernels: BlockedKernels
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    counts: tuple[int, ...]
+    pads: tuple[int, ...]
+    first: tuple[int, ...]
+    gaps: tuple[int, ...]
+
+    def starts(self, crop: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the first input of the first result on each axis; it is negative in the pads."""
+        return [before - pad for (before, _), pad in zip(crop, self.pads, strict=True)]
+
+    def ends(self, crop: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the position after the last input of the last result on each axis."""
+        sizes = zip(self.starts(crop), self.counts, self.strides, self.dilations, self.kernel, strict=True)
+        return [start + (count - 1) * stride + gap * (taps - 1) + 1 for start, count, stride, gap, taps in sizes]
 
 
 @dataclass(frozen=True)
@@ -473,25 +504,20 @@ class BlockedConvolution:
 
     def _made(self, shape: tuple[int, ...], place: Place, has_addend: bool) -> tuple[NodeProgram, int]:
         """Return the program, and the number of bytes of the padded image."""
-        kernels, windows, rank = self._kernels, place.windows, len(place.pads)
+        kernels, counts, rank = self._kernels, place.windows.counts, len(place.pads)
         inner = 1 if kernels.form == "plain" else BLOCK
         flat = 3 - rank  # missing axes have one slice, and one row
         extents = (1,) * flat + shape[2 : 2 + rank]
-        kernel, strides, dilations, counts = (
-            (1,) * flat + sizes for sizes in (windows.kernel, windows.strides, windows.dilations, windows.counts)
-        )
         crop, border = (((0, 0),) * flat + sides for sides in (place.crop, place.border))
-        pads = (0,) * flat + place.pads
+        whole = [count + sum(sides) for count, sides in zip((1,) * flat + counts, border, strict=True)]
+        parts = self._parts(place)
         phases: list[list[Call]] = []
         source: Binding = Binding("x")
         planes, size = shape[0] * shape[1], 0
-        starts = [before - pad for (before, _), pad in zip(crop, pads, strict=True)]
-        ends = [
-            start + (count - 1) * stride + dilation * (tap - 1) + 1
-            for start, count, stride, dilation, tap in zip(starts, counts, strides, dilations, kernel, strict=True)
-        ]
-        befores = [max(-start, 0) for start in starts]
-        wide = tuple(before + max(end, extent) for before, end, extent in zip(befores, ends, extents, strict=True))
+        starts = [min(axis) for axis in zip((0, 0, 0), *(part.starts(crop) for part in parts), strict=True)]
+        ends = [max(axis) for axis in zip(extents, *(part.ends(crop) for part in parts), strict=True)]
+        befores = [-start for start in starts]
+        wide = tuple(map(add, befores, ends))
         if wide != extents:
             padding = PadArguments(
                 x=source, out=Binding("padded"), x_slices=extents[0], x_rows=extents[1], x_width=extents[2] * inner,
@@ -501,33 +527,50 @@ class BlockedConvolution:
             phases.append([Call(pad_planes, padding, Items(factor=planes * wide[0] * wide[1]))])
             source, size = Binding("padded"), 4 * planes * math.prod(wide) * inner
         steps = (4 * inner * wide[2] * wide[1], 4 * inner * wide[2], 4 * inner)
-        source += sum((start + before) * step for start, before, step in zip(starts, befores, steps, strict=True))
         images = [size - sum(sides) for size, sides in zip(extents, crop, strict=True)]
-        taps = [_inside(*sizes) for sizes in zip(images, counts, strides, pads, kernel, dilations, strict=True)]
-        calls = self._calls(source, shape[0], inner, wide, kernel, strides, dilations, counts, border, has_addend, taps)
+        calls, flops = [], 0.0
+        for part in parts:
+            corner = map(add, part.starts(crop), befores)
+            here = source + sum(start * step for start, step in zip(corner, steps, strict=True))
+            first = [number + before for number, (before, _) in zip(part.first, border, strict=True)]
+            calls += self._calls(part, here, shape[0], inner, wide, whole, first, has_addend, images)
+            terms = math.prod(part.kernel) * kernels.channels // kernels.groups
+            flops += 2.0 * shape[0] * kernels.outputs * terms * math.prod(part.counts)
         if any(map(any, border)):
-            whole = [count + sum(sides) for count, sides in zip(counts, border, strict=True)]
             clearing = BorderArguments(
                 out=Binding("out"), slices=whole[0], rows=whole[1], columns=whole[2], front=border[0][0],
                 back=border[0][1], top=border[1][0], bottom=border[1][1], left=border[2][0], right=border[2][1],
             )  # fmt: skip
             calls.append(Call(clear_borders, clearing, Items(factor=shape[0] * blocks_of(kernels.outputs) * whole[0])))
-        terms = math.prod(kernel) * kernels.channels // kernels.groups
-        flops = 2.0 * shape[0] * kernels.outputs * terms * math.prod(counts)
         padding_time = size / 4 * _NANOSECONDS_PER_PADDED_FLOAT
         return NodeProgram([*phases, calls], flops / _FLOPS_PER_NANOSECOND + padding_time), size
 
+    def _parts(self, place: Place) -> list[Part]:
+        """Return the parts of the results, each of which has at least one result."""
+        windows, flat = place.windows, (1,) * (3 - len(place.pads))
+        part = Part(
+            kernels=self._kernels, kernel=flat + windows.kernel, strides=flat + windows.strides,
+            dilations=flat + windows.dilations, counts=flat + windows.counts, pads=(0,) * len(flat) + place.pads,
+            first=(0, 0, 0), gaps=(1, 1, 1),
+        )  # fmt: skip
+        return [part]
+
     def _calls(
-        self, source: Binding, images: int, inner: int, wide: Sequence[int], kernel: Sequence[int],
-        strides: Sequence[int], dilations: Sequence[int], counts: Sequence[int],
-        border: Sequence[tuple[int, int]], has_addend: bool, inside: Sequence[NDArray[np.bool_]],
+        self, part: Part, source: Binding, images: int, inner: int, wide: Sequence[int], whole: Sequence[int],
+        first: Sequence[int], has_addend: bool, extents: Sequence[int],
     ) -> list[Call]:  # fmt: skip
         """Return the calls for tiles of several blocks, and for the remaining blocks.
 
         Args:
-            inside: per axis, True for each result and tap if the tap's input is inside the image.
+            source: the first input of the first result.
+            wide, whole: extents of the padded input, and of the results with their border.
+            first: position of the first result in `whole`.
+            extents: extents of the image without pads.
         """
-        kernels = self._kernels
+        kernels, kernel, strides, dilations = part.kernels, part.kernel, part.strides, part.dilations
+        counts, gaps = part.counts, part.gaps
+        sizes = zip(extents, counts, strides, part.pads, kernel, dilations, strict=True)
+        inside = [_inside(*axis) for axis in sizes]
         pixel, row_bytes, slice_bytes = 4 * inner, 4 * inner * wide[2], 4 * inner * wide[2] * wide[1]
         plane_bytes = slice_bytes * wide[0]
         in_planes = 1 if kernels.form == "depthwise" else kernels.data.shape[1]
@@ -535,8 +578,7 @@ class BlockedConvolution:
         taps = [(size, gap * step) for size, gap, step in zip(kernel, dilations, steps, strict=True)]
         offsets = _sums([(in_planes, plane_bytes), *taps]).reshape(in_planes, *kernel)
         slices, rows, columns = counts
-        whole = [count + sum(sides) for count, sides in zip(counts, border, strict=True)]
-        if tuple(strides) == (1, 1, 1) and tuple(counts[1:]) == tuple(wide[1:]) and not any(map(any, border)):
+        if strides == (1, 1, 1) and counts[1:] == tuple(wide[1:]) and counts == tuple(whole):
             slices, rows, columns = 1, 1, math.prod(counts)  # every row begins where the previous row ends
             inside = [np.ones((1, size), bool) for size in kernel]
         blocks = blocks_of(kernels.outputs)
@@ -547,34 +589,35 @@ class BlockedConvolution:
         table, entries, tiles_of = _tables(offsets, tile, columns, inside, skips=self._is_finite)
         out_plane, addend_plane = (BLOCK_BYTES * math.prod(sizes) for sizes in (whole, counts))
         out_row, out_slice = BLOCK_BYTES * whole[2], BLOCK_BYTES * whole[2] * whole[1]
-        skipped = out_slice * border[0][0] + out_row * border[1][0] + BLOCK_BYTES * border[2][0]
+        skipped = out_slice * first[0] + out_row * first[1] + BLOCK_BYTES * first[2]
         all_planes = blocks_of(kernels.channels) if inner > 1 else kernels.channels
-        calls, first = [], 0
+        calls, block = [], 0
         for several in (tile.blocks, 1):
-            groups = (blocks - first) // several
+            groups = (blocks - block) // several
             if not groups:
                 continue
-            part = replace(tile, blocks=several, clips=self._limits is not None)
+            code = replace(tile, blocks=several, clips=self._limits is not None, gap=gaps[2])
             tiles = slices * rows * -(-columns // tile.columns)
             wanted = 1 if self._threads.count == 1 else -(-self._threads.count * _ITEMS_PER_THREAD // (images * groups))
             bands = max(1, min(tiles, wanted))
             finishing = BlockedFinishArguments(
-                columns=tile.columns, blocks=several, outputs=kernels.outputs, out_block=out_plane,
+                columns=tile.columns, blocks=several, gap=gaps[2], outputs=kernels.outputs, out_block=out_plane,
                 addend_block=addend_plane, bias=self._bias, limits=self._limits, p=self._first, q=self._second,
             )  # fmt: skip
             arguments = BlockedArguments(
                 x=source, x_image=all_planes * plane_bytes, x_slice=strides[0] * slice_bytes,
                 x_row=strides[1] * row_bytes, x_group=in_planes * plane_bytes, shared=shared, table=table,
                 entries=entries, tiles=tiles_of, weights=kernels.data, block_bytes=kernels.data[0].nbytes,
-                first_block=first, groups=groups, slices=slices, rows=rows, columns=columns, bands=bands,
-                out=Binding("out") + skipped, out_image=blocks * out_plane, out_slice=out_slice, out_row=out_row,
+                first_block=block, groups=groups, slices=slices, rows=rows, columns=columns, bands=bands,
+                out=Binding("out") + skipped, out_image=blocks * out_plane, out_slice=gaps[0] * out_slice,
+                out_row=gaps[1] * out_row,
                 addend=Binding("addend") if has_addend else None, addend_image=blocks * addend_plane,
                 addend_row=BLOCK_BYTES * counts[2], finishing=finishing,
-                finish=None if part.clips else finish_blocks(self._function),
+                finish=None if code.clips else finish_blocks(self._function),
             )  # fmt: skip
             scratch = BLOCK_BYTES * tile.columns * several
-            calls.append(Call(blocked_op(part), arguments, Items(factor=images * groups * bands), scratch))
-            first += groups * several
+            calls.append(Call(blocked_op(code), arguments, Items(factor=images * groups * bands), scratch))
+            block += groups * several
         return calls
 
 
