@@ -29,7 +29,7 @@ from genai.doctor.processor import find_gpus, read_processor
 from genai.kernels.cpu.arrays import blas
 from genai.kernels.cpu.jit import isa, kernel_cache, workers
 from genai.kernels.cpu.program.thread_pool import Threads
-from genai.onnx import reader, storage
+from genai.onnx import storage
 from genai.text import template_server, template_worker
 from genai.text.template_worker import RenderLimits, TemplateStopped, TemplateWorker
 
@@ -252,7 +252,6 @@ def test_no_advice_on_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     file = tmp_path / "weights"
     file.write_bytes(bytes(range(256)) * 64)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        assert reader._cut_out(mapping, 1, 4) == b"\1\2\3"
         kept = storage.ExternalStorage(np.frombuffer(mapping, np.uint8), {}, mapping)
         kept.release_pages()
         assert kept.buffer[255] == 255

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from ..common.reading import MOST_DIMENSIONS, is_addressable
@@ -20,6 +21,8 @@ from .storage import FieldStorage, RawStorage, Storage, StringStorage, packed_si
 from .type_protos import data_type, decode_type, text
 from .types import AttributeType, DataType
 
+RawData: TypeAlias = Mapping[int, NDArray[np.uint8]]
+"""Raw data of initializers by their index."""
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -58,7 +61,7 @@ class Deserializer:
         raw: raw data of the main graph's initializers that was cut out of the messages, by initializer index.
     """
 
-    def __init__(self, external: ExternalData, ir_version: int, raw: Mapping[int, bytes] | None = None) -> None:
+    def __init__(self, external: ExternalData, ir_version: int, raw: RawData | None = None) -> None:
         self._external = external
         self._ir_version = ir_version
         self._raw = raw or {}
@@ -83,7 +86,7 @@ class Deserializer:
             list(proto.configuration),
         )
 
-    def graph(self, proto: onnx.GraphProto, raw: Mapping[int, bytes] | None = None) -> ir.Graph:
+    def graph(self, proto: onnx.GraphProto, raw: RawData | None = None) -> ir.Graph:
         tensors = [self.tensor(item, (raw or {}).get(number)) for number, item in enumerate(proto.initializer)]
         sparse = [self.sparse_tensor(item) for item in proto.sparse_initializer]
         annotations = [
@@ -171,7 +174,7 @@ class Deserializer:
         values, indices = self.tensor(proto.values), self.tensor(proto.indices)
         return ir.SparseTensor(values, indices, _checked_shape(values.name, proto.dims))
 
-    def tensor(self, proto: TensorProto, raw: bytes | None = None) -> ir.OnnxTensor:
+    def tensor(self, proto: TensorProto, raw: bytes | NDArray[np.uint8] | None = None) -> ir.OnnxTensor:
         """Convert a tensor; `raw` is its raw data if the data was cut out of the message."""
         name = text(proto.name)
         dtype = data_type(proto.data_type, f"tensor {name!r}")
@@ -188,7 +191,13 @@ class Deserializer:
         return ir.OnnxTensor(name, dtype, shape, storage, doc, metadata, segment)
 
     def _storage(
-        self, proto: TensorProto, name: str, dtype: DataType, count: int, whole: bool, raw: bytes | None
+        self,
+        proto: TensorProto,
+        name: str,
+        dtype: DataType,
+        count: int,
+        whole: bool,
+        raw: bytes | NDArray[np.uint8] | None,
     ) -> Storage:
         external = proto.data_location == TensorProto.EXTERNAL
         if dtype is DataType.STRING:

@@ -7,19 +7,24 @@ model, graph, tensor), the bytes of large initializers are cut out, and protobuf
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from genai.common.host_memory import mapped_array
 
 from ..common.foreign_models import foreign_model_error
 from ..common.reading import pointer_error
 from ..errors import GraphError, ModelFolderError, ProtobufError
-from .deserialize import Deserializer
+from .deserialize import Deserializer, RawData
 from .external_data import ExternalData, Opened
 from .ir import OnnxModel
 from .validate import check_model
@@ -50,7 +55,7 @@ def read_model(
         GraphError: the source is not a valid ONNX model.
     """
     path = Path(source) if isinstance(source, str | Path) else None
-    raw: Mapping[int, bytes] = {}
+    raw: RawData = {}
     if isinstance(source, onnx.ModelProto):
         proto, origin = source, "the protobuf object"
     elif path is not None:
@@ -85,7 +90,7 @@ def _hint_for(path: Path) -> str:
     return f"pass {inside[0]}" if inside else "check the path; the file name of an ONNX model ends in .onnx"
 
 
-def _read(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
+def _read(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelProto, RawData]:
     """Read a file; return the model, and the raw data that was cut out of it, by index of the large initializer."""
     try:
         if error := foreign_model_error(path, "an ONNX model"):
@@ -117,7 +122,7 @@ def _read(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelPro
         ) from error
 
 
-def _parse_file(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
+def _parse_file(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelProto, RawData]:
     with path.open("rb") as file:
         if opened is not None:
             opened(path, file)
@@ -128,15 +133,17 @@ def _parse_file(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.Mo
             cut = cut_large_tensors(mapping)
             if cut is None:
                 return _parse(mapping[:], origin), {}
-            rest, spans = cut
-            return _parse(rest, origin), {number: _cut_out(mapping, *span) for number, span in spans.items()}
+        rest, spans = cut
+        return _parse(rest, origin), {number: _bytes_of(file, *span) for number, span in spans.items()}
 
 
-def _cut_out(mapping: mmap.mmap, first: int, end: int) -> bytes:
-    """Copy a part of the file and release its pages, so that the part is not in memory twice."""
-    data = mapping[first:end]
-    if hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED)
+def _bytes_of(file: io.BufferedReader, first: int, end: int) -> NDArray[np.uint8]:
+    """Read a part of a file into a separate mapping, which is returned to the system when the part is deleted."""
+    data = mapped_array(end - first)
+    file.seek(first)
+    if file.readinto(data.data) != len(data):
+        raise OSError("it became shorter while it was read")
+    data.flags.writeable = False
     return data
 
 

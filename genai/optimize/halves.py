@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from genai.common.host_memory import mapped_array
 from genai.ops.registry import find_kernel
 
 from ..onnx.ir import Attribute, Graph, Node, OnnxModel, OnnxTensor, Value, make_node
@@ -111,14 +114,22 @@ def _widen_types(graph: Graph, *, is_main: bool) -> None:
 
 
 def _widen_constants(graph: Graph) -> None:
-    for tensor in [tensor for tensor in graph.initializers.values() if tensor.dtype in _NARROW]:
-        graph.add_initializer(OnnxTensor.from_array(tensor.name, tensor.array().astype(np.float32)))
+    # Only names are listed, so that each narrow tensor is freed before the next one is converted.
+    for name in [name for name, tensor in graph.initializers.items() if tensor.dtype in _NARROW]:
+        graph.add_initializer(OnnxTensor.from_array(name, _as_float32(graph.initializers[name].array())))
     for node in graph.nodes:
         for name, attribute in node.attributes.items():
             value = attribute.value
             if isinstance(value, OnnxTensor) and value.dtype in _NARROW:
                 wide = OnnxTensor.from_array(value.name, value.array().astype(np.float32))
                 node.attributes[name] = Attribute.of(name, wide)
+
+
+def _as_float32(narrow: NDArray[Any]) -> NDArray[np.float32]:
+    """Convert an array into a separate mapping, which is returned to the system when the array has been packed."""
+    wide: NDArray[np.float32] = mapped_array(4 * narrow.size).view(np.float32).reshape(narrow.shape)
+    wide[...] = narrow
+    return wide
 
 
 def _cast_explicit(graph: Graph, node: Node) -> None:

@@ -16,7 +16,7 @@ from ..onnx.ir import Function, Graph, Node, OnnxModel
 from ..onnx.node import NEW_EACH_TIME, canonical_imports, constant_tensor
 from ..onnx.serialize import EmbeddingEncoder
 from ..onnx.types import DataType, TensorType
-from ..onnx.uses import free_names
+from ..onnx.uses import free_names, used_names
 from ..onnx.validate import MAX_ADDED_NODES, too_many_nodes, written_nodes
 from .functions import bound_body, call_key, schema_function
 from .loop import OpCall, Plan, RunContext, recorded_call, run_slots, with_lifetimes
@@ -34,10 +34,13 @@ class PlanOptions:
     Attributes:
         kernel: options passed to every kernel factory as NodeSpec.options.
         on_packed: function called after each packing of weights, with the number of bytes.
+        consumes_constants: True to remove each constant from the main graph when the last node that reads it is
+            compiled, so that a weight and its packed form are not in memory together for the whole compilation.
     """
 
     kernel: Mapping[str, Any] = field(default_factory=dict)
     on_packed: Callable[[int], None] | None = None
+    consumes_constants: bool = False
 
 
 def build_plan(model: OnnxModel, options: PlanOptions | None = None) -> Plan:
@@ -47,7 +50,8 @@ def build_plan(model: OnnxModel, options: PlanOptions | None = None) -> Plan:
         UnsupportedOpError: operators have no kernels (all are named), or a kernel does not support a node.
     """
     options = options or PlanOptions()
-    plan = Compiler(checked_scope(model, options)).compile(model.graph, captured={})
+    scope = checked_scope(model, options)
+    plan = Compiler(scope, consumes=options.consumes_constants).compile(model.graph, captured={})
     return replace(plan, files=model.files)
 
 
@@ -136,8 +140,9 @@ def _has_kernel(scope: Scope, node: Node) -> bool:
 class Compiler:
     """The compiler of one plan. Subgraphs and functions get separate compilers."""
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    def __init__(self, scope: Scope, *, consumes: bool = False) -> None:
+        """`consumes`: True to remove constants from the graph; see `PlanOptions.consumes_constants`."""
+        self.scope, self._consumes = scope, consumes
         self.slots: dict[str, int] = {}
         self.constants: dict[str, Any] = {}
         self.weights = WeightStore(self.constants, scope.options.on_packed)
@@ -162,10 +167,19 @@ class Compiler:
         inputs = {name: self._slot(name) for name in [*(value.name for value in graph.inputs), *variables]}
         defaults = {name: graph.initializers[name].array() for name in overridable & set(graph.initializers)}
         graph.topological_sort()
+        read_last = _read_last(graph) if self._consumes else {}
         for node in graph.nodes:
             self._add(node)
+            for name in read_last.get(node, ()):
+                self._drop(name)
         outputs = tuple(self._slot(value.name) for value in graph.outputs)
         return self._finish(inputs, outputs, defaults)
+
+    def _drop(self, name: str) -> None:
+        """Drop a constant that neither a later node nor a call of the plan reads."""
+        if name not in self.slots:
+            self.constants.pop(name, None)
+            self.graph.remove_initializer(name)
 
     def _slot(self, name: str) -> int:
         return ABSENT if not name else self.slots.setdefault(name, len(self.slots))
@@ -318,6 +332,16 @@ class Compiler:
         self.weights.forget_constants()
         calls = with_lifetimes(self.calls, keep)
         return Plan(calls, tuple(initial), inputs, names, outputs, calls_blas=self.calls_blas)
+
+
+def _read_last(graph: Graph) -> dict[Node, set[str]]:
+    """Return the values that each node is the last to read; graph outputs are read after all nodes."""
+    read = {value.name for value in graph.outputs}
+    last: dict[Node, set[str]] = {}
+    for node in reversed(graph.nodes):
+        last[node] = used_names(node) - read
+        read |= last[node]
+    return last
 
 
 def _constant(node: Node) -> Any:

@@ -110,12 +110,12 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
         most = min(MAX_VALUE_BYTES, available_memory())
     check_result_sizes(graph, most)
     shared = {"threads": executor.host_threads, "executor": executor, "provided": divided.compiled, "arena": Arena()}
-    plan = build_plan(model, PlanOptions(kernel={**shared, "max_value_bytes": most}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
     overridable = [value for value in graph.inputs if value.name in defaults]
     header = _header(model)
+    plan = build_plan(model, PlanOptions(kernel={**shared, "max_value_bytes": most}, consumes_constants=True))
     return Prepared(header, plan, inputs, overridable, outputs, divided.parts, divided.on_device, sizes, heads, read_ns)
 
 

@@ -11,7 +11,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from genai.errors import GraphError
+from genai.errors import GraphError, ModelFolderError
+from genai.onnx import reader
 from genai.onnx.reader import cut_large_tensors, read_model
 
 
@@ -51,6 +52,20 @@ def test_read_model_gives_the_same_values(tmp_path: Path) -> None:
     assert list(tensors) == ["w0", "w1", "w2", "typed"]
     for item in proto.graph.initializer:
         np.testing.assert_array_equal(tensors[item.name].array(), numpy_helper.to_array(item))
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model([70_000]), path)
+
+    def cut(data: reader.Data) -> object:
+        found = cut_large_tensors(data)
+        path.write_bytes(path.read_bytes()[:100_000])
+        return found
+
+    monkeypatch.setattr(reader, "cut_large_tensors", cut)
+    with pytest.raises(ModelFolderError, match="became shorter"):
+        read_model(path)
 
 
 def test_sizes_that_contradict_the_shape_are_refused(tmp_path: Path) -> None:

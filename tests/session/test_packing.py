@@ -1,17 +1,23 @@
-"""Packing weights: that pages of the model's files are given back."""
+"""Packing weights: that pages of the model's files are given back, and constants that no run reads are deleted."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from genai.onnx.tensor import OnnxTensor
-from genai.session.packed_weights import WeightStore
+from genai.session import prepare
+from genai.session.packed_weights import WeightStore, _owner
+from genai.session.plan import build_plan
+from genai.session.session import Session
 
 
 def test_each_weight_is_packed_once_counted_and_its_pages_released(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +60,91 @@ print(resident)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert int(result.stdout) < 0.2 * (bundled_folder / "model.onnx.data").stat().st_size / 1024
+
+
+def test_another_array_at_the_address_of_a_deleted_weight_is_packed_itself() -> None:
+    constants: dict[str, Any] = {}
+    store = WeightStore(constants)
+    memory = bytearray(32)
+    for value in (1, 2):
+        # Two arrays that own the same memory one after the other, as the system assigns it.
+        constants[f"w{value}"] = np.frombuffer(memory, np.uint8)
+        constants[f"w{value}"][:] = value
+        assert store.name_of(f"w{value}") == f"w{value}"
+        assert store.packed((f"w{value}",), "bytes", constants[f"w{value}"].tobytes) == bytes([value]) * 32
+        del constants[f"w{value}"]
+
+
+def _products(rows: int = 300) -> onnx.ModelProto:
+    """A model with a weight of two products, one of a product and a result, one that is looked up, and a Transpose."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "twice"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "twice"], ["c"]),
+        helper.make_node("MatMul", ["c", "shown"], ["d"]),
+        helper.make_node("Transpose", ["turned"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["d", "t"], ["e"]),
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Add", ["e", "rows"], ["y"]),
+    ]
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array((rng.random((rows, rows), np.float32) - 0.5) / 10, name)
+        for name in ("twice", "shown", "turned", "table")
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", 1, [2, rows]),
+        helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [2]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", 1, [2, rows]), helper.make_tensor_value_info("shown", 1, None)]
+    return helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, weights), ir_version=10)
+
+
+def test_a_session_keeps_only_the_constants_that_its_runs_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are deleted, and none is in memory together with its packed form for the whole compilation."""
+    model = _products()
+    onnx.save(model, tmp_path / "m.onnx")
+    owners: dict[str, Any] = {}
+
+    def build(graph_model: Any, options: Any) -> Any:
+        for name, tensor in graph_model.graph.initializers.items():
+            owners[name] = weakref.ref(_owner(tensor.array()))
+        return build_plan(graph_model, options)
+
+    monkeypatch.setattr(prepare, "build_plan", build)
+    session = Session(tmp_path / "m.onnx")
+    assert {name for name, owner in owners.items() if owner() is not None} == {"shown", "table"}
+    x, ids = np.random.default_rng(1).random((2, 300), np.float32), np.array([7, 299])
+    found = session.run({"x": x, "ids": ids})
+    w = {item.name: numpy_helper.to_array(item).astype(np.float64) for item in model.graph.initializer}
+    expected = np.maximum(x @ w["twice"], 0) @ w["twice"] @ w["shown"] @ w["turned"].T + w["table"][ids]
+    np.testing.assert_allclose(found["y"], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found["shown"], w["shown"].astype(np.float32))
+
+
+def test_constants_of_subgraphs_live_until_the_last_node_that_captures_them() -> None:
+    """Both branches and a later node read one weight."""
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.random((8, 8)).astype(np.float32), "w")
+
+    def branch(name: str, *names: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(name, 1, None)
+        return helper.make_graph([helper.make_node("MatMul", names, [name])], name, [], [out])
+
+    nodes = [
+        helper.make_node("If", ["c"], ["a"], then_branch=branch("p", "x", "w"), else_branch=branch("q", "w", "x")),
+        helper.make_node("MatMul", ["a", "w"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []), helper.make_tensor_value_info("x", 1, [8, 8]),
+    ]  # fmt: skip
+    outputs = [helper.make_tensor_value_info("y", 1, None)]
+    model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, [weight]), ir_version=10)
+    session, w = Session(model), numpy_helper.to_array(weight)
+    x = rng.random((8, 8)).astype(np.float32)
+    for condition in (True, False):
+        found = session.run({"c": np.array(condition), "x": x})["y"]
+        np.testing.assert_allclose(found, (x @ w if condition else w @ x) @ w, rtol=1e-5)
 
 
 def test_tensors_tell_whether_they_lie_in_a_file() -> None:
