@@ -133,3 +133,19 @@ def test_nearest_elements_that_do_not_exist():
         select(np.zeros((1, 2, 3)))
     with pytest.raises(ValueError, match=r"x is float32 \[1, 2, 4\]"):
         select(np.zeros((1, 2, 4), np.float32))
+
+
+@pytest.mark.parametrize("threads", [None, Threads(2)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.float64, np.int64])
+def test_picked_by_any_indices(threads, dtype, rng):
+    for rows, width, count in ((1, 1, 1), (3, 5, 8), (40, 33, 100), (2, 9, 7)):
+        x = (rng.standard_normal((rows, width)) * 99).astype(dtype)
+        for low in (0, -width):  # without and with negative indices
+            indices = rng.integers(low, width, (rows, count))
+            np.testing.assert_array_equal(picked(x, indices, threads=threads), np.take_along_axis(x, indices, axis=1))
+        for place in range(count):
+            for outside in (width, -width - 1, 1 << 40, -(1 << 40)):
+                indices[-1, place] = outside
+                with pytest.raises(StepError):
+                    picked(x, indices, threads=threads)
+            indices[-1, place] = 0

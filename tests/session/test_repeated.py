@@ -198,6 +198,8 @@ JOINED = {
         a = Cast<to = 10>(x) b = Cast<to = 1>(a) z = Relu(b) }""",
     "indices": """g (float[3, 2, 6] x) => (float[2, 6] z, float[1, 6] v) <int64 two = {-1}, int64[1] zero = {0}> {
         a = Gather(x, two) b = Relu(a) z = Exp(b) c, d = Split<axis = 0, num_outputs = 2>(b) v = Exp(d) }""",
+    "selection": """g (float[2, 6] x) => (float[4, 9] z, int64[2, 3] i) <int64[1] k = {3}, int64[2] times = {2, 3}> {
+        v, i = TopK(x, k) t = Tile(v, times) z = Relu(t) }""",
     "branches": """g (float[2, 6] x) => (float[2, 6] z) <int64 one = {1}, int64 six = {6}> {
         s = Shape(x) n = Gather(s, one) wide = Equal(n, six) y = Exp(x)
         z = If(wide) <then_branch = t () => (float[2, 6] p) { q = Relu(y) p = Exp(q) },
@@ -241,12 +243,12 @@ def test_absent_results():
 
 
 def test_a_copy_that_only_numpy_makes():
-    """The program for the inner part is recorded, but NumPy pads four axes of two words."""
+    """NumPy pads six axes of two words, which are too many axes for a program."""
     session = _session(
-        "g (double[3,4,3,4] x) => (double[A,B,C,D] z) <int64[8] pads = {1,0,0,2,2,1,1,1}, double fill = {1.5}>\n"
-        "{ a = Relu(x) z = Pad(a, pads, fill) }"
+        "g (double[3,4,3,4,2,2] x) => (double[A,B,C,D,E,F] z)\n"
+        "<int64[12] pads = {1,0,0,2,1,1,2,1,1,1,0,1}, double fill = {1.5}> { a = Relu(x) z = Pad(a, pads, fill) }"
     )
-    _agree(session, [{"x": RNG.standard_normal((3, 4, 3, 4))} for _ in range(5)])
+    _agree(session, [{"x": RNG.standard_normal((3, 4, 3, 4, 2, 2))} for _ in range(5)])
 
 
 @pytest.mark.parametrize("runs", [1, 2])

@@ -265,7 +265,10 @@ def concatenated(values: tuple[NDArray[Any], ...], axis: int) -> NDArray[Any] | 
 def tiled(x: NDArray[Any], repeats: Sequence[int], threads: Threads | None = None) -> NDArray[Any]:
     """Return np.tile(x, repeats) for one repeat per axis."""
     size = math.prod(repeats) * x.nbytes
-    program = None if size < _MIN_BYTES or x.dtype.hasobject else _tiling(x.shape, x.itemsize, x.strides, (*repeats,))
+    is_small = size < _MIN_BYTES and (recorder_of_thread() is None or not size)
+    program = None
+    if not is_small and not x.dtype.hasobject:
+        program = _tiling(x.shape, x.itemsize, x.strides, tuple(repeats))
     if program is None:
         return np.tile(x, repeats)
     out = np.empty([count * extent for count, extent in zip(repeats, x.shape, strict=True)], x.dtype)

@@ -11,11 +11,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numpy.typing import NDArray
 
 from ...checks import Float32, check
 from ..jit.arguments import Address, Arguments, Binding
-from ..jit.dsl import inline
+from ..jit.dsl import inline, intrinsic
+from ..jit.emit import INT8, INT64, Emitter
 from ..jit.memory import (
     load,
     load_float32,
@@ -368,6 +370,16 @@ class PickArguments(Arguments):
 
 
 _OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
+# Number of indices that are compared with the width at once.
+_CHECKED = 8
+
+
+@intrinsic("boolean", "int64", "int64")
+def _are_inside(e: Emitter, address: Any, width: Any) -> Any:
+    """Return True if each of the `_CHECKED` indices (int64) at an address is from 0 to width - 1."""
+    indices = e.load(address, ir.VectorType(INT64, _CHECKED))
+    outside = e.builder.icmp_unsigned(">=", indices, e.splat(width, _CHECKED))
+    return e.builder.icmp_unsigned("==", e.builder.bitcast(outside, INT8), INT8(0))
 
 
 @once
@@ -375,17 +387,36 @@ def pick_op(itemsize: int) -> NativeOp:
     """Return the operator for numbers of 4 or 8 bytes. Items are rows. Negative indices count from the end."""
     read, write = (read_int32, write_int32) if itemsize == 4 else (read_int64, write_int64)
 
+    @inline
+    def pick_plain(x: int, indices: int, out: int) -> None:
+        for number in range(_CHECKED):
+            write(out + itemsize * number, read(x + itemsize * read_int64(indices + 8 * number)))
+
+    @inline
+    def pick_any(x: int, indices: int, out: int, count: int, width: int) -> Any:
+        for number in range(count):
+            index = read_int64(indices + 8 * number)
+            if index < 0:
+                index += width
+            if index < 0 or index >= width:
+                return _OUTSIDE
+            write(out + itemsize * number, read(x + itemsize * index))
+        return 0
+
     def pick(arguments: PickArguments, context: int, begin: int, end: int, scratch: int) -> int:
         width, count = arguments.width, arguments.count
+        whole = count // _CHECKED * _CHECKED
         for row in range(begin, end):
-            x, first = arguments.x + itemsize * row * width, row * count
-            for number in range(first, first + count):
-                index = read_int64(arguments.indices + 8 * number)
-                if index < 0:
-                    index += width
-                if index < 0 or index >= width:
+            x = arguments.x + itemsize * row * width
+            indices, out = arguments.indices + 8 * row * count, arguments.out + itemsize * row * count
+            for first in range(0, whole, _CHECKED):
+                at, target = indices + 8 * first, out + itemsize * first
+                if _are_inside(at, width):
+                    pick_plain(x, at, target)
+                elif pick_any(x, at, target, _CHECKED, width) != 0:
                     return _OUTSIDE
-                write(arguments.out + itemsize * number, read(x + itemsize * index))
+            if pick_any(x, indices + 8 * whole, out + itemsize * whole, count - whole, width) != 0:
+                return _OUTSIDE
         return 0
 
     return native_op(PickArguments, name=f"pick_{itemsize}")(pick)

@@ -23,6 +23,9 @@ from ...linear.dot import Dot, dot_for
 
 # Prefetch distance in the right panel, which may have to be read from memory.
 _PREFETCH_BYTES = 2048
+# With this number of rows or fewer, reading the right panel takes longer than multiplying it. The processor prefetches
+# one stream of memory by itself, and prefetch instructions would take the time of loads.
+_STREAMED_ROWS = 2
 WORD_BYTES = 4
 VECTOR_BYTES = WORD_BYTES * LANES
 TILE_SLACK_ROWS = 32
@@ -191,8 +194,9 @@ def micro(kind: Kind, rows: int) -> Any:
         with e.loop(words, sums) as (index, sums):
             left_at = e.at(left, b.mul(index, INT64(rows * WORD_BYTES)))
             right_at = e.at(right, b.mul(index, INT64(vectors * VECTOR_BYTES)))
-            for v in range(vectors):
-                e.prefetch(e.at(right_at, v * VECTOR_BYTES + _PREFETCH_BYTES))
+            if rows > _STREAMED_ROWS:
+                for v in range(vectors):
+                    e.prefetch(e.at(right_at, v * VECTOR_BYTES + _PREFETCH_BYTES))
             columns = [
                 e.load(e.at(right_at, v * VECTOR_BYTES), kind.vector, align=VECTOR_BYTES) for v in range(vectors)
             ]
