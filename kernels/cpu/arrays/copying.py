@@ -33,7 +33,7 @@ from .gemm.packing import transpose_lines
 
 _WORD = 4
 _AXES = 6
-_NANOSECONDS_PER_WORD = 0.5
+_NANOSECONDS_PER_WORD = 0.2
 # NumPy copies smaller arrays in less time than a program takes to start.
 _MIN_BYTES = 1 << 15
 # Rows and columns that are worth transposing in squares.
