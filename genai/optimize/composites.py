@@ -43,9 +43,17 @@ def _fuse(graph: Graph, product: Node, default_axis: int) -> bool:
     scores = _scores(graph, softmax.input(0))
     if scores is None or not all(_is_4d_float(graph, name) for name in (scores.query, scores.keys, product.input(1))):
         return False
+    if _is_one_row(graph, scores.query):
+        return False
     inputs = [scores.query, scores.keys, product.input(1), *([scores.bias] if scores.bias else [])]
     attributes: dict[str, Any] = {"scale": scores.scale, "nan_is_zero": int(nan_is_zero)}
     return base.replaced(graph, product, "DenseAttention", inputs, domain=OURS, **attributes)
+
+
+def _is_one_row(graph: Graph, query: str) -> bool:
+    """Return True if a query always has one row: the kernel packs keys, which takes longer than two small products."""
+    known = graph.type_of(query)
+    return isinstance(known, TensorType) and known.shape is not None and known.shape[-2] == 1
 
 
 _NAN_TO_ZERO = base.Pattern("Where", base.Pattern("IsNaN", "weights", once=True, name="test"), 0.0, "weights")

@@ -14,10 +14,11 @@ from .base import Level, graph_rule, made_by, model_rule, node_rule, pass_throug
 @graph_rule(Level.BASIC, functions=True)
 def remove_identities(model: OnnxModel, graph: Graph) -> int:
     """Identity(x), Cast(x) to x's own type, Transpose(x) that moves no axis, Dropout(x) outside training -> x."""
-    return sum(_changes_nothing(graph, node, model) and pass_through(graph, node) for node in list(graph.nodes))
+    return sum(changes_nothing(graph, node, model) and pass_through(graph, node) for node in list(graph.nodes))
 
 
-def _changes_nothing(graph: Graph, node: Node, model: OnnxModel) -> bool:
+def changes_nothing(graph: Graph, node: Node, model: OnnxModel) -> bool:
+    """Return True if a node's first output always equals its first input."""
     if model.function(node) is not None or any(a.ref_attr_name for a in node.attributes.values()):
         return False
     match node.key:

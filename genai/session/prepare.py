@@ -23,7 +23,7 @@ from ..onnx.types import DataType, TensorType
 from ..onnx.writer import write_model
 from ..optimize.base import run_rewrites
 from ..optimize.byte_tables import tabulate_bytes
-from ..optimize.constant_folding import lift_constants
+from ..optimize.constant_folding import fold_before_inference, fold_constants, lift_constants
 from ..optimize.gradients import expand_gradients
 from ..optimize.halves import compute_halves_in_float32
 from ..optimize.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
@@ -81,14 +81,17 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     _override_initializers(graph, config.initializers)
     outputs = [replace(value) for value in graph.outputs]
     check_nodes(model)
-    run_rewrites(model, (lift_constants,), config.level)
+    disabled = config.disabled_rules | (_QDQ_RULES if config.keep_qdq else frozenset())
+    if fold_constants.name in disabled:
+        disabled |= {fold_before_inference.name}
+    early = [rule for rule in (lift_constants, fold_before_inference) if rule.name not in disabled]
+    run_rewrites(model, early, config.level)
     infer_shapes(model)
     if expand_gradients(model):
         infer_shapes(model)
     # Rewrites fuse look-ups with other nodes, so the sizes are found before.
     sizes, heads = table_sizes(graph), head_sizes(graph)
     _check_cancelled(config)
-    disabled = config.disabled_rules | (_QDQ_RULES if config.keep_qdq else frozenset())
     if config.providers:  # which may have kernels for 16-bit floats
         disabled |= {compute_halves_in_float32.name}
     rules = [rule for rule in SESSION_RULES if rule.name not in disabled]

@@ -27,7 +27,7 @@ from genai.onnx.types import TensorType
 from genai.onnx.writer import to_proto
 from genai.optimize import constant_folding
 from genai.optimize.base import Level, Rewrite, pass_through, run_rewrites
-from genai.optimize.constant_folding import fold_constants
+from genai.optimize.constant_folding import fold_before_inference, fold_constants
 from genai.optimize.shapes import infer_shapes
 from genai.optimize.simplify import remove_dead_code, remove_identities
 from tests.integrity import check_graph
@@ -331,6 +331,37 @@ def test_what_training_needs_stays():
 
 
 # Constant folding
+
+
+def test_folding_before_inference_leaves_nodes_to_other_rules():
+    """Nodes that change nothing are removed later, and nodes with 16-bit floats are computed in float32 later."""
+    half = OnnxTensor.from_array("h", np.ones(2, np.float16))
+    nodes = [
+        make_node("Concat", ["w", "w"], ["joined"], axis=0),
+        make_node("Slice", ["joined", "one", "three"], ["part"]),
+        make_node("Identity", ["w"], ["same"]),
+        make_node("Cast", ["w"], ["kept"], to=int(DataType.FLOAT)),
+        make_node("Cast", ["w"], ["narrow"], to=int(DataType.FLOAT16)),
+        make_node("Add", ["h", "h"], ["twice"]),
+        make_node("Identity", ["joined"], ["copied"]),
+        make_node("Sum", ["x", "part", "same", "kept"], ["y"]),
+    ]
+    numbers = [OnnxTensor.from_array(name, np.array([value])) for name, value in (("one", 1), ("three", 3))]
+    model = model_of(nodes, initializers=[constant("w", 1, 2), half, *numbers])
+    assert fold_before_inference.apply(model) == 2
+    assert ops(model) == ["Identity", "Cast", "Cast", "Add", "Identity", "Sum"]
+    part = model.graph.constant("part")
+    assert part is not None and part.tolist() == [2, 1]
+
+
+def test_results_that_are_too_large_are_not_folded(monkeypatch):
+    """The sizes of some results are not inferred before these are computed; a Cast widens the elements."""
+    monkeypatch.setattr(constant_folding, "_MAX_BYTES", 64)
+    narrow = OnnxTensor.from_array("n", np.ones(60, np.int8))
+    model = model_of([make_node("Cast", ["n"], ["y"], to=int(DataType.DOUBLE))], initializers=[narrow])
+    assert fold_constants.apply(model) == 0
+    monkeypatch.setattr(constant_folding, "_MAX_BYTES", 480)
+    assert fold_constants.apply(model) == 1
 
 
 def test_chains_of_constants_fold(unchanged_outputs):

@@ -417,6 +417,18 @@ def test_disabled_optimizers(names, make_model, tmp_path):
     np.testing.assert_allclose(results, np.stack([results[0]] * 4), rtol=1e-5, atol=1e-6)
 
 
+def test_disabled_constant_folding(make_model, tmp_path):
+    nodes = [helper.make_node("Neg", ["w"], ["n"]), helper.make_node("Add", ["a", "n"], ["c"])]
+    model = make_model(nodes, {"a": (1, [2])}, {"c": (1, [2])}, {"w": np.array([1, 2], np.float32)})
+    for disabled in (None, ["ConstantFolding"]):
+        options = ort.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        session = ort.InferenceSession(model, options, disabled_optimizers=disabled)
+        written = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+        assert written == (["Neg", "Add"] if disabled else ["Add"])
+        np.testing.assert_array_equal(session.run(None, {"a": np.ones(2, np.float32)})[0], [0, -1])
+
+
 @pytest.mark.parametrize("wrong", ["GeluFusion", [3], 3])
 def test_disabled_optimizers_that_are_no_names(wrong, add_model):
     with pytest.raises(ort.GenaiError, match="disabled_optimizers is") as caught:

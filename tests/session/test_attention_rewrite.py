@@ -97,6 +97,14 @@ def test_what_is_left_alone(build, feed, nodes):
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
+def test_a_product_of_one_row_stays(build, feed):
+    """The two products are faster than the kernel, which packs the keys."""
+    model = build(FORMS["bare"], ((1, [2, 3, 1, 8]), K, V, BIAS))
+    assert "DenseAttention" not in ops_after(model)
+    before, after = runs(model, {**{name: feed[name] for name in "kvb"}, "q": feed["q"][:, :, :1]})
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+
+
 def test_the_older_softmax_without_an_axis_stays(build, feed):
     model = build(FORMS["bare"])
     model.opset_import[0].version = 12
