@@ -177,9 +177,11 @@ def test_many_shapes():
     assert len(session._repeated._forms) <= 16
 
 
-def test_empty_and_large_values():
-    session = _session("g (float[N] x) => (float[N] z) { a = Relu(x) z = Exp(a) }")
-    for size in (0, 1 << 17):
+@pytest.mark.parametrize(("threads", "large"), [(1, 1 << 21), (2, 1 << 17)])
+def test_empty_and_large_values(threads, large):
+    """Large values are computed in separate calls, and so are values that several threads compute."""
+    session = _session("g (float[N] x) => (float[N] z) { a = Relu(x) z = Exp(a) }", threads=threads)
+    for size in (0, large):
         _agree(session, [{"x": _numbers(size)} for _ in range(3)])
     assert all(form is session.plan for form in session._repeated._forms.values())
 
@@ -445,6 +447,6 @@ def test_short_calls_with_larger_values_are_programs_of_one_call():
     }""")  # noqa: E501
     feeds = [{"x": _numbers(100, 1000)} for _ in range(6)]
     _agree(session, feeds)
-    assert _form(session).count("Joined") == 1
-    results = [session.run(feed)["y"] for feed in feeds[:2]]
-    assert not np.shares_memory(*results)
+    assert _form(session) == ["Unsqueeze", "Joined", "Joined"]
+    for name in "yz":
+        assert not np.shares_memory(*[session.run(feed)[name] for feed in feeds[:2]])

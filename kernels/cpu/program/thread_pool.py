@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # recorded programs run on threads
 MAX_THREADS = 1024
 # Minimum work in nanoseconds for which other threads are started.
 _MIN_SHARED_WORK = 40_000.0
+# Joined runs are one run, so a run of one thread that takes longer stays separate, and interrupts are handled between.
+_MAX_JOINED_WORK = 500_000.0
 # A run that may take longer does not run on the main thread, because only the main thread handles interrupts.
 _NANOSECONDS_BETWEEN_SIGNALS = 0.05e9
 
@@ -239,10 +241,9 @@ class Threads:
         if error:
             raise refused(error)
 
-    @staticmethod
-    def is_short(nanoseconds: float) -> bool:
-        """Return True if a run of this time uses only the calling thread and is not interrupted."""
-        return nanoseconds < _MIN_SHARED_WORK
+    def is_short(self, nanoseconds: float) -> bool:
+        """Return True if a run of this time uses only the calling thread and can be joined with other runs."""
+        return nanoseconds < (_MIN_SHARED_WORK if self.count > 1 else _MAX_JOINED_WORK)
 
     def is_direct(self, nanoseconds: float) -> bool:
         """Return True if a run of this time uses only the calling thread because no other thread may share it."""
