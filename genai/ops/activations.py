@@ -77,9 +77,13 @@ def _shrink(x: Any, *, lambd: float = 0.5, bias: float = 0.0) -> Any:
 
 
 operator("Sigmoid")(lambda x, *, threads: compiled("sigmoid", x, otherwise=sigmoid, threads=threads))
-operator("HardSwish", since_version=14)(
-    lambda x, *, threads: compiled("hard_swish", x, otherwise=_hard_swish, threads=threads)
-)
+
+
+@operator("HardSwish", since_version=14)
+@operator("HardSwish", domain=OURS)
+def hard_swish(x: Any, *, threads: Threads | None) -> Any:
+    """x * hard_sigmoid(x) with alpha = 1/6 (Howard et al. 2019)."""
+    return compiled("hard_swish", x, otherwise=_hard_swish, threads=threads)
 
 
 def _hard_swish(x: Any) -> Any:

@@ -53,10 +53,11 @@ def _sides(values: Any, rank: int) -> tuple[tuple[int, int], ...]:
 
 @register("BlockedConv", domain=OURS)
 class BlockedConv:
-    """The kernel for a convolution with blocked results: activation(conv(x, kernels) + bias + addend).
+    """The kernel for a convolution with blocked results: scale * activation(conv(x, kernels) + bias + addend) + shift.
 
     The node has the attributes of Conv, and: `plain` = 1 if x is not blocked; `crop`, the widths of x's border of
-    zeros, in the form of `pads`; `border`, the widths of the border of zeros that surrounds the results.
+    zeros, in the form of `pads`; `border`, the widths of the border of zeros that surrounds the results; `scale` and
+    `shift`, which are 1 and 0 if they are missing.
 
     Attributes:
         packed: inputs that the kernel does not read, because it holds a packed copy.
@@ -78,14 +79,15 @@ class BlockedConv:
         if name == "PRelu":
             slopes = np.array(given, np.float32)
         threads = spec.options.get("threads") or Threads(1)
-        self._convolution = self._made(spec, threads, bias, *ACTIVATIONS[name](given), slopes)
+        scaling = float(attributes.get("scale", 1.0)), float(attributes.get("shift", 0.0))
+        self._convolution = self._made(spec, threads, bias, *ACTIVATIONS[name](given), slopes, *scaling)
         rank = weight.ndim - 2
         self._crop, self._border = (_sides(attributes.get(name), rank) for name in ("crop", "border"))
         self._placed: BoundPrograms[PlacedConvolution] = BoundPrograms(_KEPT)
         self.packed = (1, 2) if bias is not None else (1,)
 
     def _made(self, spec: NodeSpec, threads: Threads, *finish: Any) -> BlockedConvolution:
-        """Return the convolution. `finish` is the bias, the function, its parameters and the slopes."""
+        """Return the convolution. `finish` is the bias, the function and its parameters, slopes, scale and shift."""
         groups, weight = int(spec.attributes.get("group", 1)), spec.constant(1)
         layout = f"blocks of {'1' if self._plain else '16'} channels in {groups} groups"
         kernels = spec.pack((1,), layout, lambda: pack_blocked(weight, groups, is_plain=self._plain))

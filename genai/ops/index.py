@@ -12,7 +12,7 @@ OPERATORS: dict[str, dict[str, str]] = {
             "ThresholdedRelu"
         ),
         "com.microsoft": "BiasGelu BiasSplitGelu FastGelu Gelu QuickGelu",
-        "genai": "SwiGLU",
+        "genai": "HardSwish SwiGLU",
     },
     "attention": {
         "": "Attention RotaryEmbedding",

@@ -22,14 +22,18 @@ from .convolutions import clip_limits
 
 # The padding of the last block of results costs at most this factor.
 _MOST_PADDING = 1.5
+# Images of at least this number of channels are converted before a convolution reads them.
+_FEWEST_BLOCKED = 32
 # Elementwise operators that give finite numbers for the zeros in padding channels.
 _ELEMENTWISE = frozenset(
     {("", op) for op in "Abs Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish Neg Relu Sigmoid Softplus Tanh".split()}
-    | {(MS, "QuickGelu"), (MS, "Gelu")}
+    | {(MS, "QuickGelu"), (MS, "Gelu"), (OURS, "HardSwish")}
 )
 # From this operator set on, the slope of PRelu is broadcast; before, it belongs to axis 1.
 _PRELU_BROADCASTS = 7
-_BINARY = frozenset({"Add", "Mul", "Sub"})
+# The quotients of numbers by smaller ones can exceed the range of float32.
+_LEAST_DIVISOR = 1e-30
+_BINARY = frozenset({"Add", "Div", "Mul", "Sub"})
 _POOLS = frozenset({"MaxPool", "AveragePool"})
 _CONV, _TRANSPOSED = (OURS, "BlockedConv"), (OURS, "BlockedConvTranspose")
 
@@ -145,7 +149,7 @@ class _Layout:
             return False
         made = node.copy()
         made.op_type, made.domain = "BlockedConv", OURS
-        if is_blocked or groups > 1:
+        if is_blocked or groups > 1 or channels >= _FEWEST_BLOCKED:
             made.inputs[0] = self._twin(source, channels)
         else:
             made.set_attribute("plain", 1)
@@ -216,25 +220,45 @@ class _Layout:
 
     def _absorb(self, node: Node) -> bool:
         """Make an activation part of the convolution that computes its input, if nothing else reads that value."""
-        graph, source = self._graph, node.input(0)
-        twin = self._twins[source]
-        conv, parameters = graph.producer(twin), self._parameters(node)
-        if (
-            conv is None
-            or conv.key not in (_CONV, _TRANSPOSED)
-            or conv.attribute("activation", "")
-            or parameters is None
-        ):
-            return False
-        if only_user(graph, source) is not node or len(graph.consumers(twin)) != 1:
+        source, parameters = node.input(0), self._parameters(node)
+        conv = self._conv_before(node, source)
+        if conv is None or conv.attribute("activation", "") or parameters is None:
             return False
         conv.set_attribute("activation", node.op_type)
         if parameters:
             conv.set_attribute("activation_params", parameters)
+        return self._remove_after_conv(node, source)
+
+    def _absorb_step(self, node: Node, source: str, value: float) -> bool:
+        """Make arithmetic with a constant number part of the convolution before it, after the convolution's activation.
+
+        The weights and the bias of convolutions without an activation already contain such numbers.
+        """
+        conv, is_first = self._conv_before(node, source), node.input(0) == source
+        if conv is None or not conv.attribute("activation", ""):
+            return False
+        scale, shift = {
+            "Add": (1.0, value), "Sub": (1.0, -value) if is_first else (-1.0, value), "Mul": (value, 0.0),
+            "Div": (1 / (value or 1.0), 0.0),
+        }[node.op_type]  # fmt: skip
+        conv.set_attribute("shift", scale * float(conv.attribute("shift", 0.0)) + shift)
+        conv.set_attribute("scale", scale * float(conv.attribute("scale", 1.0)))
+        return self._remove_after_conv(node, source)
+
+    def _conv_before(self, node: Node, source: str) -> Node | None:
+        """Return the convolution that computes a node's input, if nothing else reads its results, else None."""
+        graph, twin = self._graph, self._twins[source]
+        conv = graph.producer(twin)
+        is_conv = conv is not None and conv.key in (_CONV, _TRANSPOSED)
+        is_alone = only_user(graph, source) is node and len(graph.consumers(twin)) == 1
+        return conv if is_conv and is_alone else None
+
+    def _remove_after_conv(self, node: Node, source: str) -> bool:
+        """Remove a node that its convolution computes now; return True."""
+        graph, twin, channels, name = self._graph, self._twins[source], self._channels[source], node.output(0)
         back = graph.producer(source)
         assert back is not None
         graph.remove_nodes([back])
-        name, channels = node.output(0), self._channels[source]
         self._twins[name], self._channels[name] = twin, channels
         converted = make_node("FromBlocked", [twin], [name], domain=OURS, name=back.name, channels=channels)
         graph.replace_node(node, converted)
@@ -250,6 +274,7 @@ class _Layout:
         defaults: dict[tuple[str, str], list[tuple[str, float]]] = {
             ("", "HardSigmoid"): [("alpha", 0.2), ("beta", 0.5)],
             ("", "HardSwish"): [],
+            (OURS, "HardSwish"): [],
             ("", "LeakyRelu"): [("alpha", 0.01)],
             (MS, "QuickGelu"): [("alpha", 1.702)],
             ("", "Relu"): [],
@@ -264,6 +289,8 @@ class _Layout:
         twins = [name in self._twins for name in node.inputs]
         first = node.inputs[twins.index(True)]
         if all(twins):
+            if node.op_type == "Div":  # the zeros in padding channels would become NaN
+                return False
             ranks = [self._rank(name) for name in node.inputs]
             if self._channels[node.inputs[0]] != self._channels[node.inputs[1]] or None in ranks or len({*ranks}) > 1:
                 return False
@@ -274,6 +301,10 @@ class _Layout:
                 return False
             if not np.isfinite(value):  # the zeros in padding channels would become NaN
                 return False
+            if node.op_type == "Div" and (abs(value) < _LEAST_DIVISOR or node.input(0) != first):
+                return False
+            if self._absorb_step(node, first, value):
+                return True
         made = node.copy()
         made.inputs = [self._twins.get(name, name) for name in node.inputs]
         return self._replace(node, made, [self._channels[first]])

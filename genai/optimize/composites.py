@@ -10,6 +10,7 @@ from ..onnx.ir import Graph, Node, OnnxModel
 from ..onnx.node import MS, OURS
 from ..onnx.types import TensorType
 from . import base
+from .convolutions import clip_limits
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,52 @@ def fuse_silu(graph: Graph, end: Node) -> bool:
         if match and alpha is not None and base.is_float32(graph, match["x"]):
             return base.replaced(graph, end, "QuickGelu", [match["x"]], domain=MS, alpha=alpha)
     return False
+
+
+@base.node_rule(base.Level.EXTENDED, ("", "Mul"), ("", "Div"), domain=OURS)
+def fuse_hard_swish(graph: Graph, end: Node) -> bool:
+    """x * Clip(x + 3, 0, 6) / 6, or x * HardSigmoid(x) with alpha = 1/6 -> genai::HardSwish(x), for float32."""
+    if len(end.inputs) != 2:
+        return False
+    whole = _sixth_of(graph, end)
+    inner = base.made_by(graph, whole, "Mul") if whole and base.only_user(graph, whole) is not None else None
+    product, factor = (end, _hard_sigmoid_of) if inner is None else (inner, _clipped_of)
+    if product.op_type != "Mul":
+        return False
+    for x, other in base.both_orders(product):
+        if factor(graph, other) == x and base.is_float32(graph, x):
+            return base.replaced(graph, end, "HardSwish", [x], domain=OURS)
+    return False
+
+
+def _sixth_of(graph: Graph, node: Node) -> str | None:
+    """Return y if a node computes y / 6, else None."""
+    if node.op_type == "Div":
+        return node.inputs[0] if base.is_number(graph, node.inputs[1], 6.0) else None
+    return next((y for y, factor in base.both_orders(node) if base.is_number(graph, factor, 1 / 6)), None)
+
+
+def _hard_sigmoid_of(graph: Graph, name: str) -> str | None:
+    """Return x if a value that one node uses is Clip(x + 3, 0, 6) / 6, else None."""
+    node = graph.producer(name)
+    if node is None or node.domain or base.only_user(graph, name) is None:
+        return None
+    if node.op_type == "HardSigmoid":
+        alpha, beta = float(node.attribute("alpha", 0.2)), float(node.attribute("beta", 0.5))
+        return node.inputs[0] if abs(alpha - 1 / 6) < 1e-4 and beta == 0.5 else None
+    sixth = _sixth_of(graph, node) if node.op_type in ("Mul", "Div") else None
+    return None if sixth is None else _clipped_of(graph, sixth)
+
+
+def _clipped_of(graph: Graph, name: str) -> str | None:
+    """Return x if a value that one node uses is Clip(x + 3, 0, 6), else None."""
+    clip = base.made_by(graph, name, "Clip")
+    if clip is None or base.only_user(graph, name) is None or clip_limits(graph, clip) != [0.0, 6.0]:
+        return None
+    sum_ = base.made_by(graph, clip.inputs[0], "Add")
+    if sum_ is None or base.only_user(graph, clip.inputs[0]) is None:
+        return None
+    return next((x for x, three in base.both_orders(sum_) if base.is_number(graph, three, 3.0)), None)
 
 
 _CENTRED = base.Pattern("Sub", "x", base.Pattern("ReduceMean", "x", name="mean"), name="centred")

@@ -149,6 +149,105 @@ def fold_conv_batch_norm(graph: Graph, conv: Node) -> bool:
     return True
 
 
+@node_rule(Level.EXTENDED, ("", "Conv"))
+def fold_arithmetic_after_conv(graph: Graph, conv: Node) -> bool:
+    """Conv(x, w, b) * s + t with constants per channel -> Conv(x, w * s, b * s + t); also Sub and Div."""
+    after = only_user(graph, conv.output(0))
+    weight, bias = _weights(graph, conv)
+    if after is None or weight is None or bias is None or not is_float32(graph, after.output(0)):
+        return False
+    step = _constant_step(graph, after, conv.output(0), weight.ndim, len(weight))
+    if step is None:
+        return False
+    factor, shift = step
+    weight = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
+    if not _set_weights(graph, conv, weight, bias * factor + shift):
+        return False
+    graph.remove_nodes([after])
+    graph.values.pop(conv.output(0), None)
+    conv.outputs[:] = after.outputs
+    graph.update(conv)
+    return True
+
+
+@node_rule(Level.EXTENDED, ("", "Conv"), (MS, "FusedConv"))
+def fold_factor_before_conv(graph: Graph, conv: Node) -> bool:
+    """Conv(x * s, w, b) with a constant s per channel -> Conv(x, w * s, b); also Div.
+
+    Sums are not moved, because the pads are not added to, and because differences of large numbers would lose accuracy.
+    """
+    source = conv.input(0)
+    before = graph.producer(source)
+    weight, bias = _weights(graph, conv)
+    if before is None or only_user(graph, source) is not conv or weight is None or bias is None:
+        return False
+    constants = [name for name in before.inputs if graph.constant_tensor(name) is not None]
+    x = other_input(before, constants[0]) if len(constants) == 1 else None
+    groups, per_group = int(conv.attribute("group", 1)), weight.shape[1]
+    if x is None or groups < 1 or len(weight) % groups or not is_float32(graph, x):
+        return False
+    known = graph.type_of(x)
+    shape = known.shape if isinstance(known, TensorType) else None
+    if shape is None or len(shape) != weight.ndim or shape[1] != groups * per_group:
+        return False  # the constant may broadcast x
+    step = _constant_step(graph, before, x, weight.ndim, groups * per_group)
+    if step is None or step[1].any():
+        return False
+    # Output channels in groups, [groups, outputs of a group, inputs of a group, ...].
+    grouped = weight.reshape(groups, -1, *weight.shape[1:])
+    scaled = grouped * step[0].reshape(groups, 1, per_group, *[1] * (weight.ndim - 2))
+    if not _set_weights(graph, conv, scaled.reshape(weight.shape), bias):
+        return False
+    conv.inputs[0] = x
+    graph.update(conv)
+    graph.remove_nodes([before])
+    return True
+
+
+def _constant_step(
+    graph: Graph, node: Node, x: str, rank: int, channels: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return s and t, each [channels], if a node computes x * s + t for x [N, C, ...] of this rank, else None."""
+    if node.domain or node.op_type not in ("Add", "Sub", "Mul", "Div"):
+        return None
+    other = other_input(node, x)
+    constant = None if other is None else _float(graph, other)
+    if constant is None or constant.ndim > rank or not np.isfinite(constant).all():
+        return None
+    shape = (1,) * (rank - constant.ndim) + constant.shape
+    if shape[1] not in (1, channels) or constant.size != shape[1]:
+        return None
+    values, ones, is_first = np.broadcast_to(constant.reshape(-1), channels), np.ones(channels), node.input(0) == x
+    if node.op_type == "Mul":
+        return values, 0 * ones
+    if node.op_type == "Add":
+        return ones, values
+    if node.op_type == "Sub":
+        return (ones, -values) if is_first else (-ones, values)
+    return (1 / values, 0 * ones) if is_first and values.all() else None
+
+
+def _weights(graph: Graph, conv: Node) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
+    """Return the constant weight and bias of a float32 convolution, in float64; None for other values."""
+    weight = _float(graph, conv.input(1))
+    if weight is None or weight.ndim < 3 or 0 in weight.shape:
+        return None, None
+    bias = _float(graph, conv.input(2)) if conv.input(2) else np.zeros(len(weight))
+    return weight, (bias if bias is not None and bias.shape == (len(weight),) else None)
+
+
+def _set_weights(graph: Graph, conv: Node, weight: NDArray[np.float64], bias: NDArray[np.float64]) -> bool:
+    """Replace the constants of a convolution. Return False, without a change, if a value exceeds float32's range."""
+    with np.errstate(over="ignore"):
+        narrow = [("weight", weight.astype(np.float32)), ("bias", bias.astype(np.float32))]
+    if not all(np.isfinite(values).all() for _, values in narrow):
+        return False
+    conv.inputs += [""] * (3 - len(conv.inputs))
+    conv.inputs[1:3] = [graph.add_constant(f"{conv.output(0)}_{part}", values) for part, values in narrow]
+    graph.update(conv)
+    return True
+
+
 def _float(graph: Graph, name: str) -> NDArray[Any] | None:
     """Return a float32 constant as float64, or None."""
     tensor = graph.constant_tensor(name)

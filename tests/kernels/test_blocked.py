@@ -30,6 +30,9 @@ CASES = [
     ("blocked", 1, 2, 20, (3, 2, 5), 16, (1, 1, 1), (1, 1, 1), (1, 1, 1), 0, 0),
     ("plain", 1, 2, 3, (4, 6, 15), 32, (3, 3, 3), (1, 2, 2), (1, 1, 1), 1, 2),
     ("depthwise", 32, 1, 32, (4, 5, 9), 32, (3, 3, 3), (1, 2, 1), (2, 1, 1), 2, 1),
+    ("blocked", 1, 2, 20, (37, 1), 40, (5, 1), (1, 1), (1, 1), 0, 0),
+    ("plain", 1, 2, 3, (37, 1), 20, (5, 1), (2, 1), (3, 1), 0, 0),
+    ("depthwise", 32, 1, 32, (1, 29, 1), 32, (1, 3, 1), (1, 2, 1), (1, 1, 1), 0, 0),
 ]
 
 
@@ -88,6 +91,38 @@ def test_a_border_replaces_pads(normal):
     expected = convolve(to_blocked(x), Place(windows, (1, 1), none, none))
     bordered = to_blocked(np.pad(x, [(0, 0), (0, 0), *wide]))
     np.testing.assert_array_equal(convolve(bordered, Place(windows, (1, 1), wide, none)), expected)
+
+
+@pytest.mark.parametrize("axes", [(-1,), (0,), (0, -1)])
+def test_axes_of_size_1_do_not_change_the_results(axes, normal):
+    kernels, x = pack_blocked(normal(32, 16, 5)), to_blocked(normal(2, 16, 37))
+    one = BlockedConvolution(Threads(1), kernels, function="silu")
+    expected = one(x, Place(Windows((5,), (2,), (1,), (17,)), (0,), ((0, 0),), ((0, 0),)))
+
+    def placed(number, single):
+        sizes = [number]
+        for axis in axes:
+            sizes.insert(0 if axis == 0 else len(sizes), single)
+        return tuple(sizes)
+
+    windows = Windows(placed(5, 1), placed(2, 1), placed(1, 1), placed(17, 1))
+    nones = ((0, 0),) * len(placed(0, 0))
+    place = Place(windows, placed(0, 0), nones, nones)
+    found = one(x.reshape(2, 1, *placed(37, 1), 16), place)
+    np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("outputs", [32, 20])
+@pytest.mark.parametrize("function", ["copy", "relu", "hard_swish"])
+def test_a_scale_after_the_function(function, outputs, normal):
+    kernels, bias, x = pack_blocked(normal(outputs, 16, 3)), normal(outputs), to_blocked(normal(1, 16, 9))
+    place = Place(Windows((3,), (1,), (1,), (9,)), (1,), ((0, 0),), ((2, 1),))
+    plain = BlockedConvolution(Threads(1), kernels, bias, function)(x, place)
+    scaled = BlockedConvolution(Threads(1), kernels, bias, function, scale=-1.5, shift=0.25)(x, place)
+    expected = from_blocked(plain, outputs) * np.float32(-1.5) + np.float32(0.25)
+    np.testing.assert_allclose(from_blocked(scaled, outputs)[..., 2:-1], expected[..., 2:-1], rtol=1e-6, atol=1e-6)
+    assert not from_blocked(scaled, outputs)[..., [0, 1, -1]].any()
+    assert not scaled[:, -1, :, outputs % 16 or 16 :].any()
 
 
 def test_slopes_of_channels(normal):

@@ -75,6 +75,38 @@ def test_a_region(make_model):
     assert second.attribute("crop") is None
 
 
+def test_numbers_after_an_activation(make_model):
+    constants = WEIGHTS | LIMITS | {"three": np.float32(3), "s": np.float32([1.5]), "t": np.float32(-0.25)}
+    swish = [node("Add", "p three", "i"), node("Clip", "i zero six", "j"), node("Mul", "p j", "k"),
+             node("Div", "k six", "q")]  # fmt: skip
+    nodes = [
+        conv("x a b", "p"), *swish, node("Mul", "q s", "r"), node("Div", "r three", "u"), node("Sub", "t u", "v"),
+        conv("v d", "w", group=32), node("Relu", "w", "y"),
+    ]  # fmt: skip
+    first, second, _ = converted(make_model, nodes, constants, version=12)
+    assert first.attribute("activation") == "HardSwish" and second.attribute("activation") == "Relu"
+    assert [first.attribute(name) for name in ("scale", "shift")] == pytest.approx([-0.5, -0.25])
+    nodes[-1:] = [node("Add", "w q", "y")]  # q is read twice
+    first, *_ = converted(make_model, nodes, constants, version=12)
+    assert first.attribute("scale") is None
+
+
+def test_divisions(make_model):
+    for inputs, names in (("p six", ["BlockedConv", "Div"]), ("six p", ["BlockedConv", "FromBlocked", "Div"])):
+        nodes = [conv("x a b", "p"), node("Div", inputs, "y"), node("Add", "p six", "z")]
+        after = converted(make_model, nodes, WEIGHTS | LIMITS, outputs="y z")
+        assert [item.op_type for item in after if item.op_type != "Add"][: len(names)] == names
+
+
+def test_images_of_many_channels_are_converted_first(make_model):
+    few, many = (
+        converted(make_model, [conv("x w", "y")], {"w": weight(32, count, 3, 3)}, image=(1, [1, count, 9, 9]))
+        for count in (31, 32)
+    )
+    assert [item.op_type for item in few] == ["BlockedConv", "FromBlocked"]
+    assert [item.op_type for item in many] == ["ToBlocked", "BlockedConv", "FromBlocked"]
+
+
 def test_three_axes(make_model):
     nodes = [
         node("Conv", "x a b", "p", pads=[1] * 6, strides=[1, 2, 2]), node("Relu", "p", "q"),
@@ -181,7 +213,7 @@ def test_slopes_that_stay(make_model, slope):
 
 
 def test_nodes_that_stay(make_model):
-    constants = {"a": weight(5, 3, 3, 3), "d": weight(6, 1, 3, 3), "c": weight(16, 6, 1, 1), "k": weight(16, 1, 1)}
+    constants = {"a": weight(5, 3, 3, 3), "d": weight(6, 1, 3, 3), "c": weight(16, 6, 1, 1), "k": weight(14)}
     nodes = [conv("x a", "p"), conv("x d", "q", group=3), conv("q c", "r", 1), node("Mul", "r k", "y")]
     after = [item.op_type for item in converted(make_model, nodes, constants, outputs="y p")]
     assert after == ["Conv", "Conv", "BlockedConv", "FromBlocked", "Mul"]

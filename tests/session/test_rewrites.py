@@ -14,10 +14,12 @@ from onnx import helper
 import genai as ort
 from genai.onnx.reader import read_model
 from genai.optimize.base import Level, run_rewrites
-from genai.optimize.composites import fuse_gelu, fuse_layer_norm, fuse_silu
+from genai.optimize.composites import fuse_gelu, fuse_hard_swish, fuse_layer_norm, fuse_silu
 from genai.optimize.constant_folding import lift_constants
 from genai.optimize.convolutions import (
+    fold_arithmetic_after_conv,
     fold_conv_batch_norm,
+    fold_factor_before_conv,
     fold_pad_into_conv,
     fuse_conv_activation,
     fuse_conv_addition,
@@ -159,6 +161,72 @@ def test_no_conv_batch_norm_where_the_convolution_is_wanted(make_model):
     nodes = [node("Conv", "xw", "c"), node("BatchNormalization", "cghmv", "y")]
     model = make_model(nodes, {"x": IMAGE}, {"y": (1, None), "c": (1, None)}, constants)
     assert len(ops_after(model, fold_conv_batch_norm)) == 2
+
+
+PER_CHANNEL = {"number": f(-1.5)[0], "vector": f(0.5), "channels": f(2, -3, 0.5).reshape(3, 1, 1)}
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", PER_CHANNEL)
+@pytest.mark.parametrize("inputs", ["xc", "cx"])
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
+def test_arithmetic_around_conv(make_model, op, inputs, shape, has_bias):
+    rng = np.random.default_rng(3)
+    constants = {"w": rng.standard_normal((3, 3, 3, 3)).astype(np.float32), "b": f(1, -1, 2), "c": PER_CHANNEL[shape]}
+    conv, feed = "swb" if has_bias else "sw", {"x": rng.standard_normal((1, 3, 6, 6)).astype(np.float32)}
+    before = [node(op, inputs, "s"), node("Conv", conv, "y")]
+    model = make_model(before, {"x": IMAGE}, {"y": (1, None)}, constants)
+    is_factor, is_quotient_of_constant = op in ("Mul", "Div"), (op, inputs) == ("Div", "cx")
+    expected = ["Conv"] if is_factor and not is_quotient_of_constant else [op, "Conv"]
+    assert ops_after(model, fold_factor_before_conv) == expected
+    outputs_agree(model, feed)
+    after = [node("Conv", conv.replace("s", "x"), "s", pads=[1] * 4), node(op, inputs.replace("x", "s"), "y")]
+    model = make_model(after, {"x": IMAGE}, {"y": (1, None)}, constants)
+    assert ops_after(model, fold_arithmetic_after_conv) == (["Conv", op] if is_quotient_of_constant else ["Conv"])
+    outputs_agree(model, feed)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_factors_before_groups(make_model, groups):
+    rng = np.random.default_rng(3)
+    weight = rng.standard_normal((8, 4 // groups, 3, 3)).astype(np.float32)
+    constants = {"w": weight, "s": f(1, 2, 3, 4).reshape(1, 4, 1, 1), "t": f(-1, 1, 2, 3).reshape(4, 1, 1)}
+    nodes = [node("Mul", "xs", "p"), node("Div", "pt", "q"), node("Conv", "qw", "y", group=groups)]
+    model = make_model(nodes, {"x": (1, [1, 4, 6, 6])}, {"y": (1, None)}, constants)
+    assert ops_after(model, fold_factor_before_conv) == ["Conv"]
+    outputs_agree(model, {"x": rng.standard_normal((1, 4, 6, 6)).astype(np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants"),
+    [
+        ([node("Mul", "xc", "s"), node("Conv", "sw", "y")], {"c": f(1, 2, 3, 4, 5, 6)}),  # per column
+        ([node("Mul", "xc", "s"), node("Conv", "sw", "y")], {"c": np.ones((2, 1, 1, 1), np.float32)}),  # per image
+        ([node("Mul", "xx", "s"), node("Conv", "sw", "y")], {}),
+        ([node("Mul", "xc", "s"), node("Conv", "sw", "y")], {"c": f(np.inf)}),
+        ([node("Mul", "xc", "s"), node("Conv", "sw", "y")], {"c": f(3e38), "w": np.full((2, 3, 3, 3), 9, np.float32)}),
+        ([node("Div", "xc", "s"), node("Conv", "sw", "y")], {"c": f(0)}),
+        ([node("Conv", "xw", "s"), node("Add", "sc", "y")], {"c": np.ones((1, 1, 1, 1, 1), np.float32)}),
+        ([node("Conv", "xw", "s"), node("Mul", "ss", "y")], {}),
+        ([node("Conv", "xw", "s"), node("Add", "sc", "y")], {"c": np.ones((2, 4, 4), np.float32)}),
+    ],
+)  # fmt: skip
+def test_arithmetic_that_stays(make_model, nodes, constants):
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, WEIGHT | constants)
+    found = ops_after(model, fold_factor_before_conv, fold_arithmetic_after_conv)
+    assert found == [item.op_type for item in nodes]
+
+
+def test_arithmetic_that_broadcasts_channels_stays(make_model):
+    nodes = [node("Mul", "xc", "s"), node("Conv", "sw", "y")]
+    model = make_model(nodes, {"x": (1, [1, 1, 6, 6])}, {"y": (1, None)}, {"c": PER_CHANNEL["channels"], **WEIGHT})
+    assert ops_after(model, fold_factor_before_conv) == ["Mul", "Conv"]
+
+
+def test_arithmetic_on_a_value_that_is_also_an_output_stays(make_model):
+    nodes = [node("Mul", "xc", "s"), node("Conv", "sw", "t"), node("Mul", "tc", "y")]
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None), "s": IMAGE, "t": (1, None)}, {"c": f(2), **WEIGHT})
+    assert ops_after(model, fold_factor_before_conv, fold_arithmetic_after_conv) == ["Mul", "Conv", "Mul"]
 
 
 WEIGHT = {"w": np.random.default_rng(2).standard_normal((2, 3, 3, 3)).astype(np.float32)}
@@ -366,6 +434,44 @@ def test_bias_of_a_quantised_product(make_model, x):
     rules = (fuse_matmul_integer_to_float, fuse_integer_product_bias)
     assert ops_after(model, *rules) == ["DynamicQuantizeLinear", "MatMulIntegerToFloat"]
     outputs_agree(model, {"x": x})
+
+
+SWISH = {"t": f(3)[0], "l": f(0)[0], "h": f(6)[0], "i": f(1 / 6)[0]}
+CLIPPED = [node("Add", "xt", "a"), node("Clip", "alh", "c")]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [*CLIPPED, node("Mul", "xc", "m"), node("Div", "mh", "y")],
+        [*CLIPPED, node("Mul", "cx", "m"), node("Mul", "im", "y")],
+        [*CLIPPED, node("Div", "ch", "m"), node("Mul", "xm", "y")],
+        [*CLIPPED, node("Mul", "ci", "m"), node("Mul", "mx", "y")],
+        [node("HardSigmoid", "x", "m", alpha=1 / 6), node("Mul", "mx", "y")],
+    ],
+)
+def test_hard_swish(make_model, nodes):
+    x = np.linspace(-4, 4, 8, dtype=np.float32).reshape(2, 4)
+    model = make_model(nodes, {"x": X}, {"y": X}, SWISH)
+    assert ops_after(model, lift_constants, fuse_hard_swish) == ["HardSwish"]
+    outputs_agree(model, {"x": x})
+    shown = make_model(nodes, {"x": X}, {"y": X, nodes[-2].output[0]: X}, SWISH)
+    assert "HardSwish" not in ops_after(shown, lift_constants, fuse_hard_swish)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [*CLIPPED, node("Mul", "xc", "m"), node("Div", "hm", "y")],
+        [*CLIPPED, node("Mul", "xc", "m"), node("Div", "mt", "y")],
+        [*CLIPPED, node("Mul", "ac", "m"), node("Div", "mh", "y")],
+        [node("Add", "xt", "a"), node("Clip", "ath", "c"), node("Mul", "xc", "m"), node("Div", "mh", "y")],
+        [node("HardSigmoid", "x", "m"), node("Mul", "mx", "y")],
+    ],
+)
+def test_no_hard_swish(make_model, nodes):
+    model = make_model(nodes, {"x": X}, {"y": X}, SWISH)
+    assert "HardSwish" not in ops_after(model, lift_constants, fuse_hard_swish)
 
 
 @pytest.mark.parametrize(

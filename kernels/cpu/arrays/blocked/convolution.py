@@ -204,7 +204,7 @@ def _emit_clipped(
 class BlockedFinishArguments(Arguments):
     """The size of tiles, the channels and strides of results, the biases, and two parameters for any function.
 
-    `p` is the address of the first parameter for each channel.
+    `p` is the address of the first parameter for each channel. Scaled results are scale * function(...) + shift.
     """
 
     columns: int
@@ -217,10 +217,12 @@ class BlockedFinishArguments(Arguments):
     limits: Address
     p: Address
     q: float
+    scale: float
+    shift: float
 
 
 @once
-def finish_blocks(function: str) -> NativeOp:
+def finish_blocks(function: str, *, is_scaled: bool = False) -> NativeOp:
     """Return the operator (arguments, sums, block, out, addend) that writes function(sums + bias + addend)."""
     apply = UNARY[function].function
 
@@ -236,12 +238,14 @@ def finish_blocks(function: str) -> NativeOp:
                 if addend != 0:
                     value = value + load_float32(added + BLOCK_BYTES * m)
                 value = apply(value, p, q)
+                if is_scaled:
+                    value = value * arguments.scale + arguments.shift
                 if channels < BLOCK:  # padding channels stay 0, even if an input is infinite
                     value = keep_first(value, channels, 0.0)
                 store_float32(there + step * m, value)
         return 0
 
-    return native_op(BlockedFinishArguments, name=f"finish_blocks_{function}")(finish)
+    return native_op(BlockedFinishArguments, name=f"finish_blocks_{function}{'_scaled' if is_scaled else ''}")(finish)
 
 
 class BlockedArguments(Arguments):
@@ -412,6 +416,17 @@ class Part:
         sizes = zip(self.starts(crop), self.counts, self.strides, self.dilations, self.kernel, strict=True)
         return [start + (count - 1) * stride + gap * (taps - 1) + 1 for start, count, stride, gap, taps in sizes]
 
+    def with_axes(self, order: Sequence[int]) -> Part:
+        """Return the part with its axes in another order. Only axes of size 1 may change their place among others."""
+
+        def ordered(values: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(values[axis] for axis in order)
+
+        return replace(
+            self, kernel=ordered(self.kernel), strides=ordered(self.strides), dilations=ordered(self.dilations),
+            counts=ordered(self.counts), pads=ordered(self.pads), first=ordered(self.first), gaps=ordered(self.gaps),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class PlacedConvolution:
@@ -446,28 +461,34 @@ class PlacedConvolution:
 
 
 class BlockedConvolution:
-    """The convolution function(conv(x, kernels) + bias + addend) with blocked results.
+    """The convolution scale * function(conv(x, kernels) + bias + addend) + shift with blocked results.
 
     Args:
         bias: float32 [M].
         function, parameters: key of UNARY, and the function's parameters.
         slopes: float32 [M], the first parameter for each channel, instead of the one in `parameters`.
+        scale, shift: see above.
     """
 
     def __init__(
         self, threads: Threads, kernels: BlockedKernels, bias: Float32 | None = None, function: str = "copy",
-        parameters: tuple[float, ...] = (), slopes: Float32 | None = None,
+        parameters: tuple[float, ...] = (), slopes: Float32 | None = None, scale: float = 1.0, shift: float = 0.0,
     ) -> None:  # fmt: skip
         self._threads, self._kernels = threads, kernels
+        self._scale, self._shift = scale, shift
         first, self._second = check_function(function, parameters)
         self._bias = self._per_channel("bias", 0.0, bias)
         self._first = self._per_channel("slopes", first, slopes)
         self._function = function
         self._is_finite = bool(np.isfinite(kernels.data).all())
         limits = {"copy": (-np.inf, np.inf), "relu": (0.0, np.inf), "clip": (first, self._second)}.get(function)
-        if kernels.outputs % BLOCK:
+        if kernels.outputs % BLOCK or self._is_scaled:
             limits = None  # the operator that finishes tiles also clears padding channels
         self._limits = None if limits is None else np.repeat(np.array(limits, np.float32), BLOCK)
+
+    @property
+    def _is_scaled(self) -> bool:
+        return (self._scale, self._shift) != (1.0, 0.0)
 
     def _per_channel(self, name: str, number: float, values: Float32 | None) -> Float32:
         """Return values for the channels of results, or a number for all of them, in whole blocks."""
@@ -567,6 +588,10 @@ class BlockedConvolution:
             first: position of the first result in `whole`.
             extents: extents of the image without pads.
         """
+        # Axes of size 1 come first, so that the results of a row are adjacent.
+        order = sorted(range(3), key=lambda axis: (wide[axis], whole[axis], part.kernel[axis]) != (1, 1, 1))
+        part = part.with_axes(order)
+        wide, whole, first, extents = ([sizes[axis] for axis in order] for sizes in (wide, whole, first, extents))
         kernels, kernel, strides, dilations = part.kernels, part.kernel, part.strides, part.dilations
         counts, gaps = part.counts, part.gaps
         sizes = zip(extents, counts, strides, part.pads, kernel, dilations, strict=True)
@@ -603,6 +628,7 @@ class BlockedConvolution:
             finishing = BlockedFinishArguments(
                 columns=tile.columns, blocks=several, gap=gaps[2], outputs=kernels.outputs, out_block=out_plane,
                 addend_block=addend_plane, bias=self._bias, limits=self._limits, p=self._first, q=self._second,
+                scale=self._scale, shift=self._shift,
             )  # fmt: skip
             arguments = BlockedArguments(
                 x=source, x_image=all_planes * plane_bytes, x_slice=strides[0] * slice_bytes,
@@ -613,7 +639,7 @@ class BlockedConvolution:
                 out_row=gaps[1] * out_row,
                 addend=Binding("addend") if has_addend else None, addend_image=blocks * addend_plane,
                 addend_row=BLOCK_BYTES * counts[2], finishing=finishing,
-                finish=None if code.clips else finish_blocks(self._function),
+                finish=None if code.clips else finish_blocks(self._function, is_scaled=self._is_scaled),
             )  # fmt: skip
             scratch = BLOCK_BYTES * tile.columns * several
             calls.append(Call(blocked_op(code), arguments, Items(factor=images * groups * bands), scratch))

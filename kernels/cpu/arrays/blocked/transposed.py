@@ -45,15 +45,15 @@ class BlockedTransposed(BlockedConvolution):
     counts. Its pads are the number of results that are omitted before each axis. There is no addend.
 
     Args:
-        bias, function, parameters, slopes: see `BlockedConvolution`.
+        bias, function, parameters, slopes, scale, shift: see `BlockedConvolution`.
     """
 
     def __init__(
         self, threads: Threads, kernels: Remainders, bias: Float32 | None = None, function: str = "copy",
-        parameters: tuple[float, ...] = (), slopes: Float32 | None = None,
+        parameters: tuple[float, ...] = (), slopes: Float32 | None = None, scale: float = 1.0, shift: float = 0.0,
     ) -> None:  # fmt: skip
         one, *others = kernels.values()
-        super().__init__(threads, one, bias, function, parameters, slopes)
+        super().__init__(threads, one, bias, function, parameters, slopes, scale, shift)
         self._remainders = kernels
         self._is_finite = self._is_finite and all(np.isfinite(other.data).all() for other in others)
 
