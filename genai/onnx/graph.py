@@ -146,6 +146,8 @@ class Graph(Changeable):
         """Yield this graph and all subgraphs of its nodes, outer graphs first."""
         self._uses()
         yield self
+        if not self._uses().has_subgraphs():
+            return
         for node in [node for node in self.nodes if node.attributes]:
             for subgraph in node.subgraphs():
                 yield from subgraph.nested()

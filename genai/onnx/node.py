@@ -201,7 +201,13 @@ class Node(Changeable):
         """Return the graphs in this node's attributes, without graphs nested more deeply."""
         if not self.attributes:
             return ()
-        return [graph for attribute in self.attributes.values() for graph in attribute.graphs()]
+        # The types are compared here, because most nodes have no graphs, and this method is called often.
+        return [
+            graph
+            for attribute in self.attributes.values()
+            if attribute.type is AttributeType.GRAPH or attribute.type is AttributeType.GRAPHS
+            for graph in attribute.graphs()
+        ]
 
     def __repr__(self) -> str:
         domain, op_type = self.key

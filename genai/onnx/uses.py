@@ -40,6 +40,7 @@ class UseIndex:
         self._producers: dict[str, Node] = {}
         self._consumers: dict[str, dict[Node, None]] = {}
         self._recorded: dict[Node, tuple[frozenset[str], tuple[str, ...]]] = {}
+        self._with_subgraphs: set[Node] = set()
         for node in nodes:
             self.add(node)
 
@@ -55,7 +56,13 @@ class UseIndex:
     def consumers(self, name: str) -> list[Node]:
         return list(self._consumers.get(name, ()))
 
+    def has_subgraphs(self) -> bool:
+        """Return True if any node has a subgraph."""
+        return bool(self._with_subgraphs)
+
     def add(self, node: Node) -> None:
+        if node.subgraphs():
+            self._with_subgraphs.add(node)
         used, produced = used_names(node), tuple(name for name in node.outputs if name)
         self._recorded[node] = frozenset(used), produced
         for name in used:
@@ -65,6 +72,7 @@ class UseIndex:
 
     def remove(self, node: Node) -> None:
         used, produced = self._recorded.pop(node)
+        self._with_subgraphs.discard(node)
         for name in used:
             users = self._consumers[name]
             del users[node]

@@ -29,6 +29,8 @@ def check_model(model: OnnxModel) -> None:
     for function in model.functions.values():
         _check_opset_imports(f"function {function.name!r}", function.opset_imports)
         _check_graph(function.body, _Scope())
+    if not model.functions:
+        return
     # Functions that call functions multiply the number of nodes, so nodes are counted before functions are expanded.
     sizes: dict[FunctionKey, int] = {}
     for key in _check_recursion(model.functions):

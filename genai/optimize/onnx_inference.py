@@ -7,7 +7,7 @@ are moved to a domain that ONNX does not have, and malformed Einsum equations ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -15,11 +15,13 @@ import onnx
 from onnx import shape_inference
 
 from ..errors import GraphError, malformed
-from ..onnx.ir import Function, Graph, Node, OnnxModel, OnnxTensor, Value
+from ..onnx.ir import Attribute, Function, Graph, Node, OnnxModel, OnnxTensor, Value
 from ..onnx.node import EQUATION, ML
 from ..onnx.serialize import Serializer, encode_value
+from ..onnx.storage import StringStorage
 from ..onnx.type_protos import decode_type, encode_type
 from ..onnx.types import ArrayTypes, Type
+from ..onnx.uses import used_names
 
 GraphTypes: TypeAlias = dict[str, Type]
 
@@ -84,6 +86,51 @@ def infer_single(
     return {name: known for name, proto in outputs.items() if (known := decode_type(proto)) is not None}
 
 
+class SingleInference:
+    """Infers single nodes of a model as `infer_single` does. Equal nodes, as of repeated layers, are inferred once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, dict[int, Type]] = {}
+
+    def __call__(
+        self, node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, OnnxTensor]
+    ) -> GraphTypes:
+        attributes = tuple(_attribute_content(attribute) for attribute in node.attributes.values())
+        if None in attributes:
+            return infer_single(node, version, types, constants)
+        inputs = tuple((types.get(name), _content(constants.get(name))) for name in node.inputs)
+        key = node.key, version, attributes, inputs, tuple(map(bool, node.outputs))
+        known = self._known.get(key)
+        if known is None:
+            found = infer_single(node, version, types, constants)
+            known = {index: found[name] for index, name in enumerate(node.outputs) if name in found}
+            self._known[key] = known
+        return {node.outputs[index]: known_type for index, known_type in known.items()}
+
+
+def _attribute_content(attribute: Attribute) -> Hashable | None:
+    """Return all that inference reads of an attribute, or None for graphs and other values that are not compared."""
+    value = attribute.value
+    if isinstance(value, list):
+        value = tuple(value) if all(isinstance(item, int | float | bytes) for item in value) else None
+    elif isinstance(value, OnnxTensor):
+        value = _content(value)
+    elif not isinstance(value, int | float | bytes):
+        value = None
+    return None if value is None else (attribute.name, attribute.type, value)
+
+
+def _content(tensor: OnnxTensor | None) -> Hashable | None:
+    """Return all that inference reads of a constant: inference receives no elements of large constants."""
+    if tensor is None:
+        return None
+    if tensor.nbytes > MAX_CONSTANT_BYTES:
+        return tensor.type
+    if isinstance(tensor.storage, StringStorage):
+        return tensor.type, tuple(tensor.storage.strings)
+    return tensor.type, tensor.raw().tobytes()
+
+
 class _ConstantSerializer(Serializer):
     """Writes small tensors inline, regardless of their storage, and larger tensors only as type and shape."""
 
@@ -138,8 +185,11 @@ class _Skeleton(_ConstantSerializer):
     def fill_graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
         known_types = self._known_types.get(graph, {})
         outputs = [Value(value.name, known_types.get(value.name)) for value in graph.outputs]
-        name, constants = graph.name or "graph", (graph.initializers, graph.sparse_initializers)
-        super().fill_graph(proto, Graph(name, graph.inputs, outputs, graph.nodes, *constants))
+        # Folding leaves constants that no node uses; their conversion would take as long as that of the others.
+        used = {value.name for value in (*graph.inputs, *graph.outputs)}.union(*map(used_names, graph.nodes))
+        constants = {name: tensor for name, tensor in graph.initializers.items() if name in used}
+        name, sparse = graph.name or "graph", graph.sparse_initializers
+        super().fill_graph(proto, Graph(name, graph.inputs, outputs, graph.nodes, constants, sparse))
         between = known_types.keys() - {value.name for value in outputs}
         proto.value_info.extend(encode_value(Value(name, known_types[name])) for name in known_types if name in between)
 

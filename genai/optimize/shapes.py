@@ -16,7 +16,7 @@ import onnx
 from ..onnx.ir import Graph, Node, OnnxModel, OnnxTensor, Value
 from ..onnx.types import ArrayTypes, Dim, ShapeValue, Type
 from ..ops.shape_rules import NodeTypes, ShapeRule, UnknownType, find_shape_rule
-from .onnx_inference import MAX_CONSTANT_BYTES, GraphTypes, infer_model, infer_single
+from .onnx_inference import MAX_CONSTANT_BYTES, GraphTypes, SingleInference, infer_model, infer_single
 from .shape_values import computed_value, constant_value, is_shape_computation
 
 _MAX_EXTENT = 2**63 - 1
@@ -69,6 +69,7 @@ class _Inference:
         self._values: dict[Graph, dict[str, ShapeValue]] = {graph: {} for graph in self._graphs}
         self._changed: set[str] = set()
         self._left_open = False
+        self._infer_single = SingleInference()
         self._has_rules = any(self._rule(node) for graph in self._graphs for node in graph.nodes)
 
     def run_onnx(self) -> None:
@@ -156,7 +157,7 @@ class _Inference:
         if version is None or self._model.function(node) or any(name and name not in known for name in node.inputs):
             return {}
         constants = {name: tensor for name in known if (tensor := graph.constant_tensor(name)) is not None}
-        return infer_single(node, version, known, constants)
+        return self._infer_single(node, version, known, constants)
 
     def _type_of(self, graph: Graph, name: str) -> Type | None:
         """Return a value's inferred type, or the declared type of an input or constant, including outer graphs."""

@@ -13,6 +13,7 @@ from genai.onnx.reader import read_model
 from genai.onnx.types import TensorType
 from genai.ops.shape_rules import SHAPE_RULES, NodeTypes
 from genai.optimize import onnx_inference
+from genai.optimize.onnx_inference import SingleInference, infer_single
 from genai.optimize.shapes import infer_node, infer_shapes
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -480,6 +481,37 @@ def test_models_on_which_onnx_crashes_or_hangs_do_no_harm(name):
     model.opset_imports["ai.onnx.ml"] = 5
     infer_shapes(model)
     assert model.graph.nodes == [node]
+
+
+def test_equal_nodes_are_inferred_once(monkeypatch):
+    """Nodes are equal if their operators, attributes, and the types and small constants of their inputs are."""
+    found = []
+    monkeypatch.setattr(
+        onnx_inference, "infer_single", lambda node, *more: found.append(node.outputs[0]) or infer_single(node, *more)
+    )
+    infer, size = SingleInference(), {"s": vector("s", 6, 4), "t": vector("t", 4, 6), "u": vector("u", 6, 4)}
+    types = {"x": floats(2, 12), "y": floats(24), "h": TensorType(DataType.FLOAT16, (2, 12))}
+    types |= {name: tensor.type for name, tensor in size.items()}
+    nodes = [
+        (make_node("Reshape", ["x", "s"], ["a"]), (6, 4), True),
+        (make_node("Reshape", ["x", "u"], ["b"]), (6, 4), False),
+        (make_node("Reshape", ["x", "t"], ["c"]), (4, 6), True),
+        (make_node("Reshape", ["y", "s"], ["d"]), (6, 4), True),
+        (make_node("Reshape", ["h", "s"], ["e"]), (6, 4), True),
+        (make_node("Transpose", ["x"], ["f"], perm=[1, 0]), (12, 2), True),
+        (make_node("Transpose", ["x"], ["g"], perm=[0, 1]), (2, 12), True),
+        (make_node("Transpose", ["x"], ["i"], perm=[1, 0]), (12, 2), False),
+        (make_node("Split", ["y"], ["j", "k"], num_outputs=2), (12,), True),
+        (make_node("Split", ["y"], ["l", "m"], num_outputs=2), (12,), False),
+        (make_node("Split", ["y"], ["n", ""], num_outputs=2), (12,), True),
+    ]
+    for node, shape, is_new in nodes:
+        found.clear()
+        known = {name: types[name] for name in node.inputs}
+        result = infer(node, 20, known, {name: size[name] for name in node.inputs if name in size})
+        dtype = known[node.inputs[0]].dtype
+        assert result == {name: TensorType(dtype, shape) for name in node.outputs if name}
+        assert found == ([node.outputs[0]] if is_new else [])
 
 
 @pytest.mark.parametrize("op_type", ["TreeEnsembleClassifier", "TreeEnsembleRegressor"])
