@@ -83,7 +83,7 @@ def infer_single(
         )
     except Exception:  # ONNX raises several exception types; if it cannot infer a node, the node has no types.
         return {}
-    return {name: known for name, proto in outputs.items() if (known := decode_type(proto)) is not None}
+    return {name: known for name, proto in outputs.items() if name and (known := decode_type(proto)) is not None}
 
 
 class SingleInference:
