@@ -100,7 +100,8 @@ def test_integer_products(build, rng, weight_type, per_column):
 
 
 @pytest.mark.parametrize("groups", [1, 8])
-def test_integer_convolutions(build, rng, groups):
+@pytest.mark.parametrize("computed", ["", "xs ys", "xz yz", "ws"])
+def test_integer_convolutions(build, rng, groups, computed):
     kernels = rng.integers(-128, 128, (8, 8 // groups, 3, 3)).astype(np.int8)
     x = rng.integers(0, 256, (2, 8, 9, 9)).astype(np.uint8)
     constants = {
@@ -112,8 +113,12 @@ def test_integer_convolutions(build, rng, groups):
         ("QLinearConv", "x xs xz w ws wz ys yz b", "q", {"pads": [1, 1, 1, 1], "group": groups}),
         ("Cast", "q", "y", {"to": 1}),
     ]
+    given = {name: constants[name] for name in computed.split()}
     inputs = {"x": (TensorProto.UINT8, [2, 8, 9, 9])}
-    found = session(build(nodes, constants, inputs)).run(None, {"x": x})[0]
+    for name, value in given.items():
+        inputs[name] = helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+    rest = {name: value for name, value in constants.items() if name not in given}
+    found = session(build(nodes, rest, inputs)).run(None, {"x": x, **given})[0]
     padded = np.pad(x.astype(np.int64) - 7, [(0, 0), (0, 0), (1, 1), (1, 1)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     if groups == 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ CASES = [
     (1, 5, (23, 40), 3, (5, 1), (1, 1), (2, 1), 2),
     (1, 2, (6, 7, 8), 4, (2, 3, 2), (1, 2, 1), (1, 1, 1), 1),
     (3, 4, (50,), 17, (7,), (2,), (3,), 0),
+    (2, 6, (5, 7), 4, (1, 1), (1, 1), (1, 1), 0),
 ]
 
 
@@ -78,6 +81,32 @@ def test_bytes(
     )
     scaled = expected.astype(np.float32) * factors.reshape(-1, *[1] * len(extents))
     np.testing.assert_array_equal(found, np.clip(np.rint(scaled) - 3, -128, 127).astype(np.int8))
+
+
+# The bytes of an image end where memory that cannot be read begins.
+_GUARDED = """
+import ctypes, mmap
+import numpy as np
+from genai.kernels.cpu.arrays.gemm.convolution import IntegerConvolution
+from genai.kernels.cpu.arrays.gemm.packing import pack_integer_kernels
+from genai.kernels.cpu.arrays.gemm.windows import Windows
+from genai.kernels.cpu.program.thread_pool import Threads
+
+page = mmap.PAGESIZE
+memory = np.frombuffer(mmap.mmap(-1, 2 * page), np.uint8)
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data + page), page, 0) == 0
+kernels = pack_integer_kernels(np.ones((4, 5, 1), np.int8))
+for positions in (1, 2, 3, 16, 19, 33, 70):
+    x = memory[page - 5 * positions : page].reshape(1, 5, positions)
+    x[...] = 3
+    windows = Windows((1,), (1,), (1,), (positions,))
+    assert (IntegerConvolution(Threads(1), kernels).sums(x, [(0, 0)], windows, 1) == 10).all()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mprotect of Linux")
+def test_no_byte_after_an_image_is_read():
+    subprocess.run([sys.executable, "-c", _GUARDED], check=True, timeout=120)
 
 
 def test_infinities_reach_their_windows_only(threads, normal):

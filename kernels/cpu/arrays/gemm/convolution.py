@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.common.host_memory import huge_array
-
 from ....checks import Float32
 from ...jit.arguments import Binding
 from ...jit.native import NativeOp
@@ -138,6 +136,7 @@ class IntegerConvolution:
         self._threads, self._kernels = threads, kernels
         self._bias = np.zeros(kernels.lines, np.int32) if bias is None else bias.astype(np.int32)
         self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
+        self._row_terms: BoundPrograms[NDArray[np.int32]] = BoundPrograms(_KEPT)
 
     def sums(
         self, x: NDArray[Any], pads: Sequence[tuple[int, int]], windows: Windows, x_zero: int
@@ -164,18 +163,24 @@ class IntegerConvolution:
         if not out.size:
             return out
         moved = x_zero + (HALF if x.dtype == np.int8 else 0)
-        row_terms = self._bias - np.int32(moved) * kernels.sums
+        row_terms = self._row_terms.get(lambda point: self._bias - np.int32(point) * kernels.sums, moved)
         extents = tuple(size + sum(pad) for size, pad in zip(x.shape[2:], pads, strict=True))
         program, size = self._programs.get(self._made, (x.shape[1], *extents), windows, dtype, x.dtype, point)
-        image = huge_array((x.shape[1] * math.prod(extents) + _SLACK,), x.dtype)
-        inner = tuple(slice(before, before + size) for (before, _), size in zip(pads, x.shape[2:], strict=True))
-        padded = image[:-_SLACK].reshape(x.shape[1], *extents)
-        if any(map(any, pads)):
-            padded[...] = x_zero
+        if extents == x.shape[2:] and {*windows.kernel, *windows.strides} == {1}:
+            x = operand(x)  # nothing is read after the end of consecutive positions
+            padded = image = None
+        else:
+            image = own_memory("image", x.shape[1] * math.prod(extents) + _SLACK).view(x.dtype)
+            padded = image[: x.shape[1] * math.prod(extents)].reshape(x.shape[1], *extents)
+            inner = tuple(slice(before, before + size) for (before, _), size in zip(pads, x.shape[2:], strict=True))
+            if extents != x.shape[2:]:
+                padded[...] = x_zero
         for index, source in enumerate(x):
-            padded[(slice(None), *inner)] = source
+            if padded is not None:
+                padded[(slice(None), *inner)] = source
             right = own_memory("right", size)
-            program.run(self._threads, image=image, out=out[index], right=right, row_terms=row_terms, factors=factors)
+            given = source if image is None else image
+            program.run(self._threads, image=given, out=out[index], right=right, row_terms=row_terms, factors=factors)
         return out
 
     def _made(

@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from ...jit.arguments import Address, Arguments
 from ...jit.dsl import INTEGERS, inline, intrinsic
 from ...jit.emit import INT1, INT32, INT32_VECTOR, LANES, POINTER, Emitter, constant
-from ...jit.memory import load_int32, load_uint8, read_int32, read_int64, store_int32, write_int32, write_int64
+from ...jit.memory import (
+    load_first_bytes,
+    load_int32,
+    load_uint8,
+    read_int32,
+    read_int64,
+    store_int32,
+    write_int32,
+    write_int64,
+)
 from ...jit.native import NativeOp, native_op
 from ...jit.variants import once
 from ...jit.vector import to_int32
@@ -87,9 +96,9 @@ def _packing(tiling: Tiling, name: str, copy: Any) -> NativeOp:
     """Return the operator that packs windows. Items are panels times pieces of PIECE_WORDS along K.
 
     Args:
-        copy: function (arguments, offsets, follow, first_word, last_word, out, step) that writes a vector of positions
-            for each word in [first_word, last_word), `step` bytes apart, from the given offsets. `follow` is true if
-            the offsets are consecutive.
+        copy: function (arguments, offsets, following, first_word, last_word, out, step) that writes a vector of
+            positions for each word in [first_word, last_word), `step` bytes apart, from the given offsets. `following`
+            is the number of positions in the vector if their offsets are consecutive, else 0.
     """
     vectors, columns = tiling.vectors, tiling.columns
     word_bytes = vectors * VECTOR_BYTES
@@ -105,9 +114,9 @@ def _packing(tiling: Tiling, name: str, copy: Any) -> NativeOp:
                 position = (arguments.first_panel + panel) * columns + vector * LANES
                 out = arguments.out + panel * words * word_bytes + vector * VECTOR_BYTES
                 offsets = arguments.offsets + 4 * position
-                distance = read_int32(offsets + 4 * (LANES - 1)) - read_int32(offsets)
-                follow = position + LANES <= positions and distance == LANES - 1
-                copy(arguments, offsets, follow, first_entry, last_word, out, word_bytes)
+                count = max(min(LANES, positions - position), 1)  # padding has the offset of the first position
+                follow = read_int32(offsets + 4 * (count - 1)) - read_int32(offsets) == count - 1
+                copy(arguments, offsets, count if follow else 0, first_entry, last_word, out, word_bytes)
         return 0
 
     return native_op(WindowsArguments, name=f"{name}_{vectors}")(windows)
@@ -115,10 +124,10 @@ def _packing(tiling: Tiling, name: str, copy: Any) -> NativeOp:
 
 @inline
 def _copy_floats(
-    arguments: WindowsArguments, offsets: int, follow: bool, first_entry: int, last_word: int, out: int, step: int
+    arguments: WindowsArguments, offsets: int, following: int, first_entry: int, last_word: int, out: int, step: int
 ) -> None:
     image, bases = arguments.image, arguments.bases
-    if follow:
+    if following == LANES:
         first = read_int32(offsets)
         for index in range(first_entry, last_word):
             store_int32(out + index * step, load_int32(image + 4 * (read_int32(bases + 4 * index) + first)))
@@ -141,8 +150,14 @@ def _neighbours(address: int) -> Any:
 
 
 @inline
+def _first_neighbours(address: int, count: int) -> Any:
+    """Load the first `count` bytes as int32 lanes, and zeros."""
+    return to_int32(load_first_bytes(address, count))
+
+
+@inline
 def _copy_bytes(
-    arguments: WindowsArguments, offsets: int, follow: bool, first_entry: int, last_word: int, out: int, step: int
+    arguments: WindowsArguments, offsets: int, following: int, first_entry: int, last_word: int, out: int, step: int
 ) -> None:
     image, bases, flip = arguments.image, arguments.bases, arguments.flip
     first, where = read_int32(offsets), load_int32(offsets)
@@ -150,9 +165,13 @@ def _copy_bytes(
         at = bases + 16 * index
         a, b = image + read_int32(at), image + read_int32(at + 4)
         c, d = image + read_int32(at + 8), image + read_int32(at + 12)
-        if follow:
+        if following == LANES:
             value = _neighbours(a + first) + (_neighbours(b + first) << 8)
             value = value + (_neighbours(c + first) << 16) + (_neighbours(d + first) << 24)
+        elif following > 0:
+            value = _first_neighbours(a + first, following) + (_first_neighbours(b + first, following) << 8)
+            value = value + (_first_neighbours(c + first, following) << 16)
+            value = value + (_first_neighbours(d + first, following) << 24)
         else:
             value = (gather_at_bytes(a, where) & 0xFF) + ((gather_at_bytes(b, where) & 0xFF) << 8)
             value = value + ((gather_at_bytes(c, where) & 0xFF) << 16) + (gather_at_bytes(d, where) << 24)
@@ -162,7 +181,10 @@ def _copy_bytes(
 
 @once
 def pack_byte_windows(tiling: Tiling) -> NativeOp:
-    """Return the operator for bytes, with four taps (and bases) per word. It reads three bytes past the image's end."""
+    """Return the operator for bytes, with four taps (and bases) per word.
+
+    Unless the positions are consecutive, it reads three bytes past the image's end.
+    """
     return _packing(tiling, "pack_byte_windows", _copy_bytes)
 
 
