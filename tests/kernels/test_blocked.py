@@ -209,6 +209,16 @@ def test_weights_that_are_not_finite_reach_the_pads(normal):
     assert np.isnan(found[0, 2, 0]).all() and np.isfinite(found[0, 1]).all()
 
 
+@pytest.mark.parametrize(("channels", "read"), [(20, 20), (33, 36), (64, 64)])
+def test_padding_channels_are_not_read(channels, read, normal):
+    kernels, x = normal(16, channels, 3, 3), to_blocked(normal(1, channels, 5, 7))
+    place = Place(Windows((3, 3), (1, 1), (1, 1), (5, 7)), (1, 1), ((0, 0),) * 2, ((0, 0),) * 2)
+    convolve = BlockedConvolution(Threads(1), pack_blocked(kernels))
+    expected = convolve(x, place)
+    x[:, read // 16 :, ..., read % 16 :] = np.nan
+    np.testing.assert_array_equal(convolve(x, place), expected)
+
+
 def test_infinities_stay_out_of_padding_channels(normal):
     x, kernels = normal(1, 16, 1, 7), normal(20, 16, 1, 1)
     x[0, 3, 0, 2] = np.inf

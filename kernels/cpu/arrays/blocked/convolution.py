@@ -121,10 +121,10 @@ def _micro(tile: Tile) -> Any:
     """Return the micro-kernel of a tile.
 
     Its arguments are the addresses of the tile's first input and of the table, the number of entries (at least 1), the
-    address of the weights, and the bytes of weights of a block. Each entry of the table has two int64 offsets, of an
-    input and of its weights. If the tile clips, these arguments
-    follow: the addresses of the biases and of the limits [2][16], the address of the results and their bytes per
-    block, and the same for the addend (or 0). Otherwise, the address of the sums [blocks][columns] follows.
+    address of the weights, and the bytes of weights of a block. Each entry of the table has four int64: the offsets of
+    an input and of its weights, the number of its channels (a multiple of _UNROLLED), and 0. If the tile clips, these
+    arguments follow: the addresses of the biases and of the limits [2][16], the address of the results and their bytes
+    per block, and the same for the addend (or 0). Otherwise, the address of the sums [blocks][columns] follows.
     """
     columns, blocks = tile.columns, tile.blocks
 
@@ -148,17 +148,17 @@ def _micro(tile: Tile) -> Any:
                 for v, factor in enumerate(factors):
                     sums[v * columns + m] = e.fast_multiply_add(value, factor, sums[v * columns + m])
 
-        def entry(index: Any) -> Any:
-            return e.at(x, e.load(e.at(table, b.shl(index, INT64(4))), INT64))
+        def entry(index: Any, number: int) -> Any:
+            return e.load(e.at(e.at(table, 8 * number), b.shl(index, INT64(5))), INT64)
 
         sums = [constant(FLOAT_VECTOR, 0)] * (columns * blocks)
         with e.loop(entries, sums) as (index, sums):
-            at, skipped = entry(index), e.load(e.at(e.at(table, 8), b.shl(index, INT64(4))), INT64)
+            at, skipped = e.at(x, entry(index, 0)), entry(index, 1)
             if tile.form == "blocked":
-                following = entry(b.add(index, INT64(1)))
+                following = e.at(x, entry(b.add(index, INT64(1)), 0))
                 for m in range(columns):
                     e.prefetch(e.at(following, m * tile.step))
-                with e.loop(INT64(BLOCK), sums, step=_UNROLLED) as (channel, inner):
+                with e.loop(entry(index, 2), sums, step=_UNROLLED) as (channel, inner):
                     here, there = e.at(at, b.shl(channel, INT64(2))), b.add(skipped, b.mul(channel, INT64(BLOCK_BYTES)))
                     for unrolled in range(_UNROLLED):
                         multiply(inner, e.at(here, 4 * unrolled), e.at(there, unrolled * BLOCK_BYTES))
@@ -611,7 +611,11 @@ class BlockedConvolution:
         # Tiles of a grouped convolution do not cross the groups' borders.
         together = blocks if kernels.groups in (1, kernels.outputs) else math.gcd(shared, 4)
         tile = tile_for(kernels.form, step_of(kernels.form, strides[2]), columns, together)
-        table, entries, tiles_of = _tables(offsets, tile, columns, inside, skips=self._is_finite)
+        channels = np.full(in_planes, tile.term_vectors)
+        if kernels.form == "blocked":  # the weights of the last channels are zeros
+            rest = kernels.channels // kernels.groups - BLOCK * (in_planes - 1)
+            channels[-1] = -(-rest // _UNROLLED) * _UNROLLED
+        table, entries, tiles_of = _tables(offsets, channels, tile, columns, inside, skips=self._is_finite)
         out_plane, addend_plane = (BLOCK_BYTES * math.prod(sizes) for sizes in (whole, counts))
         out_row, out_slice = BLOCK_BYTES * whole[2], BLOCK_BYTES * whole[2] * whole[1]
         skipped = out_slice * first[0] + out_row * first[1] + BLOCK_BYTES * first[2]
@@ -654,8 +658,9 @@ def _inside(extent: int, count: int, stride: int, pad: int, taps: int, dilation:
 
 
 def _tables(
-    offsets: NDArray[np.int64], tile: Tile, columns: int, inside: Sequence[NDArray[np.bool_]], *, skips: bool
-) -> tuple[NDArray[np.int64], int, NDArray[np.int64] | None]:
+    offsets: NDArray[np.int64], channels: NDArray[np.int64], tile: Tile, columns: int,
+    inside: Sequence[NDArray[np.bool_]], *, skips: bool,
+) -> tuple[NDArray[np.int64], int, NDArray[np.int64] | None]:  # fmt: skip
     """Return the table of all terms and its number of entries, and the tables of tiles (see `BlockedArguments`).
 
     Tiles have own tables if these omit a part of the terms: those of taps that are outside the image for all results of
@@ -663,12 +668,14 @@ def _tables(
 
     Args:
         offsets: offsets of inputs [planes, kernel slices, kernel rows, kernel columns].
+        channels: number of channels of each plane of inputs.
         columns: number of results per row.
         skips: False if terms cannot be omitted, because a weight is not finite.
     """
     numbers = np.arange(offsets.size).reshape(offsets.shape)
-    pairs = np.stack([offsets, numbers * (tile.term_vectors * BLOCK_BYTES)], axis=-1)
-    whole = _closed(pairs.reshape(-1, 2))
+    counts = np.broadcast_to(channels.reshape(-1, 1, 1, 1), offsets.shape)
+    terms = np.stack([offsets, numbers * (tile.term_vectors * BLOCK_BYTES), counts, 0 * counts], axis=-1)
+    whole = _closed(terms.reshape(-1, terms.shape[-1]))
     by_slice, by_line, by_column = inside
     starts = [min(first, columns - tile.columns) for first in range(0, columns, tile.columns)]
     if not skips or len(by_column) != columns:
@@ -686,7 +693,7 @@ def _tables(
             taps = by_row[row][..., None] & by_tile[column]
             if not taps.any():
                 taps[0, 0, 0] = True  # a table has at least one entry
-            tables.append(_closed(pairs[:, taps].reshape(-1, 2)))
+            tables.append(_closed(terms[:, taps].reshape(-1, terms.shape[-1])))
             known[key] = place, len(tables[-1]) - 1
             place += tables[-1].nbytes
         found[row, column] = known[key]
