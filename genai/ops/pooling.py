@@ -225,10 +225,6 @@ def max_pool(
     return best, _flat_indices(x, windows, chosen, storage_order)
 
 
-# Minimum number of elements of a window whose rows and columns are computed one after the other.
-_MIN_SEPARATE = 16
-
-
 def _compiled(x: Any, windows: PoolingWindows, counts: Any, threads: Threads | None) -> Any:
     """Return the max of each window, or the sum divided by counts; None if the kernel does not support the windows."""
     if x.dtype != np.float32 or x.ndim not in (3, 4) or {*windows.dilations} != {1} or 0 in (x.size, *windows.counts):
@@ -236,18 +232,9 @@ def _compiled(x: Any, windows: PoolingWindows, counts: Any, threads: Threads | N
     ones = (1,) * (4 - x.ndim)
     kernel, strides, sizes = ((*ones, *values) for values in (windows.kernel, windows.strides, windows.counts))
     pads: Any = (*(0 for _ in ones), *windows.begins)
-    if scratch_bytes(sizes, kernel, strides) > MAX_SCRATCH:
+    if scratch_bytes(x.shape[-1], sizes[1], kernel[1], strides[1], pads[1]) > MAX_SCRATCH:
         return None
     planes = copying.operand(x).reshape(-1, *ones, *x.shape[2:])
-    if counts is None and min(kernel) > 1 and math.prod(kernel) >= _MIN_SEPARATE:
-        # The max of a window is the max of the maxima of its rows, which neighbouring windows share.
-        row, column = (1, kernel[1]), (kernel[0], 1)
-        planes = pooled(
-            planes, row, (x.shape[2], sizes[1]), strides=(1, strides[1]), pads=(0, pads[1]), threads=threads
-        )
-        planes = temporary(planes)
-        found = pooled(planes, column, sizes, strides=(strides[0], 1), pads=(pads[0], 0), threads=threads)
-        return found.reshape(*x.shape[:2], *windows.counts)
     counts = None if counts is None else counts.reshape(sizes)
     found = pooled(planes, kernel, sizes, strides=strides, pads=pads, counts=counts, threads=threads)
     return found.reshape(*x.shape[:2], *windows.counts)
