@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from html import escape
 from typing import Any
 from uuid import uuid4
 
@@ -67,6 +66,8 @@ class CellOutput(TaskDisplay):
 
 
 def _row(task: ShownTask) -> str:
+    from html import escape  # here, because it loads all named characters, and most processes show no notebook
+
     counted, seconds = task.facts()
     value = "" if task.share is None else f' value="{task.share:.3f}"'
     facts = escape(", ".join(filter(None, (counted, seconds))))

@@ -121,7 +121,8 @@ def eye_like_types(types: NodeTypes) -> list[Type | None]:
     return [TensorType(dtype or (source.dtype if source else DataType.FLOAT), types.shape(0, rank=2))]
 
 
-MakeGenerator: TypeAlias = Callable[[], np.random.Generator]
+# The alias is a string, because NumPy loads its random numbers at the first access.
+MakeGenerator: TypeAlias = "Callable[[], np.random.Generator]"
 _process_seed: list[int] = []
 
 

@@ -74,10 +74,10 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
     for side in (true_children, false_children):
         has_parent[side[inner]] = True
     starts, order = _leaf_starts(spec, index, owners, len(nodes))
-    if int((~has_parent).sum()) != len(np.unique(tree_ids)):
+    num_trees = len(_distinct(tree_ids))
+    if int((~has_parent).sum()) != num_trees:
         raise ValueError(
-            f"{spec.op_type}: {len(np.unique(tree_ids))} trees have {int((~has_parent).sum())} roots, but each "
-            "tree must have one root"
+            f"{spec.op_type}: {num_trees} trees have {int((~has_parent).sum())} roots, but each tree must have one root"
         )
     return _sound(
         spec, np.flatnonzero(~has_parent).astype(np.int32), _int32("feature ids", names["featureids"]), true_children,
@@ -96,11 +96,17 @@ def _sound(spec: NodeSpec, *parts: Any) -> trees.Forest:
     return forest
 
 
+def _distinct(numbers: Any) -> Any:
+    """Return the sorted distinct numbers, as np.unique, which loads NumPy's masked arrays."""
+    ordered = np.sort(numbers)
+    return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
+
+
 class _NodeIndex:
     """The positions of nodes by (tree, id), as sorted arrays: an ensemble can have millions of nodes."""
 
     def __init__(self, tree_ids: Any, ids: Any) -> None:
-        self._trees, self._ids = np.unique(tree_ids), np.unique(ids)
+        self._trees, self._ids = _distinct(tree_ids), _distinct(ids)
         keys, _ = self._keys(tree_ids, ids)
         self._order = np.argsort(keys, kind="stable")
         self._sorted = keys[self._order]
@@ -219,7 +225,7 @@ def tree_ensemble_classifier(spec: NodeSpec) -> Kernel:
     ids = _numbers(spec.attributes, "class_ids", np.int64)
     forest = _forest(spec, "class", max(len(labels), 2))
     transform, name = post_transform(spec), spec.attributes.get("post_transform", "NONE")
-    if len(labels) <= 2 and len(np.unique(ids)) == 1:
+    if len(labels) <= 2 and len(_distinct(ids)) == 1:
         return _binary_classifier(spec, labels, forest, int(ids[0]))
     base = _base_values(spec, forest.num_targets)
     # Sums are compared as float32, their output type, so that equal outputs are ties.

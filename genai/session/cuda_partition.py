@@ -24,8 +24,8 @@ from ..onnx.ir import Graph, Node, OnnxModel
 from ..onnx.node import NEW_EACH_TIME, STANDARD_DOMAINS
 from ..onnx.types import TensorType
 from .cuda_operators import TABLE, VIEWS, Given, NodeCall, Seen, element_name, takes
+from .partition import CUDA_PROVIDER
 
-CUDA_PROVIDER = "CUDAExecutionProvider"
 # The maximum number of cached programs per part; each program is for one combination of input shapes.
 _PROGRAMS = 16
 _SHAPES = frozenset({("", "Shape"), ("", "Size")})

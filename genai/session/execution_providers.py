@@ -23,10 +23,8 @@ from ..onnx.node import OURS
 from ..onnx.uses import used_names
 from ..onnx.writer import to_proto
 from ..optimize.shapes import infer_shapes
-from .cuda_partition import CUDA_PROVIDER, CudaProvider
-from .partition import keep_apart, partition
+from .partition import CPU_PROVIDER, CUDA_PROVIDER, keep_apart, partition
 
-CPU_PROVIDER = "CPUExecutionProvider"
 GROUP = "genai.providers"
 PROVIDED = "Provided"
 """The operator that replaces a part of the graph that a provider computes."""
@@ -103,6 +101,9 @@ def make_provider(name: str, options: Mapping[str, Any]) -> Taker:
     """Create a provider by name. Raises ProviderError if it cannot be set up."""
     try:
         if name == CUDA_PROVIDER:
+            # Imported here, because its kernels take memory that processes without a GPU do not need.
+            from .cuda_partition import CudaProvider
+
             return CudaProvider(**options)
         return _PlugIn(plug_ins()[name].load()(**options))
     except Exception as error:

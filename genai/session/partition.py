@@ -7,6 +7,8 @@ from collections.abc import Collection
 from ..onnx.ir import Graph, Node, Value, make_node
 from ..onnx.uses import used_names
 
+CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
+
 
 def partition(graph: Graph, taken: Collection[Node]) -> list[list[Node]]:
     """Group the nodes that a provider takes into as few parts as possible, in the order in which they run.

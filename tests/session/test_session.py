@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -248,3 +252,16 @@ def test_totals_exclude_the_time_to_compile() -> None:
     profiler.record(op, 1_000, 9_000, compile_ns=7_000)
     profiler.record(op, 10_000, 12_000)
     assert profiler.totals() == {"Add": (2, 3_000)}
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or platform.machine() != "x86_64", reason="elsewhere, processes load numba"
+)
+def test_a_session_on_the_cpu_does_not_load_what_it_does_not_use() -> None:
+    """Modules of other devices and of NumPy's random numbers and masked arrays take megabytes."""
+    model = Path(__file__).with_name("models") / "forest_pipeline.onnx"
+    code = f"import sys, genai; genai.InferenceSession({str(model)!r}); print(*sys.modules)"
+    for _ in range(2):  # the first process may compile kernels
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    unwanted = {"genai.session.cuda_operators", "numpy.random", "numpy.ma", "numba", "html"}
+    assert not unwanted & set(result.stdout.split())

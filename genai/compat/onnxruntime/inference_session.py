@@ -12,7 +12,7 @@ from typing import Any
 from ...common.single import Single
 from ...errors import LoadCancelledError, RunStopped
 from ...onnx.types import TensorType
-from ...session.execution_providers import CPU_PROVIDER
+from ...session.partition import CPU_PROVIDER
 from ...session.session import Feeds, Session
 from ...session.tensors import on_host
 from ..refused import refusing_method

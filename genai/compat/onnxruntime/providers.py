@@ -9,14 +9,13 @@ from genai.common.warning import warn_caller
 
 from ...devices import why_no_gpu
 from ...errors import whole_number
-from ...session.cuda_partition import CUDA_PROVIDER
 from ...session.execution_providers import (
-    CPU_PROVIDER,
     GROUP as GROUP,
     Provider as Provider,
     available_providers,
     plug_ins,
 )
+from ...session.partition import CPU_PROVIDER, CUDA_PROVIDER
 from .errors import InvalidArgument
 
 # Names that exist in onnxruntime; scripts may request them although they are not available here.
