@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, PlacedConvolution, pack_blocked
+from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, pack_blocked
 from genai.kernels.cpu.arrays.blocked.layout import BLOCK, blocks_of, from_blocked, to_blocked
 from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
 from genai.kernels.cpu.arrays.blocked.transposed import BlockedTransposed, pack_transposed
@@ -57,7 +57,8 @@ class BlockedConv:
 
     The node has the attributes of Conv, and: `plain` = 1 if x is not blocked; `crop`, the widths of x's border of
     zeros, in the form of `pads`; `border`, the widths of the border of zeros that surrounds the results; `scale` and
-    `shift`, which are 1 and 0 if they are missing.
+    `shift`, which are 1 and 0 if they are missing; `broadcasts` = 1 if the addend may have another shape than the
+    results, in which case there are no border and no activation.
 
     Attributes:
         packed: inputs that the kernel does not read, because it holds a packed copy.
@@ -83,7 +84,8 @@ class BlockedConv:
         self._convolution = self._made(spec, threads, bias, *ACTIVATIONS[name](given), slopes, *scaling)
         rank = weight.ndim - 2
         self._crop, self._border = (_sides(attributes.get(name), rank) for name in ("crop", "border"))
-        self._placed: BoundPrograms[PlacedConvolution] = BoundPrograms(_KEPT)
+        self._broadcasts = bool(attributes.get("broadcasts", 0))
+        self._placed: BoundPrograms[Callable[[Any, Any], Any]] = BoundPrograms(_KEPT)
         self.packed = (1, 2) if bias is not None else (1,)
 
     def _made(self, spec: NodeSpec, threads: Threads, *finish: Any) -> BlockedConvolution:
@@ -104,9 +106,10 @@ class BlockedConv:
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the blocked results."""
         x, addend = inputs[0], optional(inputs, 3)
-        return (self._placed.get(self._place, x.shape, x.dtype, addend is not None)(x, addend),)
+        given = None if addend is None else addend.shape
+        return (self._placed.get(self._place, x.shape, x.dtype, given)(x, addend),)
 
-    def _place(self, shape: tuple[int, ...], dtype: Any, has_addend: bool) -> PlacedConvolution:
+    def _place(self, shape: tuple[int, ...], dtype: Any, addend: tuple[int, ...] | None) -> Callable[[Any, Any], Any]:
         rank = len(self._shape) - 2
         leading = self._channels if self._plain else blocks_of(self._channels)
         if len(shape) != rank + 3 - self._plain or shape[1] != leading or dtype != np.float32:
@@ -120,7 +123,10 @@ class BlockedConv:
         checked_shape(self._spec, (shape[0], leading, BLOCK, *padded), 4)
         checked_shape(self._spec, (shape[0], blocks_of(self._outputs), BLOCK, *windows.counts), 4)
         place = Place(windows, pads, self._crop, self._border)
-        return self._convolution.placed(shape, place, has_addend)
+        if self._broadcasts and addend != (shape[0], blocks_of(self._outputs), *windows.counts, BLOCK):
+            placed = self._convolution.placed(shape, place, has_addend=False)
+            return lambda x, addend: np.add(placed(x), addend)
+        return self._convolution.placed(shape, place, addend is not None)
 
 
 @register("BlockedConvTranspose", domain=OURS)

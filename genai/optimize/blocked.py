@@ -222,7 +222,7 @@ class _Layout:
         """Make an activation part of the convolution that computes its input, if nothing else reads that value."""
         source, parameters = node.input(0), self._parameters(node)
         conv = self._conv_before(node, source)
-        if conv is None or conv.attribute("activation", "") or parameters is None:
+        if conv is None or conv.attribute("activation", "") or parameters is None or conv.attribute("broadcasts", 0):
             return False
         conv.set_attribute("activation", node.op_type)
         if parameters:
@@ -305,9 +305,31 @@ class _Layout:
                 return False
             if self._absorb_step(node, first, value):
                 return True
+        if node.op_type == "Add" and all(twins) and self._add_to_convolution(node):
+            return True
         made = node.copy()
         made.inputs = [self._twins.get(name, name) for name in node.inputs]
         return self._replace(node, made, [self._channels[first]])
+
+    def _add_to_convolution(self, node: Node) -> bool:
+        """Make an addition part of the convolution that computes an operand, if nothing else reads that value.
+
+        If the shapes are equal when the model runs, the convolution adds the other operand to each finished tile.
+        """
+        graph = self._graph
+        for name, other in (node.inputs, node.inputs[::-1]):
+            conv, back = self._conv_before(node, name), graph.producer(name)
+            if name == other or back is None or conv is None or conv.key != _CONV:
+                continue
+            if conv.input(3) or conv.attribute("activation", ""):
+                continue
+            made = conv.copy()
+            made.inputs = [conv.input(0), conv.input(1), conv.input(2), self._twins[other]]
+            made.set_attribute("broadcasts", 1)
+            self._replace(node, made, [self._channels[name]])
+            graph.remove_nodes([back, conv])
+            return True
+        return False
 
     def _rank(self, name: str) -> int | None:
         known = self._graph.type_of(name)
@@ -394,6 +416,8 @@ class _Layout:
         users, rank = graph.consumers(twin), len(node.attribute("kernel_shape") or ())
         known = graph.values.get(twin)
         if graph.is_output(twin) or known is None or not isinstance(known.type, TensorType):
+            return
+        if node.attribute("broadcasts", 0):
             return
         rank = len(known.type.shape or ()) - 3
         pads = []

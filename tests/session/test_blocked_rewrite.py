@@ -107,6 +107,48 @@ def test_images_of_many_channels_are_converted_first(make_model):
     assert [item.op_type for item in many] == ["ToBlocked", "BlockedConv", "FromBlocked"]
 
 
+@pytest.mark.parametrize("shape", [[1, 3, 14, 14], [None, 3, None, None]])
+def test_additions_of_unknown_shapes(make_model, shape):
+    """The pads depend on a value, so that no shape is known before the run."""
+    nodes = [
+        conv("x a b", "p"), node("Shape", "p", "s"), node("Slice", "s two four", "t"), node("Sub", "t t", "u"),
+        node("Concat", "none u none u", "pads", axis=0), node("Pad", "p pads", "q"), conv("q c", "r", 1),
+        node("Add", "r p", "w"), node("Relu", "w", "z"), conv("z e", "y"),
+    ]  # fmt: skip
+    constants = WEIGHTS | {
+        "two": np.array([2]),
+        "four": np.array([4]),
+        "none": np.array([0, 0]),
+        "e": weight(16, 32, 3, 3),
+    }
+    model = make_model(nodes, {"x": (1, shape)}, {"y": (1, None)}, constants, version=13)
+    x = np.random.default_rng(1).standard_normal((1, 3, 14, 14)).astype(np.float32)
+    expected = Session(model, SessionConfig(level=Level.EXTENDED)).run({"x": x})["y"]
+    assert "Add" not in [item.op_type for item in nodes_after(model)]
+    session = Session(model)
+    for _ in range(3):
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("operands", ["n p", "p n"])
+def test_additions_that_broadcast(make_model, operands):
+    nodes = [
+        conv("x a b", "p"), node("GlobalAveragePool", "p", "m"), conv("m c", "n", 1), node("Add", operands, "q"),
+        node("Relu", "q", "r"), conv("r e", "s"), node("Add", "m s", "y"),
+    ]  # fmt: skip
+    after = converted(make_model, nodes, WEIGHTS | {"e": weight(32, 32, 3, 3)})
+    names = [item.op_type for item in after]
+    assert names == ["BlockedConv", "BlockedMean", "BlockedConv", "Relu", "BlockedConv", "FromBlocked"]
+    assert [len(item.inputs) for item in after if item.op_type == "BlockedConv"][1:] == [4, 4]
+
+
+def test_a_value_that_an_addition_and_another_node_read(make_model):
+    nodes = [conv("x a b", "p"), conv("p c", "q", 1), node("Add", "q p", "r"), node("Sigmoid", "q", "z")]
+    image = (1, ["n", 3, 14, 14])
+    model = make_model(nodes, {"x": image}, {"r": (1, None), "z": (1, None)}, WEIGHTS)
+    assert "Add" in [item.op_type for item in nodes_after(model)]
+
+
 def test_three_axes(make_model):
     nodes = [
         node("Conv", "x a b", "p", pads=[1] * 6, strides=[1, 2, 2]), node("Relu", "p", "q"),
