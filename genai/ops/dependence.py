@@ -39,7 +39,7 @@ _NATIVE = frozenset(
     LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization ReduceL2 ReduceMax
     ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization
     SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt Squeeze Sub SwiGLU Swish
-    Tile ToBlocked TopK Transpose Unsqueeze
+    Tanh Tile ToBlocked TopK Transpose Unsqueeze
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.

@@ -22,7 +22,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "Abs": np.abs, "Acos": np.arccos, "Acosh": np.arccosh, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan,
     "Atanh": np.arctanh, "BitwiseNot": np.invert, "Ceil": np.ceil, "Cos": np.cos, "Cosh": np.cosh,
     "Floor": np.floor, "IsNaN": np.isnan, "Log": np.log, "Neg": np.negative, "Not": np.logical_not, "Round": np.rint,
-    "Sign": np.sign, "Sin": np.sin, "Sinh": np.sinh, "Sqrt": np.sqrt, "Tan": np.tan, "Tanh": np.tanh,
+    "Sign": np.sign, "Sin": np.sin, "Sinh": np.sinh, "Sqrt": np.sqrt, "Tan": np.tan,
     "Identity": lambda x: x,
     "Reciprocal": lambda x: x.dtype.type(1) / x,
 }  # fmt: skip
@@ -185,6 +185,7 @@ def relu(x: Any, *, threads: Threads | None) -> Any:
 
 
 operator("Exp")(lambda x, *, threads: compiled("exp", x, otherwise=np.exp, threads=threads))
+operator("Tanh")(lambda x, *, threads: compiled("tanh", x, otherwise=np.tanh, threads=threads))
 
 _each_erf = np.vectorize(math.erf, otypes=[np.float64])
 

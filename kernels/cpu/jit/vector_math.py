@@ -54,6 +54,16 @@ _GELU_TAIL = (
     -1.3631696674565319e-05, 8.128808985929936e-05, -2.7531784144230187e-04, -3.677394852275029e-05,
     7.014687638729811e-03, -5.249738693237305e-02, -4.5920056104660034e-01, -1.1511064767837524, -1.0,
 )  # fmt: skip
+# tanh(x) / x as a quotient of polynomials in x ** 2 on [0, 9], fitted for the smallest relative error (2e-8), from the
+# highest coefficients down. From 9 on, tanh is 1 in float32.
+_TANH_TOP = (
+    1.335480015287047e-08, 2.0609191693345976e-05, 3.4955951206176753e-03, 1.3381031623493755e-01, 1.0,
+)  # fmt: skip
+_TANH_BOTTOM = (
+    7.77661789410746e-07, 3.285646023392316e-04, 2.5877009112562036e-02, 4.6714347219085495e-01, 1.0,
+)  # fmt: skip
+# Here the quotient exceeds 1 by several units in the last place, so that it is 1 after it is limited.
+_TANH_IS_ONE = 9.4
 
 
 @inline
@@ -146,8 +156,16 @@ def sigmoid(x: Any) -> Any:
 
 @inline
 def tanh(x: Any) -> Any:
-    """Return the hyperbolic tangent. The absolute error is that of float32 numbers near 1."""
-    return 1.0 - reciprocal(normal_exp(x + x) + 1.0) * 2.0
+    """Return the hyperbolic tangent within six units in the last place; from 9.4 on, exactly 1."""
+    x = minimum(maximum(x, -_TANH_IS_ONE), _TANH_IS_ONE)
+    square = x * x
+    p = multiply_add(square, _TANH_TOP[0], _TANH_TOP[1])
+    for coefficient in _TANH_TOP[2:]:
+        p = multiply_add(p, square, coefficient)
+    q = multiply_add(square, _TANH_BOTTOM[0], _TANH_BOTTOM[1])
+    for coefficient in _TANH_BOTTOM[2:]:
+        q = multiply_add(q, square, coefficient)
+    return minimum(maximum(x * p * reciprocal(q), -1.0), 1.0)
 
 
 @inline

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[tuple[float, ...], float, float]] = {
     "softplus": ((), 1e-6, 2e-45),
     "sqrt": ((), 1e-7, 1e-45),
     "square": ((), 1e-7, 1e-45),
-    "tanh": ((), 1e-6, 3e-7),
+    "tanh": ((), 1e-6, 1e-44),
 }
 
 
@@ -55,6 +55,14 @@ def test_function(name: str, execute: Callable[..., list[np.ndarray]], hard_numb
     expected = DEFINITIONS[name](x.astype(np.float64), *parameters).astype(np.float32)
     _, out = execute(lambda x, out: unary(name, Rows.of(x), Rows.of(out), *parameters), x, np.full_like(x, 7))
     np.testing.assert_allclose(out, expected, rtol=rtol, atol=atol)
+
+
+def test_tanh_is_odd_and_at_most_one(execute: Callable[..., list[np.ndarray]]) -> None:
+    x = np.concatenate([np.linspace(0, 12, 40_000), [1e-45, 1e-30, 1e38, np.inf]]).astype(np.float32)
+    pair = np.stack([x, -x])
+    _, out = execute(lambda x, out: unary("tanh", Rows.of(x), Rows.of(out)), pair, np.full_like(pair, 7))
+    assert out[1].tobytes() == (-out[0]).tobytes()
+    assert out.max() == 1 and np.all(out[0, x >= np.float32(9.4)] == 1)
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 31, 896, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
