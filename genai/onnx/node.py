@@ -67,7 +67,7 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Changeable):
         return value.copy()
     if isinstance(value, list):
-        return [_copied(item) for item in value]
+        return [_copied(item) if isinstance(item, Changeable) else item for item in value]
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
@@ -125,6 +125,10 @@ class Attribute(Changeable):
             return [texts[item] for item in self.value]
         return self.value
 
+    def copy(self) -> Attribute:
+        """See `Changeable.copy`. Rewrites copy many nodes, so the fields are listed."""
+        return Attribute(self.name, self.type, _copied(self.value), self.ref_attr_name, self.doc_string)
+
     def graphs(self) -> Sequence[Graph]:
         """Return the subgraphs in this attribute."""
         if self.value is None:
@@ -163,6 +167,21 @@ class Node(Changeable):
     def key(self) -> tuple[str, str]:
         """(domain, op_type) for look-ups, with ONNX's own domain as ""."""
         return "" if self.domain in STANDARD_DOMAINS else self.domain, self.op_type
+
+    def copy(self) -> Node:
+        """See `Changeable.copy`. Rewrites copy many nodes, so the fields are listed."""
+        return Node(
+            self.op_type,
+            list(self.inputs),
+            list(self.outputs),
+            self.domain,
+            self.name,
+            {name: attribute.copy() for name, attribute in self.attributes.items()},
+            self.overload,
+            self.doc_string,
+            dict(self.metadata),
+            list(self.device_configurations),
+        )
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute's value in Python form (strings decoded), or `default` if the attribute is absent."""

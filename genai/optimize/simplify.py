@@ -82,9 +82,10 @@ def share_subexpressions(model: OnnxModel, graph: Graph) -> int:
     changes = _share_constants(graph)
     seen: dict[Any, Node] = {}
     removed = []
+    visible = {value.name for value in graph.outputs}
     for node in list(graph.nodes):
-        key = _key(model, node)
-        if key is None or any(graph.is_output(name) for name in node.outputs):
+        key = None if not visible.isdisjoint(node.outputs) else _key(model, node)
+        if key is None:
             continue
         first = seen.setdefault(key, node)
         if first is node or len(first.outputs) != len(node.outputs):
@@ -103,8 +104,9 @@ def share_subexpressions(model: OnnxModel, graph: Graph) -> int:
 def _share_constants(graph: Graph) -> int:
     seen: dict[Any, str] = {}
     changes = 0
+    visible = {value.name for value in (*graph.inputs, *graph.outputs)}
     for name, tensor in list(graph.initializers.items()):
-        if graph.is_input(name) or graph.is_output(name) or not graph.consumers(name):
+        if name in visible or not graph.consumers(name):
             continue
         key = _tensor_key(tensor)
         first = name if key is None else seen.setdefault(key, name)
@@ -141,7 +143,7 @@ def _attribute_key(attribute: Attribute) -> Any:
 def _tensor_key(tensor: OnnxTensor) -> Any:
     if tensor.nbytes > _MAX_COMPARED_BYTES or tensor.dtype.name == "STRING" or tensor.segment is not None:
         return None
-    return repr((tensor.dtype, tensor.shape, tensor.raw().tobytes()))
+    return tensor.dtype, tensor.shape, tensor.raw().tobytes()
 
 
 @model_rule(Level.BASIC)
