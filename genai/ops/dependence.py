@@ -48,6 +48,7 @@ _IF_PACKED = frozenset({"Conv", "FusedConv", "Gemm", "Linear", "MatMul"})
 _NEEDS_VALUES = frozenset({"Gather", "Pow"})
 # Single calls of these operators use NumPy, which takes less time than a compiled program of one call.
 _FAST_ALONE = frozenset("Abs Add Div Expand Gather Mul Neg Pow Slice Split Sqrt Sub Transpose".split())
+_BROADCAST = frozenset({"Add", "Div", "Mul", "Sub"})
 _OF_SHAPES = frozenset({"Shape", "Size"})
 
 
@@ -63,9 +64,13 @@ def is_native(op_type: str, kernel: Any) -> bool:
     return bool(getattr(kernel, "is_native", False))
 
 
-def is_fast_alone(op_type: str) -> bool:
-    """Return True if a native kernel that is not recorded takes less time than a compiled program of its call."""
-    return op_type in _FAST_ALONE
+def is_fast_alone(op_type: str, *, is_broadcast: bool = False) -> bool:
+    """Return True if a native kernel that is not recorded takes less time than a compiled program of its call.
+
+    Args:
+        is_broadcast: True if one of two large operands is broadcast, for which kernels use compiled programs anyway.
+    """
+    return op_type in _FAST_ALONE and not (is_broadcast and op_type in _BROADCAST)
 
 
 def needs_values(op_type: str) -> bool:

@@ -199,6 +199,7 @@ class _Segment:
         held: constants whose addresses the programs contain.
         views: the calls that return views of outer values. They take no time, unless another kernel needs the views.
         made: numbers of the views that are also made by an ordinary call ahead of the segment.
+        is_alone: True if the segment is one call with larger values.
     """
 
     ops: list[OpCall] = field(default_factory=list)
@@ -208,6 +209,7 @@ class _Segment:
     held: list[Any] = field(default_factory=list)
     views: list[OpCall] = field(default_factory=list)
     made: set[int] = field(default_factory=set)
+    is_alone: bool = False
 
     def computes(self, slots: Sequence[int]) -> bool:
         """Return True if one of these slots is written by a program."""
@@ -327,11 +329,12 @@ class _Recording:
 
     def _join_alone(self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder) -> bool:
         """Add a segment of one call with larger values, if the call is only one run. No memory is kept between runs."""
-        if len(recorder.runs) != 1 or recorder.own or is_fast_alone(op.op_type):
+        sizes = {array.size for array in inputs if isinstance(array, np.ndarray)}
+        if len(recorder.runs) != 1 or recorder.own or is_fast_alone(op.op_type, is_broadcast=len(sizes) > 1):
             return False
         if self._segment.computes(op.inputs):
             self._end_segment()
-        others, self._segment = self._segment, _Segment()
+        others, self._segment = self._segment, _Segment(is_alone=True)
         is_joined = self._join(op, inputs, results, recorder, alone=True)
         if is_joined:
             self._steps += [*others.make_views(op.inputs), self._segment]
@@ -433,7 +436,9 @@ _FIXED: _Place = (-1, 0)
 
 def _is_worth_joining(segment: _Segment) -> bool:
     """Return True if a joined program takes less time than the calls of a segment."""
-    return len(segment.runs) > 1 or (len(segment.runs) == 1 and not any(is_fast_alone(o.op_type) for o in segment.ops))
+    if segment.is_alone or len(segment.runs) > 1:
+        return True
+    return len(segment.runs) == 1 and not any(is_fast_alone(op.op_type) for op in segment.ops)
 
 
 class _Regions:

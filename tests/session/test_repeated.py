@@ -450,3 +450,12 @@ def test_short_calls_with_larger_values_are_programs_of_one_call():
     assert _form(session) == ["Unsqueeze", "Joined", "Joined"]
     for name in "yz":
         assert not np.shares_memory(*[session.run(feed)[name] for feed in feeds[:2]])
+
+
+@pytest.mark.parametrize(("shape", "form"), [("float[64, 1, 1]", "Joined"), ("float[1, 64, 40, 40]", "Add")])
+def test_large_sums_are_programs_if_an_operand_is_broadcast(shape, form):
+    """NumPy adds arrays of the same shape faster."""
+    session = _session(f"g (float[1, 64, 40, 40] x, {shape} y) => (float[A, B, C, D] z) {{ z = Add(x, y) }}")
+    shapes = {value.name: value.type.shape for value in session.inputs}
+    _agree(session, [{name: _numbers(*sizes) for name, sizes in shapes.items()} for _ in range(4)])
+    assert _form(session) == [form]
