@@ -34,7 +34,7 @@ _SHAPE_INPUTS = {
 _NATIVE = frozenset(
     """
     Abs Add AveragePool BatchNormalization BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean Cast Clip
-    Concat Conv DenseAttention Div Elu Erf Exp Expand FastGelu Flatten FromBlocked FusedConv GRU Gather Gelu Gemm
+    Concat Conv CumSum DenseAttention Div Elu Erf Exp Expand FastGelu Flatten FromBlocked FusedConv GRU Gather Gelu Gemm
     GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity InstanceNormalization LSTM LayerNormalization
     LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization ReduceL2 ReduceMax
     ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization

@@ -139,7 +139,21 @@ def _cumulative(function: Reduction, neutral: int) -> Reduction:
     return cumulated
 
 
-operator("CumSum", since_version=11)(_cumulative(np.cumsum, 0))
+_sums_in_numpy = _cumulative(np.cumsum, 0)
+
+
+@operator("CumSum", since_version=11, threads=session_threads)
+def cumulative_sum(
+    x: Any, axis: Any, *, exclusive: bool = False, reverse: bool = False, threads: Threads | None
+) -> Any:
+    """Return the sums of each element and the elements before it; compiled for the last axis of float32."""
+    if threads is not None and not exclusive and not reverse and is_compiled(x):
+        along = checked_axis(int(scalar(axis)), x.ndim)
+        if along == x.ndim - 1:
+            return planes.running_sums(x.reshape(-1, x.shape[along]), threads=threads).reshape(x.shape)
+    return _sums_in_numpy(x, axis, exclusive=exclusive, reverse=reverse)
+
+
 operator("CumProd", since_version=26)(_cumulative(np.cumprod, 1))
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.arrays.functions import activation, combined
-from genai.kernels.cpu.arrays.planes import REDUCTIONS, reduced, scaled
+from genai.kernels.cpu.arrays.planes import REDUCTIONS, reduced, running_sums, scaled
+from genai.kernels.cpu.program.thread_pool import Threads
 
 EXACT = {
     "sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "norm": np.linalg.norm,
@@ -86,3 +87,12 @@ def test_scalars_that_numpy_returns_for_arrays_without_axes(rng):
     x = rng.standard_normal((3, 5)).astype(np.float32)
     np.testing.assert_array_equal(combined("add", x, np.float32(2)), x + np.float32(2))
     assert activation("relu", np.float32(2)) == 2
+
+
+@pytest.mark.parametrize("threads", [None, Threads(2)])
+def test_running_sums_are_added_in_order(threads, rng):
+    for rows, width in ((1, 1), (3, 50), (4, 7), (70, 129), (5, 0), (0, 4)):
+        x = rng.standard_normal((rows, width)).astype(np.float32)
+        if rows > 2 and width > 2:
+            x[1, 2], x[2, 1] = np.nan, np.inf
+        np.testing.assert_array_equal(running_sums(x, threads=threads), np.cumsum(x, axis=1, dtype=np.float32))

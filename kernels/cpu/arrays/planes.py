@@ -18,13 +18,13 @@ from ..jit.memory import keep_first, load, load_float32, read_float32, store, wr
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
 from ..jit.vector import LANES, larger, reduce_add, reduce_larger, splat_float32
-from ..program.bound_program import NodeProgram
+from ..program.bound_program import NodeProgram, run_alone
 from ..program.calls import PIECE, Call, Items
 from ..program.thread_pool import Threads
 
 Reduction = Literal["sum", "mean", "max", "min", "squares", "norm"]
 REDUCTIONS: tuple[Reduction, ...] = ("sum", "mean", "max", "min", "squares", "norm")
-_NANOSECONDS_PER_NUMBER = 0.1
+_NANOSECONDS_PER_NUMBER, _NANOSECONDS_PER_ADDED = 0.1, 0.4
 _STEP = 4 * LANES
 
 
@@ -202,6 +202,50 @@ def scaled(
     if x.size:
         program = _program(scale_op(epsilon is not None), *x.shape, len(factors), epsilon or 0.0)
         program.run(threads, x=x, out=out, factors=factors, shifts=shifts)
+    return out
+
+
+class RunningSumsArguments(Arguments):
+    """Rows of `width` numbers. Items are groups of rows."""
+
+    x: Address
+    out: Address
+    rows: int
+    width: int
+
+
+# Rows whose sums are computed side by side, because each addition waits for the one before it.
+_SIDE_BY_SIDE = 4
+
+
+@native_op(RunningSumsArguments)
+def add_up(arguments: RunningSumsArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Write the sum of each number and all numbers before it in its row."""
+    last, row_bytes = arguments.rows - 1, 4 * arguments.width
+    for item in range(begin, end):
+        # The last row may repeat.
+        first = item * _SIDE_BY_SIDE
+        one, two = first * row_bytes, min(first + 1, last) * row_bytes
+        three, four = min(first + 2, last) * row_bytes, min(first + 3, last) * row_bytes
+        x, out = arguments.x, arguments.out
+        a = b = c = d = np.float32(0.0)
+        for at in range(0, row_bytes, 4):
+            a, b = a + read_float32(x + one + at), b + read_float32(x + two + at)
+            c, d = c + read_float32(x + three + at), d + read_float32(x + four + at)
+            write_float32(out + one + at, a)
+            write_float32(out + two + at, b)
+            write_float32(out + three + at, c)
+            write_float32(out + four + at, d)
+    return 0
+
+
+def running_sums(x: Float32, *, threads: Threads | None = None) -> Float32:
+    """Return the sum of each number and all numbers before it in its row of x [rows, width], added in order."""
+    check("x", x, (None, None))
+    out = np.empty(x.shape, np.float32)
+    if out.size:
+        items, work = Items(factor=-(-len(x) // _SIDE_BY_SIDE)), x.size * _NANOSECONDS_PER_ADDED
+        run_alone(add_up, items, work, threads, x=x, out=out, rows=len(x), width=x.shape[1])
     return out
 
 
