@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -38,6 +38,8 @@ _SINGLE_FIELDS = {
 }
 _LIST_FIELDS = {kind: kind.name.lower() for kind in AttributeType if kind and kind not in _SINGLE_FIELDS}
 VALUE_FIELDS = _SINGLE_FIELDS | _LIST_FIELDS
+# The field, and True for single values, per type.
+_FIELDS = {kind: (field, kind in _SINGLE_FIELDS) for kind, field in VALUE_FIELDS.items()}
 
 # A complex128 element. The product of a shape with this size must be addressable.
 _LARGEST_ELEMENT_BYTES = 16
@@ -65,6 +67,18 @@ class Deserializer:
         self._external = external
         self._ir_version = ir_version
         self._raw = raw or {}
+        # The functions that convert values, by the fields for single values and for lists; others need no conversion.
+        self._decoders: dict[str, Callable[[Any], Any]] = {
+            VALUE_FIELDS[kind]: decode
+            for element, decode in (
+                ("TENSOR", self.tensor),
+                ("GRAPH", self.graph),
+                ("SPARSE_TENSOR", self.sparse_tensor),
+                ("TYPE_PROTO", decode_type),
+            )
+            for kind in AttributeType
+            if kind.element == element
+        }
 
     def model(self, proto: onnx.ModelProto) -> ir.OnnxModel:
         functions = [self.function(item) for item in proto.functions]
@@ -140,11 +154,11 @@ class Deserializer:
         attributes = [self.attribute(item) for item in proto.attribute]
         return ir.Node(
             op_type,
-            [text(name) for name in proto.input],
-            [text(name) for name in proto.output],
+            _texts(proto.input),
+            _texts(proto.output),
             text(proto.domain),
             text(proto.name),
-            _unique(f"attribute of {op_type}", ((item.name, item) for item in attributes)),
+            _unique(f"attribute of {op_type}", ((item.name, item) for item in attributes)) if attributes else {},
             text(proto.overload),
             text(proto.doc_string),
             properties(proto.metadata_props),
@@ -156,17 +170,13 @@ class Deserializer:
         kind = AttributeType(proto.type)
         if kind is AttributeType.UNDEFINED and not reference:
             kind = _attribute_type_by_field(proto)
-        value = None if reference else self._attribute_value(kind, getattr(proto, VALUE_FIELDS[kind]))
+        value = None if reference else self._attribute_value(proto, kind)
         return ir.Attribute(name, kind, value, reference, text(proto.doc_string))
 
-    def _attribute_value(self, kind: AttributeType, value: Any) -> Any:
-        decode: Any = {
-            "TENSOR": self.tensor,
-            "GRAPH": self.graph,
-            "SPARSE_TENSOR": self.sparse_tensor,
-            "TYPE_PROTO": decode_type,
-        }.get(kind.element)
-        if kind in _SINGLE_FIELDS:
+    def _attribute_value(self, proto: onnx.AttributeProto, kind: AttributeType) -> Any:
+        field, is_single = _FIELDS[kind]
+        value, decode = getattr(proto, field), self._decoders.get(field)
+        if is_single:
             return decode(value) if decode else value
         return [decode(item) for item in value] if decode else list(value)
 
@@ -231,9 +241,18 @@ def value(proto: onnx.ValueInfoProto) -> ir.Value:
     return ir.Value(text(proto.name), known, text(proto.doc_string), properties(proto.metadata_props))
 
 
+def _texts(values: Iterable[Any]) -> list[str]:
+    """Return string fields as `text` does. Models have many names, so only invalid ones cost a call."""
+    names = list(values)
+    for name in names:
+        if type(name) is not str:
+            text(name)
+    return names
+
+
 def properties(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str]:
     """Return key-value entries as a dictionary; if a key occurs more than once, its last entry wins."""
-    return {text(entry.key): text(entry.value) for entry in entries}
+    return {text(entry.key): text(entry.value) for entry in entries} if entries else {}
 
 
 def opset_imports(entries: Iterable[Any]) -> dict[str, int]:
