@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from .node import OURS
 from .own_functions import are_own
 from .storage import FieldStorage, RawStorage, Storage, StringStorage, packed_size
 from .type_protos import data_type, decode_type, text
-from .types import AttributeType, DataType
+from .types import AttributeType, DataType, Type
 
 RawData: TypeAlias = Mapping[int, NDArray[np.uint8]]
 """Raw data of initializers by their index."""
@@ -38,8 +38,9 @@ _SINGLE_FIELDS = {
 }
 _LIST_FIELDS = {kind: kind.name.lower() for kind in AttributeType if kind and kind not in _SINGLE_FIELDS}
 VALUE_FIELDS = _SINGLE_FIELDS | _LIST_FIELDS
-# The field, and True for single values, per type.
-_FIELDS = {kind: (field, kind in _SINGLE_FIELDS) for kind, field in VALUE_FIELDS.items()}
+# Per type: the field, True for single values, and the method that converts a value, None if it is stored as it is.
+_METHODS = {"TENSOR": "tensor", "GRAPH": "graph", "SPARSE_TENSOR": "sparse_tensor", "TYPE_PROTO": "type_proto"}
+_FIELDS = {kind: (field, kind in _SINGLE_FIELDS, _METHODS.get(kind.element)) for kind, field in VALUE_FIELDS.items()}
 
 # A complex128 element. The product of a shape with this size must be addressable.
 _LARGEST_ELEMENT_BYTES = 16
@@ -67,18 +68,6 @@ class Deserializer:
         self._external = external
         self._ir_version = ir_version
         self._raw = raw or {}
-        # The functions that convert values, by the fields for single values and for lists; others need no conversion.
-        self._decoders: dict[str, Callable[[Any], Any]] = {
-            VALUE_FIELDS[kind]: decode
-            for element, decode in (
-                ("TENSOR", self.tensor),
-                ("GRAPH", self.graph),
-                ("SPARSE_TENSOR", self.sparse_tensor),
-                ("TYPE_PROTO", decode_type),
-            )
-            for kind in AttributeType
-            if kind.element == element
-        }
 
     def model(self, proto: onnx.ModelProto) -> ir.OnnxModel:
         functions = [self.function(item) for item in proto.functions]
@@ -174,11 +163,16 @@ class Deserializer:
         return ir.Attribute(name, kind, value, reference, text(proto.doc_string))
 
     def _attribute_value(self, proto: onnx.AttributeProto, kind: AttributeType) -> Any:
-        field, is_single = _FIELDS[kind]
-        value, decode = getattr(proto, field), self._decoders.get(field)
+        field, is_single, method = _FIELDS[kind]
+        value: Any = getattr(proto, field)
+        # The methods are not stored in this object: the cycle would keep the mapped files until garbage is collected.
+        decode = None if method is None else getattr(self, method)
         if is_single:
             return decode(value) if decode else value
         return [decode(item) for item in value] if decode else list(value)
+
+    def type_proto(self, proto: onnx.TypeProto) -> Type | None:
+        return decode_type(proto)
 
     def sparse_tensor(self, proto: onnx.SparseTensorProto) -> ir.SparseTensor:
         values, indices = self.tensor(proto.values), self.tensor(proto.indices)
