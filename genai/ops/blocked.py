@@ -12,6 +12,7 @@ import numpy as np
 from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, pack_blocked
 from genai.kernels.cpu.arrays.blocked.layout import BLOCK, blocks_of, from_blocked, to_blocked
 from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
+from genai.kernels.cpu.arrays.blocked.scaling import scaled_blocks
 from genai.kernels.cpu.arrays.blocked.transposed import BlockedTransposed, pack_transposed
 from genai.kernels.cpu.arrays.copying import operand
 from genai.kernels.cpu.arrays.gemm.windows import Windows
@@ -151,6 +152,28 @@ class BlockedConvTranspose(BlockedConv):
         begins, sizes = transposed_sizes(self._spec, extents, strides, kernel)
         padded = [size + 2 * taps for size, taps in zip(extents, kernel, strict=True)]
         return Windows(kernel, strides, (1,) * len(kernel), tuple(sizes)), tuple(begins), padded
+
+
+@register("BlockedScale", domain=OURS)
+class BlockedScale:
+    """The kernel for activation(x * scale + shift), with one scale and one shift for each channel of blocked images.
+
+    Attributes:
+        calls_blas: False.
+    """
+
+    calls_blas = False
+
+    def __init__(self, spec: NodeSpec) -> None:
+        given = [float(value) for value in spec.attributes.get("activation_params") or ()]
+        self._function, self._parameters = ACTIVATIONS[str(spec.attributes.get("activation", ""))](given)
+        self._threads = spec.options.get("threads")
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the blocked results."""
+        x, scale, shift = operand(inputs[0]), operand(inputs[1]), optional(inputs, 2)
+        shift = None if shift is None else operand(shift)
+        return (scaled_blocks(x, scale, shift, self._function, self._parameters, self._threads),)
 
 
 @operator("ToBlocked", domain=OURS)

@@ -19,7 +19,10 @@ OPERATORS: dict[str, dict[str, str]] = {
         "genai": "DenseAttention",
     },
     "blocked": {
-        "genai": "BlockedAveragePool BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean FromBlocked ToBlocked",
+        "genai": (
+            "BlockedAveragePool BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale "
+            "FromBlocked ToBlocked"
+        ),
     },
     "casting": {
         "": "BitCast Cast CastLike DequantizeLinear DynamicQuantizeLinear QuantizeLinear",

@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from genai.kernels.cpu.arrays.blocked.convolution import MIXED
 from genai.kernels.cpu.arrays.blocked.layout import BLOCK, blocks_of
 
 from ..onnx.ir import Graph, Node, OnnxModel, Value, make_node
 from ..onnx.node import MS, OURS
 from ..onnx.types import DataType, Dim, TensorType
-from .base import Level, graph_rule, is_float32, number, only_user
-from .convolutions import clip_limits
+from .base import Level, both_orders, graph_rule, is_float32, number, only_user
+from .convolutions import batch_norm_step, clip_limits, constant_step
 
 # The padding of the last block of results costs at most this factor.
 _MOST_PADDING = 1.5
@@ -31,10 +33,13 @@ _ELEMENTWISE = frozenset(
 )
 # From this operator set on, the slope of PRelu is broadcast; before, it belongs to axis 1.
 _PRELU_BROADCASTS = 7
+# From this operator set on, the axes of Squeeze are an input.
+_SQUEEZE_READS_AXES = 13
 # The quotients of numbers by smaller ones can exceed the range of float32.
 _LEAST_DIVISOR = 1e-30
 _BINARY = frozenset({"Add", "Div", "Mul", "Sub"})
 _POOLS = frozenset({"MaxPool", "AveragePool"})
+_SCALE = (OURS, "BlockedScale")
 _CONV, _TRANSPOSED = (OURS, "BlockedConv"), (OURS, "BlockedConvTranspose")
 
 
@@ -81,6 +86,8 @@ class _Layout:
             return self._split(node)
         if node.op_type == "Resize":
             return self._resize(node)
+        if node.op_type == "BatchNormalization":
+            return self._batch_norm(node)
         return self._mean(node)
 
     def finish(self) -> None:
@@ -183,9 +190,9 @@ class _Layout:
         return self._replace(node, made, [outputs])
 
     def _fits_groups(self, source: str, groups: int, outputs: int, per_group: int) -> bool:
-        """Return True if a convolution in groups is faster with blocks: depthwise, or with whole blocks per group."""
-        if per_group == 1 and outputs == groups:
-            return source in self._twins
+        """Return True if a convolution in groups is faster with blocks: small groups, or whole blocks per group."""
+        if per_group in MIXED and outputs == groups * per_group:
+            return per_group > 1 or source in self._twins
         return per_group % BLOCK == 0 and outputs // groups % BLOCK == 0
 
     def _elementwise(self, node: Node) -> bool:
@@ -198,10 +205,7 @@ class _Layout:
         made = node.copy()
         made.inputs[0] = self._twins[source]
         if slopes is not None:
-            wide = np.zeros(blocks_of(len(slopes)) * BLOCK, np.float32)
-            wide[: len(slopes)] = slopes
-            shape = (-1, *[1] * ((self._rank(source) or 0) - 2), BLOCK)
-            made.inputs[1] = self._graph.add_constant(f"{made.name or source}/slopes", wide.reshape(shape))
+            made.inputs[1] = self._per_channel(f"{made.name or source}/slopes", source, slopes)
         return self._replace(node, made, [self._channels[source]])
 
     def _slopes(self, node: Node) -> Any:
@@ -218,23 +222,34 @@ class _Layout:
         slopes = np.broadcast_to(np.asarray(tensor.array()).reshape(-1), channels)
         return slopes if np.isfinite(slopes).all() else None  # the zeros in padding channels would become NaN
 
+    def _per_channel(self, name: str, source: str, values: NDArray[Any]) -> str:
+        """Add a constant with a number for each channel of an image, [1, blocks, 1 ..., 16]; return its name."""
+        wide = np.zeros(blocks_of(len(values)) * BLOCK, np.float32)
+        wide[: len(values)] = values
+        return self._graph.add_constant(name, wide.reshape(1, -1, *[1] * ((self._rank(source) or 0) - 2), BLOCK))
+
     def _absorb(self, node: Node) -> bool:
-        """Make an activation part of the convolution that computes its input, if nothing else reads that value."""
+        """Make an activation part of the node that computes its input, if nothing else reads that value."""
         source, parameters = node.input(0), self._parameters(node)
-        conv = self._conv_before(node, source)
-        if conv is None or conv.attribute("activation", "") or parameters is None or conv.attribute("broadcasts", 0):
+        before = self._before(node, source, _CONV, _TRANSPOSED, *(() if node.op_type == "PRelu" else (_SCALE,)))
+        if (
+            before is None
+            or parameters is None
+            or before.attribute("activation", "")
+            or before.attribute("broadcasts", 0)
+        ):
             return False
-        conv.set_attribute("activation", node.op_type)
+        before.set_attribute("activation", node.op_type)
         if parameters:
-            conv.set_attribute("activation_params", parameters)
-        return self._remove_after_conv(node, source)
+            before.set_attribute("activation_params", parameters)
+        return self._remove_absorbed(node, source)
 
     def _absorb_step(self, node: Node, source: str, value: float) -> bool:
         """Make arithmetic with a constant number part of the convolution before it, after the convolution's activation.
 
         The weights and the bias of convolutions without an activation already contain such numbers.
         """
-        conv, is_first = self._conv_before(node, source), node.input(0) == source
+        conv, is_first = self._before(node, source, _CONV, _TRANSPOSED), node.input(0) == source
         if conv is None or not conv.attribute("activation", ""):
             return False
         scale, shift = {
@@ -243,18 +258,17 @@ class _Layout:
         }[node.op_type]  # fmt: skip
         conv.set_attribute("shift", scale * float(conv.attribute("shift", 0.0)) + shift)
         conv.set_attribute("scale", scale * float(conv.attribute("scale", 1.0)))
-        return self._remove_after_conv(node, source)
+        return self._remove_absorbed(node, source)
 
-    def _conv_before(self, node: Node, source: str) -> Node | None:
-        """Return the convolution that computes a node's input, if nothing else reads its results, else None."""
+    def _before(self, node: Node, source: str, *keys: tuple[str, str]) -> Node | None:
+        """Return the node of these operators that computes an input, if nothing else reads its results, else None."""
         graph, twin = self._graph, self._twins[source]
-        conv = graph.producer(twin)
-        is_conv = conv is not None and conv.key in (_CONV, _TRANSPOSED)
+        found = graph.producer(twin)
         is_alone = only_user(graph, source) is node and len(graph.consumers(twin)) == 1
-        return conv if is_conv and is_alone else None
+        return found if found is not None and found.key in keys and is_alone else None
 
-    def _remove_after_conv(self, node: Node, source: str) -> bool:
-        """Remove a node that its convolution computes now; return True."""
+    def _remove_absorbed(self, node: Node, source: str) -> bool:
+        """Remove a node that the node before it computes now; return True."""
         graph, twin, channels, name = self._graph, self._twins[source], self._channels[source], node.output(0)
         back = graph.producer(source)
         assert back is not None
@@ -285,7 +299,7 @@ class _Layout:
         return None if known is None else [float(node.attribute(name, value)) for name, value in known]
 
     def _binary(self, node: Node) -> bool:
-        """Convert an operator of two blocked values with equal channels, or of one and a constant number."""
+        """Convert an operator of two blocked values with equal channels, or of one and a constant per channel."""
         twins = [name in self._twins for name in node.inputs]
         first = node.inputs[twins.index(True)]
         if all(twins):
@@ -294,11 +308,16 @@ class _Layout:
             ranks = [self._rank(name) for name in node.inputs]
             if self._channels[node.inputs[0]] != self._channels[node.inputs[1]] or None in ranks or len({*ranks}) > 1:
                 return False
+            for x, gate in both_orders(node):
+                if node.op_type == "Mul" and self._is_gate(x, gate):
+                    return self._scale(node, x, self._twins[gate])
         else:
             other = node.inputs[twins.index(False)]
             tensor, value = self._graph.constant_tensor(other), number(self._graph, other)
-            if tensor is None or value is None or len(tensor.shape) > (self._rank(first) or 0):
+            if tensor is None or len(tensor.shape) > (self._rank(first) or 0):
                 return False
+            if value is None:
+                return self._scale_by_constants(node, first)
             if not np.isfinite(value):  # the zeros in padding channels would become NaN
                 return False
             if node.op_type == "Div" and (abs(value) < _LEAST_DIVISOR or node.input(0) != first):
@@ -318,8 +337,8 @@ class _Layout:
         """
         graph = self._graph
         for name, other in (node.inputs, node.inputs[::-1]):
-            conv, back = self._conv_before(node, name), graph.producer(name)
-            if name == other or back is None or conv is None or conv.key != _CONV:
+            conv, back = self._before(node, name, _CONV), graph.producer(name)
+            if name == other or back is None or conv is None:
                 continue
             if conv.input(3) or conv.attribute("activation", ""):
                 continue
@@ -330,6 +349,40 @@ class _Layout:
             graph.remove_nodes([back, conv])
             return True
         return False
+
+    def _is_gate(self, x: str, gate: str) -> bool:
+        """Return True if a value has one number for each channel of each image of x."""
+        whole, small = (getattr(self._graph.type_of(name), "shape", None) or () for name in (x, gate))
+        if not whole or not small or any(size != 1 for size in small[2:]):
+            return False
+        return bool(small[0] == 1 or (small[0] == whole[0] and whole[0] is not None))
+
+    def _scale_by_constants(self, node: Node, source: str) -> bool:
+        """Convert arithmetic with a constant number for each channel."""
+        step = constant_step(self._graph, node, source, self._rank(source) or 0, self._channels[source])
+        return step is not None and self._scale_and_shift(node, source, *step)
+
+    def _batch_norm(self, node: Node) -> bool:
+        """Convert BatchNormalization with constants, in inference mode."""
+        step, source = batch_norm_step(self._graph, node), node.input(0)
+        if step is None or len(step[0]) != self._channels[source] or self._rank(source) is None:
+            return False
+        del node.outputs[1:]  # their names are empty
+        return self._scale_and_shift(node, source, *step)
+
+    def _scale_and_shift(self, node: Node, source: str, scale: NDArray[Any], shift: NDArray[Any]) -> bool:
+        name, steps = node.name or source, (scale.astype(np.float32), shift.astype(np.float32))
+        if not all(np.isfinite(step).all() for step in steps):  # the zeros in padding channels would become NaN
+            return False
+        scales, shifts = (
+            self._per_channel(f"{name}/{part}", source, step)
+            for part, step in zip(("scale", "shift"), steps, strict=True)
+        )
+        return self._scale(node, source, scales, shifts)
+
+    def _scale(self, node: Node, source: str, *others: str) -> bool:
+        made = make_node("BlockedScale", [self._twins[source], *others], [], domain=OURS, name=node.name)
+        return self._replace(node, made, [self._channels[source]])
 
     def _rank(self, name: str) -> int | None:
         known = self._graph.type_of(name)
@@ -351,12 +404,26 @@ class _Layout:
             return False
         if node.op_type == "ReduceMean":
             axes = node.attribute("axes") if not node.input(1) else self._graph.constant(node.input(1))
-            if axes is None or not node.attribute("keepdims", 1):
+            if axes is None or sorted(int(axis) % rank for axis in axes) != [*range(2, rank)]:
                 return False
-            if sorted(int(axis) % rank for axis in axes) != [*range(2, rank)]:
-                return False
+            if not node.attribute("keepdims", 1):
+                node = self._with_axes(node, [*range(2, rank)])
         made = make_node("BlockedMean", [self._twins[source]], [], domain=OURS, name=node.name)
         return self._replace(node, made, [self._channels[source]])
+
+    def _with_axes(self, mean: Node, axes: list[int]) -> Node:
+        """Replace a mean that removes its axes with a mean that keeps them and a Squeeze; return the mean."""
+        graph, name = self._graph, mean.output(0)
+        wide = graph.fresh_name(f"{name}/kept")
+        kept, squeeze = mean.copy(), make_node("Squeeze", [wide], [name], name=f"{wide}/squeezed")
+        kept.outputs = [wide]
+        kept.set_attribute("keepdims", 1)
+        if self._version < _SQUEEZE_READS_AXES:
+            squeeze.set_attribute("axes", axes)
+        else:
+            squeeze.inputs.append(graph.add_constant(f"{wide}/axes", np.array(axes, np.int64)))
+        graph.replace_node(mean, kept, squeeze)
+        return kept
 
     def _concat(self, node: Node) -> bool:
         """Convert a concatenation of channels if all parts, except possibly the last, are whole blocks."""

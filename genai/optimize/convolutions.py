@@ -125,18 +125,13 @@ def fold_conv_batch_norm(graph: Graph, conv: Node) -> bool:
     norm = followed_by(graph, conv.output(0), "BatchNormalization")
     if norm is None or norm.input(0) != conv.output(0):
         return False
-    if any(norm.outputs[1:]) or norm.attribute("training_mode", 0) or not norm.attribute("spatial", 1):
-        return False
-    weight = _float(graph, conv.input(1))
+    weight, step = _float(graph, conv.input(1)), batch_norm_step(graph, norm)
     bias = _float(graph, conv.input(2)) if conv.input(2) else None
-    scale, shift, mean, variance = (_float(graph, norm.input(index)) for index in range(1, 5))
-    if weight is None or scale is None or shift is None or mean is None or variance is None:
+    if weight is None or step is None or (conv.input(2) and bias is None):
         return False
-    if conv.input(2) and bias is None:
-        return False
-    factor = scale / np.sqrt(variance + np.float64(norm.attribute("epsilon", 1e-5)))
+    factor, shift = step
     new_weight = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    new_bias = shift + ((0 if bias is None else bias) - mean) * factor
+    new_bias = shift + (0 if bias is None else bias * factor)
     conv.inputs[1:] = [
         graph.add_constant(f"{conv.output(0)}_{part}", values.astype(np.float32))
         for part, values in (("weight", new_weight), ("bias", new_bias))
@@ -149,6 +144,17 @@ def fold_conv_batch_norm(graph: Graph, conv: Node) -> bool:
     return True
 
 
+def batch_norm_step(graph: Graph, norm: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return s and t, each [C], if a BatchNormalization computes x * s + t with constants, else None."""
+    if any(norm.outputs[1:]) or norm.attribute("training_mode", 0) or not norm.attribute("spatial", 1):
+        return None
+    scale, shift, mean, variance = (_float(graph, norm.input(index)) for index in range(1, 5))
+    if scale is None or shift is None or mean is None or variance is None:
+        return None
+    factor = scale / np.sqrt(variance + np.float64(norm.attribute("epsilon", 1e-5)))
+    return factor, shift - mean * factor
+
+
 @node_rule(Level.EXTENDED, ("", "Conv"))
 def fold_arithmetic_after_conv(graph: Graph, conv: Node) -> bool:
     """Conv(x, w, b) * s + t with constants per channel -> Conv(x, w * s, b * s + t); also Sub and Div."""
@@ -156,7 +162,7 @@ def fold_arithmetic_after_conv(graph: Graph, conv: Node) -> bool:
     weight, bias = _weights(graph, conv)
     if after is None or weight is None or bias is None or not is_float32(graph, after.output(0)):
         return False
-    step = _constant_step(graph, after, conv.output(0), weight.ndim, len(weight))
+    step = constant_step(graph, after, conv.output(0), weight.ndim, len(weight))
     if step is None:
         return False
     factor, shift = step
@@ -190,7 +196,7 @@ def fold_factor_before_conv(graph: Graph, conv: Node) -> bool:
     shape = known.shape if isinstance(known, TensorType) else None
     if shape is None or len(shape) != weight.ndim or shape[1] != groups * per_group:
         return False  # the constant may broadcast x
-    step = _constant_step(graph, before, x, weight.ndim, groups * per_group)
+    step = constant_step(graph, before, x, weight.ndim, groups * per_group)
     if step is None or step[1].any():
         return False
     # Output channels in groups, [groups, outputs of a group, inputs of a group, ...].
@@ -204,7 +210,7 @@ def fold_factor_before_conv(graph: Graph, conv: Node) -> bool:
     return True
 
 
-def _constant_step(
+def constant_step(
     graph: Graph, node: Node, x: str, rank: int, channels: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Return s and t, each [channels], if a node computes x * s + t for x [N, C, ...] of this rank, else None."""

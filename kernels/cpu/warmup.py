@@ -29,6 +29,7 @@ from .arrays import (
     selection,
 )
 from .arrays.blocked import convolution as blocked, pooling as blocked_pooling
+from .arrays.blocked.scaling import scale_blocks_op
 from .arrays.gemm import dense_attention, product as gemm, windows
 from .arrays.gemm.micro import floats, integers
 from .attention import phases, prefill, store
@@ -134,6 +135,7 @@ def _blocked() -> Iterator[object]:
     """Yield the operators for images of 224 x 224 and 640 x 640 pixels, after up to five halvings of their sizes."""
     yield from map(blocked.finish_blocks, ("copy", "silu", "hard_swish"))
     yield blocked.finish_blocks("hard_swish", is_scaled=True)
+    yield from map(scale_blocks_op, ("copy", "relu"))
     yield from (blocked_pooling.pool_blocks("max"), blocked_pooling.pool_blocks("mean"))
     sizes = [side >> halvings for side in _IMAGES for halvings in range(1, 6)]
     widths = {*sizes, *(size * size for size in sizes)}

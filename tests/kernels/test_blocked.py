@@ -10,6 +10,7 @@ import pytest
 from genai.kernels.cpu.arrays.blocked.convolution import BlockedConvolution, Place, pack_blocked, tile_for
 from genai.kernels.cpu.arrays.blocked.layout import from_blocked, to_blocked
 from genai.kernels.cpu.arrays.blocked.pooling import mean_blocks, pooled_blocks
+from genai.kernels.cpu.arrays.blocked.scaling import scaled_blocks
 from genai.kernels.cpu.arrays.blocked.transposed import BlockedTransposed, pack_transposed
 from genai.kernels.cpu.arrays.gemm.windows import Windows
 from genai.kernels.cpu.program import thread_pool
@@ -22,6 +23,9 @@ CASES = [
     ("blocked", 1, 1, 33, (4, 7), 90, (1, 1), (1, 1), (1, 1), 0, 0),
     ("blocked", 1, 1, 16, (9, 9), 16, (3, 2), (2, 1), (2, 1), 2, 0),
     ("blocked", 2, 1, 32, (5, 7), 96, (3, 3), (1, 1), (1, 1), 1, 0),
+    ("depthwise", 5, 2, 40, (6, 9), 40, (3, 3), (1, 1), (1, 1), 1, 1),
+    ("depthwise", 8, 1, 32, (9, 7), 32, (3, 3), (2, 2), (1, 1), 1, 0),
+    ("depthwise", 9, 1, 18, (8, 5), 18, (1, 3), (1, 2), (2, 1), 0, 0),
     ("depthwise", 24, 2, 24, (7, 7), 24, (3, 3), (1, 1), (1, 1), 1, 1),
     ("depthwise", 32, 1, 32, (9, 15), 32, (5, 3), (2, 2), (1, 1), 1, 0),
     ("blocked", 1, 2, 16, (21,), 32, (4,), (1,), (2,), 3, 0),
@@ -123,6 +127,37 @@ def test_a_scale_after_the_function(function, outputs, normal):
     np.testing.assert_allclose(from_blocked(scaled, outputs)[..., 2:-1], expected[..., 2:-1], rtol=1e-6, atol=1e-6)
     assert not from_blocked(scaled, outputs)[..., [0, 1, -1]].any()
     assert not scaled[:, -1, :, outputs % 16 or 16 :].any()
+
+
+def test_small_groups_ignore_infinities_of_other_groups(normal):
+    x = normal(1, 16, 5)
+    x[:, 4:] = np.inf
+    place = Place(Windows((3,), (1,), (1,), (3,)), (0,), ((0, 0),), ((0, 0),))
+    found = BlockedConvolution(Threads(1), pack_blocked(normal(16, 4, 3), 4))(to_blocked(x), place)
+    assert np.isfinite(found[..., :4]).all() and not np.isfinite(found[..., 4:]).any()
+
+
+@pytest.mark.parametrize("function", ["copy", "leaky_relu"])
+@pytest.mark.parametrize("images", [1, 2])
+def test_a_number_for_each_channel(function, images, normal, shared_work):
+    x, scale, shift = normal(2, 40, 23, 30), normal(images, 40, 1, 1), normal(1, 40, 1, 1)
+    numbers = (0.25,) if function == "leaky_relu" else ()
+    blocked = [to_blocked(array) for array in (x, scale, shift)]
+    one, several = (scaled_blocks(*blocked, function, numbers, Threads(count)) for count in (1, 3))
+    np.testing.assert_array_equal(one, several)
+    expected = x * scale + shift
+    if function == "leaky_relu":
+        expected = np.where(expected < 0, expected * np.float32(0.25), expected)
+    np.testing.assert_allclose(from_blocked(one, 40), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(from_blocked(scaled_blocks(*blocked[:2]), 40), x * scale)
+
+
+def test_numbers_for_channels_that_do_not_fit(normal):
+    x = to_blocked(normal(2, 20, 3, 3))
+    with pytest.raises(ValueError, match="scale has 3 images, expected 1 or 2"):
+        scaled_blocks(x, to_blocked(normal(3, 20, 1, 1)))
+    with pytest.raises(ValueError, match="shift"):
+        scaled_blocks(x, to_blocked(normal(1, 20, 1, 1)), to_blocked(normal(1, 20, 3, 1)))
 
 
 def test_slopes_of_channels(normal):
@@ -288,7 +323,7 @@ def test_what_does_not_fit(normal):
     with pytest.raises(ValueError, match="and addend is"):
         convolve(to_blocked(normal(1, 16, 5, 5)), place, to_blocked(normal(1, 16, 5, 4)))
     with pytest.raises(ValueError, match="not whole blocks"):
-        pack_blocked(normal(16, 8, 1, 1), 2)
+        pack_blocked(normal(32, 12, 1, 1), 2)
     with pytest.raises(ValueError, match="x is float64"):
         to_blocked(np.zeros((1, 16, 2, 2)))
     with pytest.raises(ValueError, match="expected float32 blocks of 17 channels"):

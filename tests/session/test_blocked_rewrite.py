@@ -91,6 +91,52 @@ def test_numbers_after_an_activation(make_model):
     assert first.attribute("scale") is None
 
 
+def test_numbers_for_channels(make_model):
+    """A gate of squeeze and excitation, batch normalisation before a convolution, and constants."""
+    names = ("g", "h", "m")
+    constants = WEIGHTS | {name: weight(32) for name in names} | {"v": np.abs(weight(32)) + 1, "k": weight(32, 1, 1)}
+    nodes = [
+        conv("x a b", "p"), node("GlobalAveragePool", "p", "q"), conv("q c b", "r", 1), node("Sigmoid", "r", "s"),
+        node("Mul", "s p", "t"), node("BatchNormalization", "t g h m v", "u"), node("Relu", "u", "w"),
+        node("Add", "w k", "z"), conv("z c", "y", 1),
+    ]  # fmt: skip
+    after = converted(make_model, nodes, constants)
+    assert [item.op_type for item in after] == [
+        "BlockedConv", "BlockedMean", "BlockedConv", "BlockedScale", "BlockedScale", "BlockedScale", "BlockedConv",
+        "FromBlocked",
+    ]  # fmt: skip
+    assert [item.attribute("activation", "") for item in after[3:6]] == ["", "Relu", ""]
+    assert [len(item.inputs) for item in after[3:6]] == [2, 3, 3]
+
+
+def test_numbers_for_channels_that_stay(make_model):
+    constants = WEIGHTS | {"k": weight(14), "n": np.full((32, 1, 1), np.inf, np.float32), "e": weight(1, 1, 14, 1)}
+    nodes = [
+        conv("x a b", "p"), node("Mul", "p k", "y"), node("Sub", "p n", "z"), node("Mul", "p e", "v"),
+        node("PRelu", "q k", "w"), node("Neg", "p", "q"),
+    ]  # fmt: skip
+    after = [item.op_type for item in converted(make_model, nodes, constants, outputs="y z v w")]
+    assert "BlockedScale" not in after and after.count("Mul") == 2
+
+
+@pytest.mark.parametrize("version", [11, 13, 18])
+def test_means_that_remove_their_axes(make_model, version):
+    axes = {"axes": [3, 2]} if version < 18 else {}
+    nodes = [conv("x a b", "p"), node("ReduceMean", "p" if axes else "p axes", "y", keepdims=0, **axes)]
+    after = converted(make_model, nodes, WEIGHTS | {"axes": np.array([2, -1])}, version=version)
+    assert [item.op_type for item in after] == ["BlockedConv", "BlockedMean", "FromBlocked", "Squeeze"]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_small_groups(make_model, size):
+    nodes = [conv("x a b", "p"), conv("p g", "q", group=32 // size), conv("q g", "y", group=32 // size)]
+    after = converted(make_model, nodes, WEIGHTS | {"g": weight(32, size, 3, 3)})
+    assert [item.op_type for item in after] == ["BlockedConv"] * 3 + ["FromBlocked"]
+    alone = converted(make_model, [conv("x g", "y", group=32 // size)], {"g": weight(32, size, 3, 3)},
+                      image=(1, [1, 32, 9, 9]))  # fmt: skip
+    assert [item.op_type for item in alone] == ["ToBlocked", "BlockedConv", "FromBlocked"]
+
+
 def test_divisions(make_model):
     for inputs, names in (("p six", ["BlockedConv", "Div"]), ("six p", ["BlockedConv", "FromBlocked", "Div"])):
         nodes = [conv("x a b", "p"), node("Div", inputs, "y"), node("Add", "p six", "z")]

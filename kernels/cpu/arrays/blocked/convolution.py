@@ -58,7 +58,9 @@ _MOST_USED = 0.98
 _UNROLLED = 4
 
 Form = Literal["blocked", "plain", "depthwise"]
-"""The input's layout: blocked, one channel after the other, or blocked with a separate kernel for each channel."""
+"""The input's layout: blocked, one channel after the other, or blocked with separate kernels for small groups."""
+# Sizes of groups that do not cross the borders of blocks. Groups of one channel are depthwise convolutions.
+MIXED = (1, 2, 4, 8)
 FORMS: tuple[Form, ...] = ("blocked", "plain", "depthwise")
 
 
@@ -72,7 +74,8 @@ class Tile:
     """The code of a tile: columns times blocks of channels, with the bytes between the inputs of two columns.
 
     The results are written to every `gap`-th pixel. If `clips`, the tile's results are finished in registers: they are
-    clipped to limits. Otherwise, an operator finishes them (see `finish_blocks`).
+    clipped to limits. Otherwise, an operator finishes them (see `finish_blocks`). In the form "depthwise", groups have
+    `mixed` channels.
     """
 
     form: Form
@@ -81,16 +84,17 @@ class Tile:
     step: int
     clips: bool = True
     gap: int = 1
+    mixed: int = 1
 
     @property
     def name(self) -> str:
         finish = "clip" if self.clips else "call"
-        return f"blocked_{self.form}_{self.columns}_{self.blocks}_{self.step}_{finish}_{self.gap}"
+        return f"blocked_{self.form}_{self.columns}_{self.blocks}_{self.step}_{finish}_{self.gap}_{self.mixed}"
 
     @property
     def term_vectors(self) -> int:
         """The number of weight vectors per entry of the table and block of results."""
-        return BLOCK if self.form == "blocked" else 1
+        return BLOCK if self.form == "blocked" else self.mixed
 
 
 def _cost(columns: int, blocks: int, form: Form, width: int) -> float:
@@ -135,18 +139,24 @@ def _micro(tile: Tile) -> Any:
             block_at.append(b.add(block_at[-1], block_bytes))
 
         def multiply(sums: list[Any], at: Any, skipped: Any) -> None:
-            if tile.form != "depthwise":
-                for first in block_at:
-                    e.prefetch(e.at(e.at(first, skipped), _PREFETCH_BYTES))
+            for first in block_at:
+                e.prefetch(e.at(e.at(first, skipped), _PREFETCH_BYTES))
             factors = [e.load(e.at(first, skipped), FLOAT_VECTOR, align=BLOCK_BYTES) for first in block_at]
             for m in range(columns):
-                where = e.at(at, m * tile.step)
-                if tile.form == "depthwise":
-                    value = e.load(where, FLOAT_VECTOR, align=4)
-                else:
-                    value = e.splat(e.load(where, FLOAT))
+                value = e.splat(e.load(e.at(at, m * tile.step), FLOAT))
                 for v, factor in enumerate(factors):
                     sums[v * columns + m] = e.fast_multiply_add(value, factor, sums[v * columns + m])
+
+        def multiply_groups(sums: list[Any], at: Any, skipped: Any) -> None:
+            """Add the products with every channel of a result's group."""
+            values = [e.load(e.at(at, m * tile.step), FLOAT_VECTOR, align=4) for m in range(columns)]
+            for number in range(tile.mixed):
+                place = e.at(e.at(weights, skipped), number * BLOCK_BYTES)
+                factor = e.load(place, FLOAT_VECTOR, align=BLOCK_BYTES)
+                lanes = [lane - lane % tile.mixed + number for lane in range(BLOCK)]
+                for m, value in enumerate(values):
+                    chosen = value if tile.mixed == 1 else e.shuffle(value, value, lanes)
+                    sums[m] = e.fast_multiply_add(chosen, factor, sums[m])
 
         def entry(index: Any, number: int) -> Any:
             return e.load(e.at(e.at(table, 8 * number), b.shl(index, INT64(5))), INT64)
@@ -163,8 +173,10 @@ def _micro(tile: Tile) -> Any:
                     for unrolled in range(_UNROLLED):
                         multiply(inner, e.at(here, 4 * unrolled), e.at(there, unrolled * BLOCK_BYTES))
                 sums[:] = inner
-            else:
+            elif tile.form == "plain":
                 multiply(sums, at, skipped)
+            else:
+                multiply_groups(sums, at, skipped)
         if tile.clips:
             _emit_clipped(e, [sums[v * columns : (v + 1) * columns] for v in range(blocks)], tile.gap, *rest)
         else:
@@ -342,7 +354,7 @@ class BlockedKernels:
 
     Attributes:
         form: layout of the input.
-        data: see `packed_blocks`; for depthwise kernels [blocks, 1, taps, 1, 16].
+        data: see `packed_blocks`; for depthwise kernels [blocks, 1, taps, channels of a group, 16].
         outputs: number of results' channels.
         channels: number of the input's channels.
         groups: number of groups.
@@ -362,14 +374,14 @@ def pack_blocked(weight: NDArray[np.float32], groups: int = 1, *, is_plain: bool
         is_plain: True for inputs that are not blocked, which must be in one group.
 
     Raises:
-        ValueError: the groups are neither depthwise nor whole blocks.
+        ValueError: the groups are neither depthwise, nor of equal sizes in MIXED, nor whole blocks.
     """
     outputs, channels = len(weight), weight.shape[1] * groups
     if groups == 1:
         form: Form = "plain" if is_plain else "blocked"
         return BlockedKernels(form, packed_blocks(weight, 1 if is_plain else BLOCK), outputs, channels, 1)
-    if weight.shape[1] == 1 and outputs == channels and not is_plain:
-        return BlockedKernels("depthwise", packed_blocks(weight, 1), outputs, channels, groups)
+    if weight.shape[1] in MIXED and outputs == channels and not is_plain:
+        return BlockedKernels("depthwise", packed_blocks(weight, weight.shape[1]), outputs, channels, groups)
     if is_plain or weight.shape[1] % BLOCK or outputs // groups % BLOCK:
         raise ValueError(f"{outputs} kernels of {weight.shape[1]} channels in {groups} groups are not whole blocks")
     return BlockedKernels("blocked", packed_blocks(weight, BLOCK), outputs, channels, groups)
@@ -611,6 +623,7 @@ class BlockedConvolution:
         # Tiles of a grouped convolution do not cross the groups' borders.
         together = blocks if kernels.groups in (1, kernels.outputs) else math.gcd(shared, 4)
         tile = tile_for(kernels.form, step_of(kernels.form, strides[2]), columns, together)
+        tile = replace(tile, mixed=kernels.data.shape[3] if kernels.form == "depthwise" else 1)
         channels = np.full(in_planes, tile.term_vectors)
         if kernels.form == "blocked":  # the weights of the last channels are zeros
             rest = kernels.channels // kernels.groups - BLOCK * (in_planes - 1)
