@@ -35,8 +35,12 @@ def _activation(name: str, since_version: int = 1) -> Callable[[Callable[..., An
 
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x)), without overflow for large |x|."""
-    decay = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, decay) / (1 + decay)
+    # In place, because the system may clear the memory of every large new array.
+    decay = np.array(np.abs(x))
+    np.exp(np.negative(decay, out=decay), out=decay)
+    result = np.where(x >= 0, decay.dtype.type(1), decay)
+    decay += decay.dtype.type(1)
+    return np.divide(result, decay, out=result)
 
 
 def leaky_relu(x: Any, *, alpha: float = 0.01) -> Any:

@@ -181,7 +181,12 @@ def compiled(
 @operator("Relu")
 def relu(x: Any, *, threads: Threads | None) -> Any:
     """x, or 0 where x is negative."""
-    return compiled("relu", x, otherwise=lambda x: np.maximum(x, x.dtype.type(0)), threads=threads)
+    return compiled("relu", x, otherwise=_without_negatives, threads=threads)
+
+
+def _without_negatives(x: Any) -> Any:
+    # For float64, np.clip takes half the time of np.maximum.
+    return np.clip(x, 0, np.inf) if x.dtype == np.float64 else np.maximum(x, x.dtype.type(0))
 
 
 operator("Exp")(lambda x, *, threads: compiled("exp", x, otherwise=np.exp, threads=threads))

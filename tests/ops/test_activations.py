@@ -21,6 +21,7 @@ CASES = {
     "HardSwish": ({}, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
     "Relu": ({}, lambda x: np.maximum(x, 0)),
     "Exp": ({}, np.exp),
+    "Tanh": ({}, np.tanh),
 }
 
 
