@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -234,6 +235,20 @@ def test_transposed_convolution(
 def test_a_transposed_convolution_without_taps(normal):
     with pytest.raises(ValueError, match=r"the strides \[2, 3\] are larger than the kernel \[3, 2\]"):
         pack_transposed(normal(16, 16, 3, 2), (2, 3))
+
+
+def test_images_reuse_memory(normal):
+    x, kernels = to_blocked(normal(1, 16, 96, 96)), normal(32, 16, 1, 1)
+    place = Place(Windows((1, 1), (1, 1), (1, 1), (96, 96)), (0, 0), ((0, 0),) * 2, ((0, 0),) * 2)
+    convolve = BlockedConvolution(Threads(1), pack_blocked(kernels))
+    first = convolve(x, place)
+    expected, where = first.copy(), first.ctypes.data
+    second = convolve(-x, place)
+    np.testing.assert_array_equal(first, expected)
+    assert second.ctypes.data != where
+    del first
+    if sys.platform.startswith("linux"):
+        assert convolve(x, place).ctypes.data == where
 
 
 def test_weights_that_are_not_finite_reach_the_pads(normal):

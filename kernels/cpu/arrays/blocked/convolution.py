@@ -41,6 +41,7 @@ from .layout import (
     aligned,
     blocks_of,
     clear_borders,
+    new_image,
     packed_blocks,
     pad_planes,
 )
@@ -459,7 +460,7 @@ class PlacedConvolution:
 
     def __call__(self, x: Float32, addend: Float32 | None = None) -> Float32:
         """Return the results for float32 x and addend. Raises ValueError if they have other shapes."""
-        out = aligned(self.result)
+        out = new_image(self.result)
         if x.shape != self.shape or (None if addend is None else addend.shape) != self.addend:
             shape = None if addend is None else list(addend.shape)
             raise ValueError(f"x is {list(x.shape)} and addend is {shape}, expected {self.shape} and {self.addend}")

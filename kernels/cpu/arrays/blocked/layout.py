@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.common.host_memory import RecycledMemory
+
 from ....checks import Float32
 from ...jit.arguments import Address, Arguments
 from ...jit.memory import load_first, store_first, store_float32
@@ -28,6 +30,10 @@ BLOCK_BYTES = 4 * BLOCK
 _NANOSECONDS_PER_ELEMENT = 0.15
 # Number of pixels in an item.
 _PIECE = 512
+# Bytes of memory that images reuse, and of the smallest image in this memory. The C library rarely returns the memory
+# of smaller arrays to the system, and allocates it in less time.
+_RECYCLED_BYTES, _LEAST_RECYCLED = 1 << 26, 1 << 20
+_IMAGES = RecycledMemory(_RECYCLED_BYTES)
 
 
 def blocks_of(channels: int) -> int:
@@ -41,6 +47,13 @@ def aligned(shape: tuple[int, ...]) -> Float32:
     memory = np.empty(count + BLOCK, np.float32)
     skipped = -first_element(memory) % BLOCK_BYTES // 4
     return memory[skipped : skipped + count].reshape(shape)
+
+
+def new_image(shape: tuple[int, ...]) -> Float32:
+    """Return an array as `aligned` does. The memory of large arrays is reused by later images."""
+    nbytes = 4 * math.prod(shape)
+    memory = _IMAGES.array(nbytes) if nbytes >= _LEAST_RECYCLED else None
+    return aligned(shape) if memory is None else memory.view(np.float32).reshape(shape)
 
 
 class LayoutArguments(Arguments):
@@ -92,7 +105,7 @@ def to_blocked(x: Float32, threads: Threads | None = None) -> Float32:
     if x.dtype != np.float32 or x.ndim < 2:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 [N, C, ...]")
     images, channels, *extents = x.shape
-    out = aligned((images, blocks_of(channels), *extents, BLOCK))
+    out = new_image((images, blocks_of(channels), *extents, BLOCK))
     _convert(block_channels, operand(x), out, images, channels, math.prod(extents), threads)
     return out
 

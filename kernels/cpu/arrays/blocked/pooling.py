@@ -19,7 +19,7 @@ from ...program.calls import Items
 from ...program.thread_pool import Threads
 from ..gemm.windows import Windows
 from ..pooling import PoolArguments, reduction
-from .layout import BLOCK, BLOCK_BYTES, aligned
+from .layout import BLOCK, BLOCK_BYTES, aligned, new_image
 
 _NANOSECONDS_PER_TAP = 0.06
 # Number of pixels that are summed before the sum is added to the total, which limits rounding errors.
@@ -101,7 +101,7 @@ def pooled_blocks(
     if counts is not None:
         check("counts", counts, windows.counts)
     (rows, columns), (height, width) = windows.counts, windows.kernel
-    out = aligned((*x.shape[:2], rows, columns, BLOCK))
+    out = new_image((*x.shape[:2], rows, columns, BLOCK))
     if out.size:
         run_alone(
             pool_blocks("max" if counts is None else "mean"), Items(factor=x.shape[0] * x.shape[1] * rows),
