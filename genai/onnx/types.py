@@ -261,7 +261,17 @@ ArrayTypes = TensorType | SparseTensorType
 
 @dataclass(frozen=True)
 class ShapeValue:
-    """The dimensions in an integer vector or scalar that a shape computation produces."""
+    """The dimensions in an integer tensor that a shape computation produces.
+
+    Attributes:
+        dims: the elements in row-major order.
+        axes: the tensor's own shape; None = a vector.
+    """
 
     dims: Shape
-    is_scalar: bool = False
+    axes: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's own shape."""
+        return (len(self.dims),) if self.axes is None else self.axes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -12,9 +12,11 @@ import numpy as np
 from genai.kernels.cpu.arrays.copying import concatenated, padded
 
 from ..onnx.node import MS
+from ..onnx.types import Dim, TensorType, Type
 from . import borrowed
 from .pooling import PoolingWindows
 from .registry import KernelError, NodeSpec, Positive, operator, scalar
+from .shape_rules import NodeTypes, shape_rule
 from .support import axes_of, checked_axis, checked_indices, checked_shape
 
 operator("Transpose")(lambda x, *, perm=None: np.transpose(x, perm))
@@ -71,6 +73,32 @@ def pad(
     )
     surrounded = padded(x, grown, mode, fill)
     return (_surrounded(x, grown, fill) if surrounded is None else surrounded)[outer]
+
+
+@shape_rule("Pad", domain="")
+def pad_types(types: NodeTypes) -> list[Type | None]:
+    """The input's type with larger axes; an axis is unknown if its pads are."""
+    source, pads = types.source, types.node.attribute("pads")
+    given = types.value(1)
+    widths: Sequence[Dim] | None = pads if isinstance(pads, list) else None if given is None else given.dims
+    if not isinstance(source, TensorType) or source.shape is None:
+        return [source]
+    shape, axes = list(source.shape), list(range(len(source.shape)))
+    if types.node.input(3):
+        chosen = types.value(3)
+        known = [] if chosen is None else [axis for axis in chosen.dims if isinstance(axis, int)]
+        axes = [axis % len(shape) for axis in known if -len(shape) <= axis < len(shape)]
+        if chosen is None or len(axes) != len(chosen.dims):
+            return [TensorType(source.dtype, (None,) * len(shape))]
+    if widths is None or len(widths) != 2 * len(axes):
+        return [TensorType(source.dtype, (None,) * len(shape))]
+    for before, after, axis in zip(widths, widths[len(axes) :], axes, strict=False):
+        size = shape[axis]
+        if isinstance(before, int) and isinstance(after, int) and isinstance(size, int):
+            shape[axis] = size + before + after
+        elif not before == 0 == after:
+            shape[axis] = None
+    return [TensorType(source.dtype, tuple(shape))]
 
 
 def _surrounded(x: Any, pads: list[tuple[int, int]], fill: Any) -> Any:

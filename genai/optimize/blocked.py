@@ -6,6 +6,7 @@ follows each twin for the nodes that read the original value, and is removed if 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from .convolutions import batch_norm_step, clip_limits, constant_step
 _MOST_PADDING = 1.5
 # Images of at least this number of channels are converted before a convolution reads them.
 _FEWEST_BLOCKED = 32
+_FEW_TERMS = 9
 # Elementwise operators that give finite numbers for the zeros in padding channels.
 _ELEMENTWISE = frozenset(
     {("", op) for op in "Abs Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish Neg Relu Sigmoid Softplus Tanh".split()}
@@ -152,7 +154,7 @@ class _Layout:
         is_blocked = source in self._twins
         if is_blocked and self._channels[source] != channels:
             return False
-        if groups > 1 and not self._fits_groups(source, groups, outputs, per_group):
+        if groups > 1 and not self._fits_groups(source, groups, weight.shape):
             return False
         made = node.copy()
         made.op_type, made.domain = "BlockedConv", OURS
@@ -189,10 +191,12 @@ class _Layout:
         made.inputs[0] = self._twins[node.input(0)]
         return self._replace(node, made, [outputs])
 
-    def _fits_groups(self, source: str, groups: int, outputs: int, per_group: int) -> bool:
+    def _fits_groups(self, source: str, groups: int, shape: Sequence[int]) -> bool:
         """Return True if a convolution in groups is faster with blocks: small groups, or whole blocks per group."""
+        outputs, per_group, *kernel = shape
         if per_group in MIXED and outputs == groups * per_group:
-            return per_group > 1 or source in self._twins
+            # Conversions of plain images take longer than a few terms for each pixel.
+            return per_group * math.prod(kernel) > _FEW_TERMS or source in self._twins
         return per_group % BLOCK == 0 and outputs // groups % BLOCK == 0
 
     def _elementwise(self, node: Node) -> bool:

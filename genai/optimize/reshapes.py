@@ -141,9 +141,9 @@ def fold_known_shapes(model: OnnxModel, graph: Graph) -> int:
         known = graph.type_of(node.output(0))
         if node.op_type == "Gather" and not (isinstance(known, TensorType) and known.dtype is DataType.INT64):
             continue
-        array = np.array(value.dims, np.int64)
+        array = np.array(value.dims, np.int64).reshape(value.shape)
         graph.values.pop(node.output(0), None)
-        graph.add_initializer(OnnxTensor.from_array(node.output(0), array.reshape(()) if value.is_scalar else array))
+        graph.add_initializer(OnnxTensor.from_array(node.output(0), array))
         folded.append(node)
     graph.remove_nodes(folded)
     return len(folded)
@@ -201,7 +201,7 @@ def _constant(graph: Graph, name: str) -> ShapeValue | None:
 
 def _fold(graph: Graph, node: Node, targets: Mapping[str, ShapeValue | None], known: KnownExtents) -> bool:
     target, source = targets.get(node.input(1)), known.of(node.input(0))
-    if target is None or target.is_scalar or source is None:
+    if target is None or len(target.shape) != 1 or source is None:
         return False
     if any(item.ref_attr_name for item in node.attributes.values()):
         return False

@@ -23,7 +23,8 @@ MAX_ELEMENTS = 64
 _INTEGERS = frozenset({DataType.INT32, DataType.INT64})
 # Operators with kernels that also work on arrays of dimensions.
 _BY_KERNEL = frozenset(
-    "Add Concat ConstantOfShape Div Gather Identity Mul ReduceProd Reshape Slice Squeeze Sub Unsqueeze".split()
+    "Add Concat ConstantOfShape Div Gather Identity Mod Mul ReduceProd Reshape Slice Squeeze Sub Transpose "
+    "Unsqueeze".split()
 )
 
 
@@ -50,14 +51,19 @@ class _Extent:
     def __truediv__(self, other: Any) -> _Extent:
         return self._with(other, _quotient, 1)
 
-    def _with(self, other: Any, calculate: Callable[[int, int], Dim], neutral: int, commutes: bool = False) -> _Extent:
+    def __mod__(self, other: Any) -> _Extent:
+        return self._with(other, _remainder, None)
+
+    def _with(
+        self, other: Any, calculate: Callable[[int, int], Dim], neutral: int | None, commutes: bool = False
+    ) -> _Extent:
         """Compute with known dimensions; a symbol combined with the neutral element is unchanged."""
         first, second = self.dim, _dim(other)
         if isinstance(first, int) and isinstance(second, int):
             # Numbers that cannot be dimensions become unknown, so that numbers in long products stay small.
             result = calculate(first, second)
             return _Extent(result if isinstance(result, int) and abs(result) < 2**62 else None)
-        if second == neutral:
+        if neutral is not None and second == neutral:
             return self
         return _Extent(second if commutes and first == neutral else None)
 
@@ -71,11 +77,16 @@ def _quotient(first: int, second: int) -> Dim:
     return int(first / second) if second != 0 and abs(first) < 2**52 else None
 
 
+def _remainder(first: int, second: int) -> Dim:
+    """Return the remainder with the divisor's sign; None if the divisor is 0."""
+    return first % second if second != 0 else None
+
+
 def constant_value(array: NDArray[Any] | None) -> ShapeValue | None:
     """Return a constant as a shape value, or None if it cannot be a shape value."""
-    if array is None or array.dtype.kind not in "ib" or array.ndim > 1 or array.size > MAX_ELEMENTS:
+    if array is None or array.dtype.kind not in "ib" or array.size > MAX_ELEMENTS:
         return None
-    return ShapeValue(tuple(map(int, array.reshape(-1).tolist())), is_scalar=array.ndim == 0)
+    return ShapeValue(tuple(map(int, array.reshape(-1).tolist())), array.shape)
 
 
 def is_shape_computation(node: Node) -> bool:
@@ -104,13 +115,13 @@ def _by_kernel(node: Node, version: int, values: Sequence[ShapeValue | None]) ->
         dims = tuple(map(_dim, array.reshape(-1).tolist()))
     except Exception:  # On any error, the value is unknown.
         return None
-    return ShapeValue(dims, is_scalar=array.ndim == 0) if array.dtype.kind in "ibO" and array.ndim <= 1 else None
+    return ShapeValue(dims, array.shape) if array.dtype.kind in "ibO" else None
 
 
 def _array(value: ShapeValue, as_numbers: bool) -> NDArray[Any]:
     is_known = as_numbers and all(isinstance(dim, int) for dim in value.dims)
     array = np.array(value.dims if is_known else [_Extent(dim) for dim in value.dims], np.int64 if is_known else object)
-    return array.reshape(()) if value.is_scalar else array
+    return array.reshape(value.shape)
 
 
 def _shape(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
@@ -122,7 +133,7 @@ def _shape(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type
 
 
 def _size(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
-    return ShapeValue((types[0].num_elements if isinstance(types[0], ArrayTypes) else None,), is_scalar=True)
+    return ShapeValue((types[0].num_elements if isinstance(types[0], ArrayTypes) else None,), ())
 
 
 def _cast(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
@@ -132,13 +143,14 @@ def _cast(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type 
 def _equal(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
     """Compare elements; each result is 1, 0 or unknown."""
     first, second = values if len(values) == 2 else (None, None)
-    if first is None or second is None:
+    if first is None or second is None or max(len(first.shape), len(second.shape)) > 1:
         return None
     count = max(len(first.dims), len(second.dims), 1)
     if len(first.dims) not in (1, count) or len(second.dims) not in (1, count):
         return None
     pairs = zip(first.dims * (count // len(first.dims)), second.dims * (count // len(second.dims)), strict=True)
-    return ShapeValue(tuple(_are_equal(*pair) for pair in pairs), first.is_scalar and second.is_scalar)
+    axes = () if first.shape == second.shape == () else None
+    return ShapeValue(tuple(_are_equal(*pair) for pair in pairs), axes)
 
 
 def _are_equal(first: Dim, second: Dim) -> Dim:
@@ -152,7 +164,7 @@ def _are_equal(first: Dim, second: Dim) -> Dim:
 
 
 def _where(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
-    columns = [value.dims for value in values if value is not None and not value.is_scalar]
+    columns = [value.dims for value in values if value is not None and len(value.shape) == 1]
     if len(columns) != 3 or len({len(column) for column in columns}) != 1:
         return None
     return ShapeValue(

@@ -151,6 +151,52 @@ def test_resized_extents_are_those_of_float32(attributes, inputs, version, expec
     assert shape_of(model, "y") == expected
 
 
+def test_the_idiom_of_exporters_for_pads():
+    """Pads [width, height] of a matrix with a row per axis, reversed; extents up to the next multiple of seven."""
+    nodes = [
+        make_node("Shape", ["x"], ["shape"]),
+        make_node("Gather", ["shape", "two"], ["columns"], axis=0),
+        make_node("Mod", ["columns", "seven"], ["rest"]),
+        make_node("Sub", ["seven", "rest"], ["missing"]),
+        make_node("Mod", ["missing", "seven"], ["added"]),
+        make_node("Unsqueeze", ["added", "axes"], ["added_1d"]),
+        make_node("Concat", ["axes", "added_1d", "axes", "one", "axes", "axes"], ["pairs"], axis=0),
+        make_node("Reshape", ["pairs", "of_two"], ["rows"]),
+        make_node("Slice", ["rows", "last", "before_first", "axes", "last"], ["reversed"]),
+        make_node("Transpose", ["reversed"], ["columns_of_pairs"], perm=[1, 0]),
+        make_node("Reshape", ["columns_of_pairs", "last"], ["pads"]),
+        make_node("Pad", ["x", "pads"], ["y"]),
+    ]
+    constants = [
+        scalar("two", 2), scalar("seven", 7), vector("axes", 0), vector("one", 1), vector("of_two", -1, 2),
+        vector("last", -1), vector("before_first", -(2**63) + 1),
+    ]  # fmt: skip
+    assert shape_of(model_of(nodes, {"x": floats("n", 30, 40)}, ["y"], constants), "y") == ("n", 31, 42)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "version", "expected"),
+    [
+        (["x", "pads"], {}, 20, (None, 5, 3)),
+        (["x", "pads", "", "chosen"], {}, 20, ("n", 5, 7)),
+        (["x", "zeros"], {}, 20, ("n", 2, 5)),
+        (["x", "free"], {}, 20, (None, None, None)),
+        (["x", "pads", "", "free"], {}, 20, (None, None, None)),
+        (["x", "pads", "", "outside"], {}, 20, (None, None, None)),
+        (["x"], {"pads": [1, 2, -1, 0, 1, -1]}, 10, (None, 5, 3)),
+        (["x"], {"pads": [1]}, 10, (None, None, None)),
+    ],
+)
+def test_pads(inputs, attributes, version, expected):
+    constants = [
+        vector("pads", 1, 2, -1, 0, 1, -1) if "chosen" not in inputs else vector("pads", 1, 2, 1, 1),
+        vector("chosen", -1, 1), vector("zeros", *[0] * 6), vector("outside", 0, 1, 7),
+    ]  # fmt: skip
+    given = {"x": floats("n", 2, 5), "free": TensorType(DataType.INT64, (None,))}
+    model = model_of([make_node("Pad", inputs, ["y"], **attributes)], given, ["y"], constants, **{"": version})
+    assert shape_of(model, "y") == expected
+
+
 def test_arithmetic_of_extents():
     nodes = [
         make_node("Shape", ["x"], ["shape"]),

@@ -137,6 +137,15 @@ def test_small_groups(make_model, size):
     assert [item.op_type for item in alone] == ["ToBlocked", "BlockedConv", "FromBlocked"]
 
 
+def test_plain_images_of_depthwise_convolutions(make_model):
+    names = [
+        [item.op_type for item in converted(make_model, [conv("x w", "y", size, group=32)],
+                                            {"w": weight(32, 1, size, size)}, image=(1, [1, 32, 9, 9]))]
+        for size in (3, 5)
+    ]  # fmt: skip
+    assert names == [["Conv"], ["ToBlocked", "BlockedConv", "FromBlocked"]]
+
+
 def test_divisions(make_model):
     for inputs, names in (("p six", ["BlockedConv", "Div"]), ("six p", ["BlockedConv", "FromBlocked", "Div"])):
         nodes = [conv("x a b", "p"), node("Div", inputs, "y"), node("Add", "p six", "z")]
