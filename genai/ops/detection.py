@@ -34,9 +34,14 @@ def non_max_suppression(
     found, counts = without_overlap(
         corners, scores, limit, float(threshold), lower, threads, is_centred=bool(center_point_box)
     )
-    classes = np.repeat(np.argwhere(counts >= 0), counts.reshape(-1), axis=0)
-    chosen = found[np.arange(found.shape[2]) < counts[..., None]]
-    return np.column_stack([classes, chosen]).astype(np.int64).reshape(-1, 3)
+    result = np.empty((int(counts.sum()), 3), np.int64)
+    if counts.size == 1:
+        result[:, :2], result[:, 2] = 0, found[0, 0, : len(result)]
+        return result
+    is_chosen = np.arange(found.shape[2]) < counts[..., None]
+    result[:, 0], result[:, 1], _ = is_chosen.nonzero()
+    result[:, 2] = found[is_chosen]
+    return result
 
 
 _CoordinateMode: TypeAlias = Literal["half_pixel", "output_half_pixel"]

@@ -210,12 +210,15 @@ def suppress_boxes(arguments: BoxArguments, context: int, begin: int, end: int, 
         corners = arguments.corners + 16 * boxes * (item // arguments.classes)
         scores, out = arguments.scores + 4 * boxes * item, arguments.out + 8 * limit * item
         size = 0
-        for index in range(boxes):
-            score = read_float32(scores + 4 * index)
-            if score > least:
-                key = _ordered(np.int64(read_int32(scores + 4 * index)))
-                write_int64(scratch + 8 * size, (key << 32) | (_INDICES - index))
-                size += 1
+        for first in range(0, boxes, LANES):
+            last = min(first + LANES, boxes)
+            if lanes_above(load(scores + 4 * first, last - first), least) == 0:
+                continue
+            for index in range(first, last):
+                if read_float32(scores + 4 * index) > least:
+                    key = _ordered(np.int64(read_int32(scores + 4 * index)))
+                    write_int64(scratch + 8 * size, (key << 32) | (_INDICES - index))
+                    size += 1
         for place in range(size // 2 - 1, -1, -1):
             _sift_down(scratch, place, size, read_int64(scratch + 8 * place), -1)
         count = 0
