@@ -206,7 +206,9 @@ def test_each_operator(name, form, tmp_path):
         assert np.mean(np.equal(here, there)) == 1
         assert np.mean(np.equal(there, expected)) >= np.mean(np.equal(peer, expected))
         return
-    assert apart(here, there) < 2e-3
+    # A quarter of the means of four quantised numbers are ties, which the order of a sum may decide. One of the 196
+    # results of an image changes the norm by 2.5e-3.
+    assert apart(here, there) < (4e-3 if name == "AveragePool" else 2e-3)
     assert apart(there, expected) <= 1.05 * apart(peer, expected) + 1e-6
     assert apart(there, expected) < 0.1
     # Theirs leaves a Clip away that the integers do not stand for: its range does not hold 0.
