@@ -248,18 +248,14 @@ class _Layout:
             before.set_attribute("activation_params", parameters)
         return self._remove_absorbed(node, source)
 
-    def _absorb_step(self, node: Node, source: str, value: float) -> bool:
-        """Make arithmetic with a constant number part of the convolution before it, after the convolution's activation.
+    def _absorb_step(self, node: Node, source: str, scale: float, shift: float) -> bool:
+        """Make x * scale + shift part of the convolution that computes x, after the convolution's activation.
 
         The weights and the bias of convolutions without an activation already contain such numbers.
         """
-        conv, is_first = self._before(node, source, _CONV, _TRANSPOSED), node.input(0) == source
+        conv = self._before(node, source, _CONV, _TRANSPOSED)
         if conv is None or not conv.attribute("activation", ""):
             return False
-        scale, shift = {
-            "Add": (1.0, value), "Sub": (1.0, -value) if is_first else (-1.0, value), "Mul": (value, 0.0),
-            "Div": (1 / (value or 1.0), 0.0),
-        }[node.op_type]  # fmt: skip
         conv.set_attribute("shift", scale * float(conv.attribute("shift", 0.0)) + shift)
         conv.set_attribute("scale", scale * float(conv.attribute("scale", 1.0)))
         return self._remove_absorbed(node, source)
@@ -317,16 +313,17 @@ class _Layout:
                     return self._scale(node, x, self._twins[gate])
         else:
             other = node.inputs[twins.index(False)]
-            tensor, value = self._graph.constant_tensor(other), number(self._graph, other)
+            tensor = self._graph.constant_tensor(other)
             if tensor is None or len(tensor.shape) > (self._rank(first) or 0):
                 return False
+            step, value = self._step(node, first), number(self._graph, other)
+            if step is None:
+                return False
             if value is None:
-                return self._scale_by_constants(node, first)
-            if not np.isfinite(value):  # the zeros in padding channels would become NaN
+                return self._scale_and_shift(node, first, *step)
+            if node.op_type == "Div" and abs(value) < _LEAST_DIVISOR:
                 return False
-            if node.op_type == "Div" and (abs(value) < _LEAST_DIVISOR or node.input(0) != first):
-                return False
-            if self._absorb_step(node, first, value):
+            if self._absorb_step(node, first, float(step[0][0]), float(step[1][0])):
                 return True
         if node.op_type == "Add" and all(twins) and self._add_to_convolution(node):
             return True
@@ -361,10 +358,9 @@ class _Layout:
             return False
         return bool(small[0] == 1 or (small[0] == whole[0] and whole[0] is not None))
 
-    def _scale_by_constants(self, node: Node, source: str) -> bool:
-        """Convert arithmetic with a constant number for each channel."""
-        step = constant_step(self._graph, node, source, self._rank(source) or 0, self._channels[source])
-        return step is not None and self._scale_and_shift(node, source, *step)
+    def _step(self, node: Node, source: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """Return `constant_step` of a blocked value. If its rank is unknown, only a constant without axes fits."""
+        return constant_step(self._graph, node, source, max(self._rank(source) or 0, 2), self._channels[source])
 
     def _batch_norm(self, node: Node) -> bool:
         """Convert BatchNormalization with constants, in inference mode."""
