@@ -249,5 +249,6 @@ def dynamically_quantized(x: Any, *, threads: Threads | None = None) -> tuple[An
 
 
 def requantized(total: Any, factor: Any, zero_point: Any, dtype: Any) -> Any:
-    """Multiply int32 sums by a factor and quantise the result."""
-    return quantized(total * np.asarray(factor, np.float32), np.asarray(zero_point), dtype)
+    """Multiply int32 sums by a factor in float32, as the compiled kernels do, and quantise the result."""
+    scaled = np.asarray(total).astype(np.float32) * np.asarray(factor, np.float32)
+    return quantized(scaled, np.asarray(zero_point), dtype)

@@ -12,7 +12,7 @@ from genai.kernels.checks import Float32
 from genai.kernels.cpu.arrays.blas import matmul
 from genai.kernels.cpu.arrays.copying import operand
 from genai.kernels.cpu.arrays.depthwise import depthwise_bytes
-from genai.kernels.cpu.arrays.gemm.convolution import IntegerConvolution, supported
+from genai.kernels.cpu.arrays.gemm.convolution import IntegerConvolution
 from genai.kernels.cpu.arrays.gemm.packing import pack_integer_kernels
 from genai.kernels.cpu.arrays.gemm.windows import Windows
 from genai.kernels.cpu.program.bound_program import BoundPrograms
@@ -246,7 +246,9 @@ def _packed(spec: NodeSpec, weight: int, w_zero: Any, bias: int) -> Any:
     terms = spec.constants[bias] if bias and spec.has(bias) else None
     if threads is None or kernels is None or kernels.ndim < 3 or not kernels.size:
         return None
-    if (bias and spec.has(bias) and terms is None) or not supported(kernels.dtype, 0 if w_zero is None else w_zero):
+    if (bias and spec.has(bias) and terms is None) or kernels.dtype not in _BYTES:
+        return None
+    if w_zero is not None and np.size(w_zero) not in (1, len(kernels)):
         return None
     packed = spec.pack((weight,), "kernels of bytes", lambda: pack_integer_kernels(kernels))
-    return IntegerConvolution(threads, packed, terms)
+    return IntegerConvolution(threads, packed, terms, w_zero)

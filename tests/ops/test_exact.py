@@ -7,6 +7,7 @@ import pytest
 from onnx import helper
 
 import genai as ort
+from genai.ops.casting import requantized
 from genai.ops.integer_products import BLOCK, exact_runs
 
 
@@ -75,3 +76,9 @@ def make_node():
         return ort.InferenceSession(model).run(None, {name: values[name] for name in given})[0]
 
     return run
+
+
+def test_sums_are_scaled_in_float32():
+    """The product is -174.500004, which float32 rounds to a tie; onnxruntime and the compiled kernels give 29."""
+    total, factor = np.array([-349389], np.int32), np.float32(0.0004994433)
+    assert requantized(total, factor, np.uint8(203), np.dtype(np.uint8)).tolist() == [29]

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays.gemm.convolution import Convolution, IntegerConvolution, supported
+from genai.kernels.cpu.arrays.gemm.convolution import Convolution, IntegerConvolution
 from genai.kernels.cpu.arrays.gemm.packing import pack_integer_kernels, pack_kernels
 from genai.kernels.cpu.arrays.gemm.windows import Windows
 
@@ -58,24 +58,30 @@ def test_float32(everywhere, normal, images, channels, extents, outputs, kernel,
 
 
 @pytest.mark.parametrize("x_type", [np.int8, np.uint8])
-@pytest.mark.parametrize("weight_type", [np.int8, np.uint8])
+@pytest.mark.parametrize(
+    ("weight_type", "w_zero"),
+    [(np.int8, 0), (np.int8, -128), (np.uint8, 128), (np.uint8, 113), (np.uint8, "each"), (np.int8, "each")],
+)
 @pytest.mark.parametrize(("images", "channels", "extents", "outputs", "kernel", "strides", "dilations", "pad"), CASES)
 def test_bytes(
-    everywhere, integers, rng, images, channels, extents, outputs, kernel, strides, dilations, pad, x_type, weight_type
-):
+    everywhere, integers, rng, images, channels, extents, outputs, kernel, strides, dilations, pad, x_type, weight_type,
+    w_zero,
+):  # fmt: skip
     x, kernels = integers(x_type, images, channels, *extents), integers(weight_type, outputs, channels, *kernel)
-    x_zero, w_zero = int(integers(x_type, 1)[0]), 128 if weight_type == np.uint8 else 0
+    x_zero = int(integers(x_type, 1)[0])
+    points = integers(weight_type, outputs) if w_zero == "each" else np.asarray(w_zero, weight_type)
     bias = rng.integers(-10_000, 10_000, outputs).astype(np.int32)
     pads = [(pad, pad)] * len(extents)
     padded = np.pad(x.astype(np.int64) - x_zero, [(0, 0), (0, 0), *pads])
     windows = windows_of(padded.shape[2:], kernel, strides, dilations)
-    expected = window_sums(padded, kernels.astype(np.int64) - w_zero, windows) + bias.reshape(-1, *[1] * len(extents))
+    moved = kernels.astype(np.int64) - points.astype(np.int64).reshape(-1, *[1] * (kernels.ndim - 1))
+    expected = window_sums(padded, moved, windows) + bias.reshape(-1, *[1] * len(extents))
     packed = pack_integer_kernels(kernels)
-    sums = everywhere(lambda threads: IntegerConvolution(threads, packed, bias).sums(x, pads, windows, x_zero))
+    sums = everywhere(lambda threads: IntegerConvolution(threads, packed, bias, points).sums(x, pads, windows, x_zero))
     np.testing.assert_array_equal(sums, expected)
     factors = (rng.random(outputs) * 1e-2).astype(np.float32)
     found = everywhere(
-        lambda threads: IntegerConvolution(threads, packed, bias).rounded(
+        lambda threads: IntegerConvolution(threads, packed, bias, points).rounded(
             x, pads, windows, x_zero, factors, -3, np.dtype(np.int8)
         )
     )
@@ -118,14 +124,6 @@ def test_infinities_reach_their_windows_only(threads, normal):
     assert (np.isfinite(found) != spoiled).all()
 
 
-def test_which_kernels_become_signed_bytes():
-    assert supported(np.dtype(np.int8), 0)
-    assert supported(np.dtype(np.uint8), np.full(3, 128, np.uint8))
-    assert not supported(np.dtype(np.int8), np.array([0, 1], np.int8))
-    assert not supported(np.dtype(np.uint8), 127)
-    assert not supported(np.dtype(np.int16), 0)
-
-
 def test_what_does_not_fit(threads, normal, integers):
     kernels, windows = pack_kernels(normal(4, 3, 1, 1)), windows_of((5, 5), (1, 1), (1, 1), (1, 1))
     with pytest.raises(ValueError, match=r"bias is float32 \[3\], expected float32 \[4\]"):
@@ -137,6 +135,8 @@ def test_what_does_not_fit(threads, normal, integers):
     packed = pack_integer_kernels(integers(np.int8, 4, 3, 1, 1))
     with pytest.raises(ValueError, match="bias is"):
         IntegerConvolution(threads, packed, np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match="3 zero points for 4 kernels"):
+        IntegerConvolution(threads, packed, w_zero=np.zeros(3, np.int8))
     with pytest.raises(ValueError, match="x is float32"):
         IntegerConvolution(threads, packed).sums(normal(1, 3, 5, 5), [(0, 0)] * 2, windows, 0)
     with pytest.raises(ValueError, match="factors are"):

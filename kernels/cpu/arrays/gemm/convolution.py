@@ -22,7 +22,7 @@ from ...program.thread_pool import Threads, own_memory
 from ...rowwise.elementwise import check_function
 from ..copying import operand
 from .micro import VECTOR_BYTES, WORD_BYTES, Kind, floats, integers
-from .packing import HALF, PackedOperand, flip_to_unsigned
+from .packing import HALF, PackedOperand, flip_to_unsigned, sums_call
 from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
 from .windows import Tables, Windows, pack_byte_windows, pack_windows, window_tables, windows_call
 
@@ -89,6 +89,8 @@ def _phases(
 ) -> tuple[list[list[Call]], int]:  # fmt: skip
     """Return the phases, which pack windows of "image" to "right" and multiply them in parts, and the bytes of a part.
 
+    If the arguments for finishing have factors per column, these factors are the sums of the windows' bytes.
+
     Args:
         finishing: arguments for all positions.
         itemsize: bytes of a result.
@@ -103,37 +105,52 @@ def _phases(
         packing = windows_call(
             pack, Binding("image"), tables, kernels.words, positions, right, count, first=first, flip=flip
         )
-        skipped, addend = first * tiling.columns, finishing.addend
+        skipped, addend, window_sums = first * tiling.columns, finishing.addend, finishing.column_factors
         told = replace(
             finishing, out=finishing.out + skipped * itemsize, width=positions - skipped,
             addend=None if addend is None else addend + skipped * itemsize,
+            column_factors=None if window_sums is None else window_sums + skipped * WORD_BYTES,
         )  # fmt: skip
         product = product_call(
             kind, kernels.data, kernels.lines, right, count, kernels.words, finish, told, threads=threads.count
         )
-        phases += [[packing], [product]]
+        phases.append([packing])
+        if window_sums is not None:
+            sums = window_sums + skipped * WORD_BYTES
+            phases.append([sums_call(right, count, kernels.words, kernels.terms, tiling, sums)])
+        phases.append([product])
     return phases, together * panel_bytes
 
 
-def supported(dtype: Any, w_zero: Any) -> bool:
-    """Return True if kernels of this type with these zero points can be converted to signed bytes with zero point 0."""
-    return bool(dtype in (np.int8, np.uint8) and np.all(np.asarray(w_zero) == (HALF if dtype == np.uint8 else 0)))
-
-
 class IntegerConvolution:
-    """The convolution conv(x - x_zero, kernels - their zero point) + bias of images [N, C, ...], modulo 2 ** 32.
+    """The convolution conv(x - x_zero, kernels - w_zero) + bias of images [N, C, ...], modulo 2 ** 32.
 
-    `supported` returns True for kernels that this class accepts.
+    If a zero point of the packed kernels is not 0, the bytes of each window are added up, and the zero point times
+    this sum is subtracted from the product.
 
     Args:
         kernels: return value of `pack_integer_kernels`.
         bias: int32 [M].
+        w_zero: zero points of the kernels, either a single one or one per kernel; None = 0.
+
+    Raises:
+        ValueError: the number of terms of the bias or of zero points is wrong.
     """
 
-    def __init__(self, threads: Threads, kernels: PackedOperand, bias: NDArray[np.int32] | None = None) -> None:
+    def __init__(
+        self, threads: Threads, kernels: PackedOperand, bias: NDArray[np.int32] | None = None,
+        w_zero: NDArray[Any] | None = None,
+    ) -> None:  # fmt: skip
         if bias is not None and bias.shape != (kernels.lines,):
             raise ValueError(f"bias is {list(bias.shape)}, expected [{kernels.lines}]")
+        points = np.zeros(1, np.int32) if w_zero is None else np.asarray(w_zero).astype(np.int32).reshape(-1)
+        if points.size not in (1, kernels.lines):
+            raise ValueError(f"{points.size} zero points for {kernels.lines} kernels, expected 1 or one per kernel")
+        moved: NDArray[Any] = np.broadcast_to(points + np.int32(kernels.moved), (kernels.lines,))
         self._threads, self._kernels = threads, kernels
+        self._factors = np.ascontiguousarray(-moved) if np.any(moved) else None
+        # The sums of the kernels after their zero points are subtracted.
+        self._sums: NDArray[np.int32] = kernels.sums - np.int32(kernels.terms) * moved
         self._bias = np.zeros(kernels.lines, np.int32) if bias is None else bias.astype(np.int32)
         self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
         self._row_terms: BoundPrograms[NDArray[np.int32]] = BoundPrograms(_KEPT)
@@ -163,9 +180,11 @@ class IntegerConvolution:
         if not out.size:
             return out
         moved = x_zero + (HALF if x.dtype == np.int8 else 0)
-        row_terms = self._row_terms.get(lambda point: self._bias - np.int32(point) * kernels.sums, moved)
+        row_terms = self._row_terms.get(lambda point: self._bias - np.int32(point) * self._sums, moved)
         extents = tuple(size + sum(pad) for size, pad in zip(x.shape[2:], pads, strict=True))
         program, size = self._programs.get(self._made, (x.shape[1], *extents), windows, dtype, x.dtype, point)
+        tiling = integers().tiling
+        window_bytes = tiling.panels(windows.positions) * tiling.columns * WORD_BYTES
         if extents == x.shape[2:] and {*windows.kernel, *windows.strides} == {1}:
             x = operand(x)  # nothing is read after the end of consecutive positions
             padded = image = None
@@ -180,7 +199,10 @@ class IntegerConvolution:
                 padded[(slice(None), *inner)] = source
             right = own_memory("right", size)
             given = source if image is None else image
-            program.run(self._threads, image=given, out=out[index], right=right, row_terms=row_terms, factors=factors)
+            program.run(
+                self._threads, image=given, out=out[index], right=right, row_terms=row_terms, factors=factors,
+                window_sums=None if self._factors is None else own_memory("window sums", window_bytes),
+            )  # fmt: skip
         return out
 
     def _made(
@@ -193,7 +215,8 @@ class IntegerConvolution:
         bases[: len(taps)] = taps
         finishing = FinishArguments(
             out=Binding("out"), out_stride=positions * dtype.itemsize, width=positions, row_terms=Binding("row_terms"),
-            row_scales=None if result == "int32" else Binding("factors"), **limits(dtype, point),
+            row_scales=None if result == "int32" else Binding("factors"), row_sums=self._factors,
+            column_factors=None if self._factors is None else Binding("window_sums"), **limits(dtype, point),
         )  # fmt: skip
         phases, size = _phases(
             kind, kernels, windows, (bases, offsets), pack_byte_windows(kind.tiling), flip_to_unsigned(x_type),

@@ -25,6 +25,8 @@ from .micro import VECTOR_BYTES, WORD_BYTES, Tiling, first_row, floats, integers
 from .windows import Tables, pack_byte_windows, pack_windows, windows_call
 
 _NANOSECONDS_PER_BYTE = 0.3
+# Number of words whose bytes can be added in pairs in 16 bits: 2 * 128 * 255 < 2 ** 16.
+_WORDS_IN_SHORTS = 128
 _HIGH_BIT, _HIGH_BITS = 0x80, 0x80808080
 HALF = 128
 
@@ -97,9 +99,14 @@ def pack_integer_weight(threads: Threads, weight: NDArray[Any], arena: Arena | N
     data = new_array(arena, (panels, words, tiling.columns), np.uint32)
     tables, sums = matrix_tables(weight, tiling, words * WORD_BYTES), np.empty(panels * tiling.columns, np.int32)
     packing = windows_call(pack_byte_windows(tiling), weight, tables, words, lines, data, panels, flip=flip)
-    summed = PanelSumsArguments(panels=data, word_count=words, terms=terms, vectors=tiling.vectors, sums=sums)
-    _run(threads, data, packing, Call(sum_byte_panels, summed, Items(factor=panels)))
+    _run(threads, data, packing, sums_call(data, panels, words, terms, tiling, sums))
     return PackedOperand(data, lines, words, terms, moved, sums[:lines])
+
+
+def sums_call(panels: Any, count: int, words: int, terms: int, tiling: Tiling, sums: Any) -> Call:
+    """Return the call that sums the first `terms` bytes of each column of `count` right panels."""
+    arguments = PanelSumsArguments(panels=panels, word_count=words, terms=terms, vectors=tiling.vectors, sums=sums)
+    return Call(sum_byte_panels, arguments, Items(factor=count))
 
 
 def _run(threads: Threads, out: NDArray[Any], *calls: Call) -> None:
@@ -200,12 +207,14 @@ def sum_byte_panels(arguments: PanelSumsArguments, context: int, begin: int, end
     rest = (1 << 8 * (terms - whole * WORD_BYTES)) - 1
     for column in range(begin * vectors, end * vectors):
         panel = column // vectors
-        offset = (column - panel * vectors) * VECTOR_BYTES
-        address = arguments.panels + panel * words * step + offset
+        address = arguments.panels + panel * words * step + (column - panel * vectors) * VECTOR_BYTES
         sums = splat_int32(0)
-        for index in range(whole):
-            v = load_int32(address + index * step)
-            sums = sums + (v & 0xFF) + ((v >> 8) & 0xFF) + ((v >> 16) & 0xFF) + ((v >> 24) & 0xFF)
+        for first in range(0, whole, _WORDS_IN_SHORTS):
+            shorts = splat_int32(0)  # two sums of 16 bits per lane
+            for index in range(first, min(first + _WORDS_IN_SHORTS, whole)):
+                v = load_int32(address + index * step)
+                shorts = shorts + (v & 0x00FF00FF) + ((v >> 8) & 0x00FF00FF)
+            sums = sums + (shorts & 0xFFFF) + ((shorts >> 16) & 0xFFFF)
         if rest:
             v = load_int32(address + whole * step) & rest
             sums = sums + (v & 0xFF) + ((v >> 8) & 0xFF) + ((v >> 16) & 0xFF)
