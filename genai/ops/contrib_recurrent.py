@@ -11,6 +11,8 @@ import numpy as np
 
 from genai.kernels.cpu.arrays.gemm.linear import IntegerLinear
 from genai.kernels.cpu.arrays.gemm.packing import pack_integer_weight
+from genai.kernels.cpu.arrays.quantized_recurrent import QuantizedLstmSteps
+from genai.kernels.cpu.arrays.recurrent import is_supported
 
 from ..onnx.node import MS
 from ..onnx.types import Dim, TensorType, Type
@@ -34,18 +36,26 @@ class _QuantizedMatrix:
     Args:
         sums: function of the left operand's bytes [M, K] and zero point that returns the integer sums [M, N].
         scales: the matrix's scale, one number or one per column.
+        packed: the kernel for a constant matrix, None if there is none: the product for the input weights, and the
+            steps for the recurrence.
     """
 
     # NumPy calls `__rmatmul__` instead of converting the matrix to an array.
     __array_ufunc__ = None
 
-    def __init__(self, sums: Callable[[Any, int], Any], scales: Any, threads: Any) -> None:
-        self._sums, self._scales, self._threads = sums, scales, threads
+    def __init__(self, sums: Callable[[Any, int], Any], scales: Any, threads: Any, packed: Any = None) -> None:
+        self._sums, self._scales, self._threads, self.packed = sums, scales, threads, packed
 
     def __rmatmul__(self, x: Any) -> Any:
         values, scale, point = dynamically_quantized(np.ascontiguousarray(x), threads=self._threads)
         sums = self._sums(values.reshape(math.prod(x.shape[:-1]), x.shape[-1]), int(point))
         return (sums * (scale * self._scales)).reshape(*x.shape[:-1], sums.shape[-1])
+
+    def project(self, x: Any, bias: Any) -> Any:
+        """Return x @ matrix + bias for float32 x [M, K], computed by `packed`."""
+        values, scale, point = dynamically_quantized(x, threads=self._threads)
+        scales = np.broadcast_to(np.asarray(scale * self._scales, np.float32), bias.shape)
+        return self.packed.scaled(values, int(point), scales, bias)
 
 
 @register("DynamicQuantizeLSTM", domain=MS)
@@ -75,8 +85,13 @@ class _DynamicQuantizeLstm(Lstm):
         for direction in range(len(matrix)):
             layout = f"bytes in panels, direction {direction}"
             pack = partial(pack_integer_weight, self._threads, matrix[direction], spec.options.get("arena"))
-            product = IntegerLinear(self._threads, spec.pack((index,), layout, pack), np.asarray(point[direction]))
-            matrices.append(_QuantizedMatrix(product.sums, scales[direction], self._threads))
+            weight, zero = spec.pack((index,), layout, pack), np.asarray(point[direction])
+            product = IntegerLinear(self._threads, weight, zero)
+            steps = None
+            if index == _R and is_supported(len(matrix[direction])):
+                steps = QuantizedLstmSteps(self._threads, weight, zero, scales[direction])
+            kernel = product if index == _W else steps
+            matrices.append(_QuantizedMatrix(product.sums, scales[direction], self._threads, kernel))
         return matrices
 
     @staticmethod
@@ -117,6 +132,17 @@ class _DynamicQuantizeLstm(Lstm):
         peepholes = [None] * count if inputs[_P] is None else [row.reshape(3, hidden) for row in inputs[_P]]
         inner, outer = (self._constant[index] or self._computed(index, inputs) for index in (_W, _R))
         return [Direction(inner[i], outer[i], biases[i, :width], biases[i, width:], peepholes[i]) for i in range(count)]
+
+    def _fits(self, x: Any, weights: Direction, state: Any) -> bool:
+        matrices = weights.inputs, weights.states
+        return x.dtype == np.float32 and weights.peepholes is None and all(one.packed is not None for one in matrices)
+
+    def _compiled(self, x: Any, weights: Direction, state: Any, cell: Any, index: int) -> Any:
+        bias = np.asarray(weights.input_bias + weights.state_bias, np.float32)
+        projected = weights.inputs.project(np.ascontiguousarray(x).reshape(-1, x.shape[-1]), bias)
+        state, cell = (np.ascontiguousarray(value, np.float32) for value in (state, cell))
+        projected = projected.reshape(*x.shape[:2], -1)
+        return weights.states.packed(projected, state, cell, backwards=self.backwards[index])
 
     def _computed(self, index: int, inputs: Sequence[Any]) -> list[_QuantizedMatrix]:
         matrix, *parameters = (inputs[i] for i in (index, *self._parameters(index)))

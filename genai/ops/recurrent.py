@@ -78,7 +78,7 @@ class _Recurrent:
             name.lower() for name in self.functions * len(self.backwards)
         ]
         is_reset_late = bool(attributes.get("linear_before_reset", 0))
-        is_known = spec.op_type == "LSTM" or (spec.op_type == "GRU" and is_reset_late)
+        is_known = self.has_cell or (spec.op_type == "GRU" and is_reset_late)
         return usual and is_known and self.clip == np.inf and not attributes.get("input_forget", 0)
 
     def step(self, x: Any, state: Any, cell: Any, weights: Direction, functions: Sequence[Activation]) -> Any:

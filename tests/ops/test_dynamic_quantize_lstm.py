@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from genai import SessionOptions
 from genai.compat.onnxruntime.inference_session import InferenceSession
+from genai.kernels.cpu.arrays.quantized_recurrent import QuantizedLstmSteps
 from tests.ops.test_contrib_operators import MS, types_of
 
 pytestmark = pytest.mark.oracle
@@ -108,6 +111,54 @@ def test_many_terms():
     values["Ws"] = np.array([1e-4], np.float32)
     for constants in (WEIGHTS, ()):
         assert_agree(values, constants)
+
+
+WIDE = 48
+ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "int8": ({}, {}),
+    "uint8": ({"dtype": np.uint8, "zero": 120, "per_channel": True}, {}),
+    "both directions": ({"directions": 2}, {"direction": "bidirectional"}),
+    "reverse": ({"per_channel": True}, {"direction": "reverse"}),
+    "more rows than a tile": ({"X": np.sin(np.arange(2 * 33 * WIDTH, dtype=np.float32)).reshape(2, 33, WIDTH)}, {}),
+    "states": ({"h": np.linspace(-3, 2, BATCH * WIDE, dtype=np.float32).reshape(1, BATCH, WIDE)}, {}),
+}
+
+
+@pytest.mark.parametrize(("values", "attributes"), ODD.values(), ids=ODD)
+def test_compiled_steps(monkeypatch, values, attributes):
+    """Hidden sizes of whole vectors have a kernel, whose results do not depend on the number of threads."""
+    monkeypatch.setattr(sys.modules[__name__], "HIDDEN", WIDE)
+    made, made_of = [], QuantizedLstmSteps._made
+    monkeypatch.setattr(QuantizedLstmSteps, "_made", lambda *given: made.append(given) or made_of(*given))
+    values = given(**values)
+    assert_agree(values, hidden_size=WIDE, **attributes)
+    proto = model(values, hidden_size=WIDE, **attributes)
+    feed = {name: value for name, value in values.items() if name not in WEIGHTS}
+    found = []
+    for threads in (1, 2):
+        options = SessionOptions()
+        options.intra_op_num_threads = threads
+        found.append([array.tobytes() for array in InferenceSession(proto, options).run(None, feed)])
+    assert found[0] == found[1]
+    assert len(made) == 3 * len(values["W"])
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_odd_states(monkeypatch, odd):
+    """A state that is not finite has no range: all states of the batch become NaN. Computed weights use NumPy."""
+    monkeypatch.setattr(sys.modules[__name__], "HIDDEN", WIDE)
+    state = np.zeros((1, BATCH, WIDE), np.float32)
+    state[0, 1, 40] = odd
+    values = given(h=state)
+    compiled, plain = (
+        InferenceSession(model(values, constants, hidden_size=WIDE)).run(
+            None, {name: value for name, value in values.items() if name not in constants}
+        )
+        for constants in (WEIGHTS, ())
+    )
+    for mine, other in zip(compiled, plain, strict=True):
+        assert np.isnan(mine).all()
+        assert np.isnan(other).all()
 
 
 def test_inputs_of_width_0():

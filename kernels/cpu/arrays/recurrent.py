@@ -123,7 +123,7 @@ def _sum(x: int, products: int, place: int) -> Any:
 
 
 @inline
-def _lstm_gates(x: int, products: int, hidden: int, state: int, cell: int, out: int) -> None:
+def lstm_gates(x: int, products: int, hidden: int, state: int, cell: int, out: int) -> None:
     """Replace one state and one cell by those of the next step; the gates are i, o, f, c."""
     for column in range(0, hidden, LANES):
         at = 4 * column
@@ -170,7 +170,7 @@ def steps_op(kind: Layer) -> NativeOp:
                     x, out = arguments.x + 4 * row * width, arguments.out + 4 * row * hidden
                     state = states + 4 * index * hidden
                     if has_cell:
-                        _lstm_gates(x, products, hidden, state, cells + 4 * index * hidden, out)
+                        lstm_gates(x, products, hidden, state, cells + 4 * index * hidden, out)
                     else:
                         _gru_gates(x, products, hidden, state, arguments.bias, out)
         return 0

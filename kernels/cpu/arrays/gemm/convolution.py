@@ -22,7 +22,7 @@ from ...program.thread_pool import Threads, own_memory
 from ...rowwise.elementwise import check_function
 from ..copying import operand
 from .micro import VECTOR_BYTES, WORD_BYTES, Kind, floats, integers
-from .packing import HALF, PackedOperand, flip_to_unsigned, sums_call
+from .packing import HALF, PackedOperand, flip_to_unsigned, sums_call, zero_point_terms
 from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
 from .windows import Tables, Windows, pack_byte_windows, pack_windows, window_tables, windows_call
 
@@ -143,14 +143,8 @@ class IntegerConvolution:
     ) -> None:  # fmt: skip
         if bias is not None and bias.shape != (kernels.lines,):
             raise ValueError(f"bias is {list(bias.shape)}, expected [{kernels.lines}]")
-        points = np.zeros(1, np.int32) if w_zero is None else np.asarray(w_zero).astype(np.int32).reshape(-1)
-        if points.size not in (1, kernels.lines):
-            raise ValueError(f"{points.size} zero points for {kernels.lines} kernels, expected 1 or one per kernel")
-        moved: NDArray[Any] = np.broadcast_to(points + np.int32(kernels.moved), (kernels.lines,))
         self._threads, self._kernels = threads, kernels
-        self._factors = np.ascontiguousarray(-moved) if np.any(moved) else None
-        # The sums of the kernels after their zero points are subtracted.
-        self._sums: NDArray[np.int32] = kernels.sums - np.int32(kernels.terms) * moved
+        self._factors, self._sums = zero_point_terms(kernels, w_zero)
         self._bias = np.zeros(kernels.lines, np.int32) if bias is None else bias.astype(np.int32)
         self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
         self._row_terms: BoundPrograms[NDArray[np.int32]] = BoundPrograms(_KEPT)

@@ -16,7 +16,7 @@ from ...program.bound_program import BoundPrograms, NodeProgram, first_element
 from ...program.thread_pool import Threads, own_memory
 from ...rowwise.elementwise import check_function
 from .micro import VECTOR_BYTES, WORD_BYTES, floats, integers
-from .packing import HALF, PackedOperand, byte_rows_call, flip_to_unsigned, matrix_tables, rows_call
+from .packing import HALF, PackedOperand, byte_rows_call, flip_to_unsigned, matrix_tables, rows_call, zero_point_terms
 from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
 from .windows import pack_byte_windows, windows_call
 
@@ -97,14 +97,9 @@ class IntegerLinear:
     """
 
     def __init__(self, threads: Threads, weight: PackedOperand, w_zero: NDArray[Any] | None = None) -> None:
-        points = np.zeros((), np.int32) if w_zero is None else np.asarray(w_zero).astype(np.int32)
-        if points.size not in (1, weight.lines):
-            raise ValueError(f"{points.size} zero points for {weight.lines} columns, expected 1 or one per column")
-        moved = np.broadcast_to(points.reshape(-1) + np.int32(weight.moved), (weight.lines,))
         self._threads, self._weight = threads, weight
-        self._factors = np.ascontiguousarray(-moved) if np.any(moved) else None
-        # The sums of the columns after their zero points are subtracted. The result subtracts x_zero times these sums.
-        self._sums = weight.sums - np.int32(weight.terms) * moved
+        # The result subtracts x_zero times the sums.
+        self._factors, self._sums = zero_point_terms(weight, w_zero)
         self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
         self.columns, self.terms = weight.lines, weight.terms
 

@@ -73,6 +73,29 @@ class PackedOperand:
     sums: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
 
+def zero_point_terms(
+    packed: PackedOperand, points: NDArray[Any] | None
+) -> tuple[NDArray[np.int32] | None, NDArray[np.int32]]:
+    """Return the terms by which the zero points of an 8-bit operand change a product.
+
+    Args:
+        points: zero points, either a single one or one per line of the operand; None = 0.
+
+    Returns:
+        The factor of the other operand's sums for each line, None if all are 0, and the sum of each line after its
+        zero point is subtracted.
+
+    Raises:
+        ValueError: the number of zero points is wrong.
+    """
+    numbers = np.zeros(1, np.int32) if points is None else np.asarray(points).astype(np.int32).reshape(-1)
+    if numbers.size not in (1, packed.lines):
+        raise ValueError(f"there are {numbers.size} zero points, expected 1 or {packed.lines}")
+    moved = np.broadcast_to(numbers + np.int32(packed.moved), (packed.lines,))
+    sums = np.asarray(packed.sums - np.int32(packed.terms) * moved, np.int32)
+    return (np.ascontiguousarray(-moved, np.int32) if np.any(moved) else None), sums
+
+
 def pack_weight(threads: Threads, weight: NDArray[np.float32], arena: Arena | None = None) -> PackedOperand:
     """Pack float32 [K, N] with any strides into panels [panel][K][columns]. Columns after the last one are unused.
 
