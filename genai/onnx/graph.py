@@ -84,11 +84,11 @@ class Graph(Changeable):
 
     def is_input(self, name: str) -> bool:
         """Return True if a value is an input of this graph."""
-        return any(value.name == name for value in self.inputs)
+        return name in [value.name for value in self.inputs]
 
     def is_output(self, name: str) -> bool:
         """Return True if a value is an output of this graph."""
-        return any(value.name == name for value in self.outputs)
+        return name in [value.name for value in self.outputs]
 
     def is_used(self, name: str) -> bool:
         """Return True if a node uses a value, or the value is an output."""
@@ -200,7 +200,8 @@ class Graph(Changeable):
         """
         users = self.consumers(old)
         for node in users:
-            node.inputs[:] = [new if name == old else name for name in node.inputs]
+            if old in node.inputs:
+                node.inputs[:] = [new if name == old else name for name in node.inputs]
             for subgraph in node.subgraphs():
                 subgraph._replace_captured(old, new)
             self.update(node)

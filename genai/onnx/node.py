@@ -30,6 +30,8 @@ NEW_EACH_TIME = frozenset(
 """Operators whose results differ at each call, so that two equal nodes must not be merged."""
 
 
+_GRAPH, _GRAPHS = AttributeType.GRAPH, AttributeType.GRAPHS
+
 _TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
 EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 """The syntax of an Einsum equation."""
@@ -218,15 +220,12 @@ class Node(Changeable):
 
     def subgraphs(self) -> Sequence[Graph]:
         """Return the graphs in this node's attributes, without graphs nested more deeply."""
-        if not self.attributes:
-            return ()
-        # The types are compared here, because most nodes have no graphs, and this method is called often.
-        return [
-            graph
-            for attribute in self.attributes.values()
-            if attribute.type is AttributeType.GRAPH or attribute.type is AttributeType.GRAPHS
-            for graph in attribute.graphs()
-        ]
+        # This method is called often, and most nodes have no graphs, so they cost only a comparison per attribute.
+        found: Sequence[Graph] = ()
+        for attribute in self.attributes.values():
+            if attribute.type is _GRAPH or attribute.type is _GRAPHS:
+                found = [*found, *attribute.graphs()]
+        return found
 
     def __repr__(self) -> str:
         domain, op_type = self.key

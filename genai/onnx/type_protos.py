@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnx import TypeProto, helper
+from onnx import TypeProto
 
 from ..errors import GraphError
 from . import types
@@ -18,6 +18,10 @@ _CONTAINERS: dict[str, type[types.SequenceType] | type[types.OptionalType]] = {
     "sequence_type": types.SequenceType,
     "optional_type": types.OptionalType,
 }
+
+
+# A look-up takes a fifth of the time of DataType(number).
+_DATA_TYPES = {int(kind): kind for kind in types.DataType}
 
 
 def text(value: Any, subject: str = "a name") -> str:
@@ -34,8 +38,8 @@ def text(value: Any, subject: str = "a name") -> str:
 def data_type(number: int, where: str) -> types.DataType:
     """Return the element type with the given number. Raises GraphError if ONNX has no such element type."""
     try:
-        return types.DataType(number)
-    except ValueError:
+        return _DATA_TYPES[number]
+    except KeyError:
         raise GraphError(
             f"{where} has the element type {number}",
             f"element types range from 0 to {max(types.DataType)}; the file is damaged or newer than this package",
@@ -65,9 +69,9 @@ def encode_type(value: types.Type | None) -> TypeProto:
     """Convert a type to protobuf; None becomes an empty message."""
     proto = TypeProto()
     if isinstance(value, types.TensorType):
-        proto = helper.make_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)
+        _fill_array(proto.tensor_type, value)
     elif isinstance(value, types.SparseTensorType):
-        proto = helper.make_sparse_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)
+        _fill_array(proto.sparse_tensor_type, value)
     elif isinstance(value, types.SequenceType | types.OptionalType):
         content: Any = proto.sequence_type if isinstance(value, types.SequenceType) else proto.optional_type
         content.SetInParent()
@@ -86,6 +90,22 @@ def encode_type(value: types.Type | None) -> TypeProto:
     return proto
 
 
+def _fill_array(proto: TypeProto.Tensor | TypeProto.SparseTensor, value: types.ArrayTypes) -> None:
+    proto.elem_type = value.dtype
+    if value.shape is None:
+        return
+    proto.shape.SetInParent()  # also without dimensions
+    denotations = value.dim_denotations or ("",) * len(value.shape)
+    for extent, denotation in zip(value.shape, denotations, strict=True):
+        dim = proto.shape.dim.add()
+        if isinstance(extent, int):
+            dim.dim_value = extent
+        elif extent is not None:
+            dim.dim_param = extent
+        if denotation:
+            dim.denotation = denotation
+
+
 def _array_fields(
     proto: TypeProto.Tensor | TypeProto.SparseTensor,
 ) -> tuple[types.DataType, types.Shape | None, tuple[str, ...]]:
@@ -93,8 +113,8 @@ def _array_fields(
     if not proto.HasField("shape"):
         return dtype, None, ()
     dims = proto.shape.dim
-    shape = tuple(_dim(dim) for dim in dims)
-    denotations = tuple(text(dim.denotation) for dim in dims)
+    shape = tuple([_dim(dim) for dim in dims])
+    denotations = tuple([text(dim.denotation) for dim in dims])
     return dtype, shape, denotations if any(denotations) else ()
 
 

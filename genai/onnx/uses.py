@@ -24,7 +24,8 @@ def free_names(graph: Graph) -> set[str]:
 
 def used_names(node: Node) -> set[str]:
     """Return the names that a node uses: its inputs, and the names that its subgraphs capture."""
-    used = {name for name in node.inputs if name}
+    used = set(node.inputs)
+    used.discard("")
     for subgraph in node.subgraphs():
         used |= free_names(subgraph)
     return used
@@ -39,7 +40,7 @@ class UseIndex:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._producers: dict[str, Node] = {}
         self._consumers: dict[str, dict[Node, None]] = {}
-        self._recorded: dict[Node, tuple[frozenset[str], tuple[str, ...]]] = {}
+        self._recorded: dict[Node, tuple[set[str], list[str]]] = {}
         self._with_subgraphs: set[Node] = set()
         for node in nodes:
             self.add(node)
@@ -63,8 +64,8 @@ class UseIndex:
     def add(self, node: Node) -> None:
         if node.subgraphs():
             self._with_subgraphs.add(node)
-        used, produced = used_names(node), tuple(name for name in node.outputs if name)
-        self._recorded[node] = frozenset(used), produced
+        used, produced = used_names(node), [name for name in node.outputs if name]
+        self._recorded[node] = used, produced
         for name in used:
             self._consumers.setdefault(name, {})[node] = None
         for name in produced:

@@ -158,12 +158,12 @@ def batch_norm_step(graph: Graph, norm: Node) -> tuple[NDArray[np.float64], NDAr
 @node_rule(Level.EXTENDED, ("", "Conv"))
 def fold_arithmetic_after_conv(graph: Graph, conv: Node) -> bool:
     """Conv(x, w, b) * s + t with constants per channel -> Conv(x, w * s, b * s + t); also Sub and Div."""
-    after = only_user(graph, conv.output(0))
-    weight, bias = _weights(graph, conv)
-    if after is None or weight is None or bias is None or not is_float32(graph, after.output(0)):
+    after, shape = only_user(graph, conv.output(0)), _weight_shape(graph, conv)
+    if after is None or shape is None or not is_float32(graph, after.output(0)):
         return False
-    step = constant_step(graph, after, conv.output(0), weight.ndim, len(weight))
-    if step is None:
+    step = constant_step(graph, after, conv.output(0), len(shape), shape[0])
+    weight, bias = _weights(graph, conv) if step is not None else (None, None)
+    if step is None or weight is None or bias is None:
         return False
     factor, shift = step
     weight = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
@@ -183,21 +183,23 @@ def fold_factor_before_conv(graph: Graph, conv: Node) -> bool:
     Sums are not moved, because the pads are not added to, and because differences of large numbers would lose accuracy.
     """
     source = conv.input(0)
-    before = graph.producer(source)
-    weight, bias = _weights(graph, conv)
-    if before is None or only_user(graph, source) is not conv or weight is None or bias is None:
+    before, kernel = graph.producer(source), _weight_shape(graph, conv)
+    if before is None or only_user(graph, source) is not conv or kernel is None:
         return False
     constants = [name for name in before.inputs if graph.constant_tensor(name) is not None]
     x = other_input(before, constants[0]) if len(constants) == 1 else None
-    groups, per_group = int(conv.attribute("group", 1)), weight.shape[1]
-    if x is None or groups < 1 or len(weight) % groups or not is_float32(graph, x):
+    groups, per_group = int(conv.attribute("group", 1)), kernel[1]
+    if x is None or groups < 1 or kernel[0] % groups or not is_float32(graph, x):
         return False
     known = graph.type_of(x)
     shape = known.shape if isinstance(known, TensorType) else None
-    if shape is None or len(shape) != weight.ndim or shape[1] != groups * per_group:
+    if shape is None or len(shape) != len(kernel) or shape[1] != groups * per_group:
         return False  # the constant may broadcast x
-    step = constant_step(graph, before, x, weight.ndim, groups * per_group)
+    step = constant_step(graph, before, x, len(kernel), groups * per_group)
     if step is None or step[1].any():
+        return False
+    weight, bias = _weights(graph, conv)
+    if weight is None or bias is None:
         return False
     # Output channels in groups, [groups, outputs of a group, inputs of a group, ...].
     grouped = weight.reshape(groups, -1, *weight.shape[1:])
@@ -233,10 +235,18 @@ def constant_step(
     return (1 / values, 0 * ones) if is_first and values.all() else None
 
 
+def _weight_shape(graph: Graph, conv: Node) -> tuple[int, ...] | None:
+    """Return the shape of a convolution's constant float32 weight, which is cheaper than the weight, or None."""
+    tensor = graph.constant_tensor(conv.input(1))
+    if tensor is None or tensor.dtype is not DataType.FLOAT or len(tensor.shape) < 3 or 0 in tensor.shape:
+        return None
+    return tensor.shape
+
+
 def _weights(graph: Graph, conv: Node) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-    """Return the constant weight and bias of a float32 convolution, in float64; None for other values."""
+    """Return the constant weight and bias of a convolution with a `_weight_shape`, in float64; None for others."""
     weight = _float(graph, conv.input(1))
-    if weight is None or weight.ndim < 3 or 0 in weight.shape:
+    if weight is None:
         return None, None
     bias = _float(graph, conv.input(2)) if conv.input(2) else np.zeros(len(weight))
     return weight, (bias if bias is not None and bias.shape == (len(weight),) else None)

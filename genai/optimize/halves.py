@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.common.host_memory import mapped_array
+from genai.kernels.cpu.arrays.halves import from_halves
 from genai.ops.registry import find_kernel
 
 from ..onnx.ir import Attribute, Graph, Node, OnnxModel, OnnxTensor, Value, make_node
@@ -23,6 +24,8 @@ _DOMAINS = ("", MS, OURS, ML)
 _TYPES = ("to", "dtype", "output_dtype")
 # Operators that the rule leaves, so that it changes nothing when it runs again.
 _UNCHANGED = (("", "Cast"), ("", "Constant"))
+# Number of elements from which the compiled conversion, ten times as fast as NumPy's, outweighs its call.
+_LEAST_COMPILED = 1 << 14
 # Operators whose results depend on the bits of their inputs.
 _READS_BITS = frozenset({"BitCast"})
 
@@ -128,7 +131,10 @@ def _widen_constants(graph: Graph) -> None:
 def _as_float32(narrow: NDArray[Any]) -> NDArray[np.float32]:
     """Convert an array into a separate mapping, which is returned to the system when the array has been packed."""
     wide: NDArray[np.float32] = mapped_array(4 * narrow.size).view(np.float32).reshape(narrow.shape)
-    wide[...] = narrow
+    if narrow.dtype == np.float16 and narrow.size >= _LEAST_COMPILED:
+        from_halves(narrow, out=wide)
+    else:
+        wide[...] = narrow
     return wide
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import TypeAlias
 
 import onnx
@@ -16,7 +17,7 @@ from onnx import shape_inference
 
 from ..errors import GraphError, malformed
 from ..onnx.ir import Attribute, Function, Graph, Node, OnnxModel, OnnxTensor, Value
-from ..onnx.node import EQUATION, ML
+from ..onnx.node import EQUATION, ML, onnx_schema
 from ..onnx.serialize import Serializer, encode_value
 from ..onnx.storage import StringStorage
 from ..onnx.type_protos import decode_type, encode_type
@@ -27,6 +28,16 @@ GraphTypes: TypeAlias = dict[str, Type]
 
 # Constants up to this size may be shapes, axes or scales, so they are passed to ONNX's inference.
 MAX_CONSTANT_BYTES = 1024
+
+# The types of these operators' results do not depend on elements of their inputs, so that nodes that differ only in
+# constants are equal. Frequent operators are enough.
+_READ_TYPES_ONLY = frozenset(
+    ("", name)
+    for name in """
+    Add Cast Clip Concat Conv DequantizeLinear Div Gelu Gemm LeakyRelu MatMul MatMulInteger Mul PRelu QuantizeLinear
+    Relu Sigmoid Softmax Sub Tanh Transpose
+    """.split()
+)
 
 _GENERATED = re.compile(r"unk__\d+")
 _HIDDEN_DOMAIN = "genai.shape_rules"
@@ -75,15 +86,20 @@ def infer_single(
     small = {name: tensor for name, tensor in constants.items() if tensor.nbytes <= MAX_CONSTANT_BYTES}
     try:
         outputs = shape_inference.infer_node_outputs(
-            onnx.defs.get_schema(op_type, version, domain),
+            onnx_schema(domain, op_type, version),
             encoder.node(node),
             {name: encode_type(known) for name, known in types.items()},
             {name: encoder.tensor(tensor.renamed(name)) for name, tensor in small.items()},
-            opset_imports=[onnx.helper.make_opsetid(domain, version)],
+            opset_imports=[_opset(domain, version)],
         )
     except Exception:  # ONNX raises several exception types; if it cannot infer a node, the node has no types.
         return {}
     return {name: known for name, proto in outputs.items() if name and (known := decode_type(proto)) is not None}
+
+
+@cache
+def _opset(domain: str, version: int) -> onnx.OperatorSetIdProto:
+    return onnx.helper.make_opsetid(domain, version)
 
 
 class SingleInference:
@@ -95,10 +111,12 @@ class SingleInference:
     def __call__(
         self, node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, OnnxTensor]
     ) -> GraphTypes:
-        attributes = tuple(_attribute_content(attribute) for attribute in node.attributes.values())
+        attributes = tuple([_attribute_content(attribute) for attribute in node.attributes.values()])
         if None in attributes:
             return infer_single(node, version, types, constants)
-        inputs = tuple((types.get(name), _content(constants.get(name))) for name in node.inputs)
+        if node.key in _READ_TYPES_ONLY:
+            constants = {}
+        inputs = tuple([(types.get(name), _content(constants.get(name))) for name in node.inputs])
         key = node.key, version, attributes, inputs, tuple(map(bool, node.outputs))
         known = self._known.get(key)
         if known is None:

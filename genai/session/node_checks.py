@@ -6,7 +6,8 @@ error names the node, the attribute and its value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -119,32 +120,33 @@ def _check_graph(model: OnnxModel, graph: Graph, versions: Mapping[str, int]) ->
                 f"the model imports the operator sets {', '.join(name or 'ai.onnx' for name in versions)}",
                 "export the model again, or add the missing opset_import",
             )
-        schema = onnx_schema(domain, op_type, versions[domain])
-        if schema is not None:
-            _check_node(graph, node, schema)
-        if node.attributes and (schema is not None or domain == MS):
+        definition = _definition(domain, op_type, versions[domain])
+        if definition is not None:
+            _check_node(graph, node, definition)
+        if node.attributes and (definition is not None or domain == MS):
             _check_values(node)
 
 
-def _check_node(graph: Graph, node: Node, schema: Any) -> None:
-    if node.attributes or _required(schema):
-        _check_attributes(node, schema)
-    if not schema.min_input <= len(node.inputs) <= schema.max_input:
-        counts = f"{schema.min_input} to {schema.max_input}"
-        raise _wrong(node, f"it has {len(node.inputs)} inputs", f"it must have {counts} inputs")
-    if not schema.min_output <= len(node.outputs) <= schema.max_output:
-        counts = f"{schema.min_output} to {schema.max_output}"
-        raise _wrong(node, f"it has {len(node.outputs)} outputs", f"it must have {counts} outputs")
-    _check_types(graph, node, schema)
+def _check_node(graph: Graph, node: Node, definition: _Definition) -> None:
+    if node.attributes or definition.required:
+        _check_attributes(node, definition)
+    for what, count, (least, most) in (
+        ("inputs", len(node.inputs), definition.inputs),
+        ("outputs", len(node.outputs), definition.outputs),
+    ):
+        if not least <= count <= most:
+            raise _wrong(node, f"it has {count} {what}", f"it must have {least} to {most} {what}")
+    if len(node.inputs) > 1 and definition.variables:
+        _check_types(graph, node, definition.variables)
 
 
-def _check_attributes(node: Node, schema: Any) -> None:
+def _check_attributes(node: Node, definition: _Definition) -> None:
     """Check the names and types of attributes."""
-    known = _attribute_types(schema)
+    known = definition.attributes
     unknown = node.attributes.keys() - known.keys()
     if unknown:
         raise _wrong(node, f"it has the attributes {sorted(unknown)}", f"the allowed attributes are {sorted(known)}")
-    missing = [name for name in _required(schema) if name not in node.attributes]
+    missing = [name for name in definition.required if name not in node.attributes]
     if missing:
         raise _wrong(node, f"it lacks the attributes {missing}", "these attributes are required")
     for name, attribute in node.attributes.items():
@@ -185,47 +187,59 @@ def _article(kind: AttributeType) -> str:
     return f"{'an' if kind.name[0] in 'AEIOU' else 'a'} {kind.name}"
 
 
-# onnx converts a schema's attributes at every access, so the results are cached by schema.
-_TYPES: dict[Any, dict[str, AttributeType]] = {}
-_REQUIRED: dict[Any, tuple[str, ...]] = {}
+@dataclass(frozen=True)
+class _Definition:
+    """What the checks read of an onnx.defs.OpSchema, which converts its contents at every access.
+
+    Attributes:
+        inputs, outputs: least and largest count.
+        attributes: the types of all attributes.
+        required: attributes without a default.
+        variables: the type variable of each input; "" for inputs whose type is fixed or independent.
+    """
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    attributes: Mapping[str, AttributeType]
+    required: Sequence[str]
+    variables: Sequence[str]
 
 
-def _identity(schema: Any) -> tuple[str, str, int]:
-    return schema.domain, schema.name, schema.since_version
+@cache
+def _definition(domain: str, op_type: str, version: int) -> _Definition | None:
+    """Return ONNX's definition of an operator, or None if ONNX has none."""
+    schema = onnx_schema(domain, op_type, version)
+    if schema is None:
+        return None
+    attributes = schema.attributes
+    return _Definition(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        {name: AttributeType(item.type.value) for name, item in attributes.items()},
+        [name for name, item in attributes.items() if item.required],
+        [_type_variable(formal) for formal in schema.inputs],
+    )
 
 
-def _attribute_types(schema: Any) -> dict[str, AttributeType]:
-    key = _identity(schema)
-    if key not in _TYPES:
-        _TYPES[key] = {name: AttributeType(item.type.value) for name, item in schema.attributes.items()}
-    return _TYPES[key]
+def _type_variable(formal: Any) -> str:
+    is_free = formal.option == _VARIADIC and not formal.is_homogeneous
+    return "" if is_free or formal.type_str.startswith("tensor(") else formal.type_str
 
 
-def _required(schema: Any) -> tuple[str, ...]:
-    key = _identity(schema)
-    if key not in _REQUIRED:
-        _REQUIRED[key] = tuple(name for name, item in schema.attributes.items() if item.required)
-    return _REQUIRED[key]
-
-
-def _check_types(graph: Graph, node: Node, schema: Any) -> None:
+def _check_types(graph: Graph, node: Node, variables: Sequence[str]) -> None:
     """Check that all inputs with the same type variable have the same element type."""
     bound: dict[str, DataType] = {}
     for index, name in enumerate(node.inputs):
-        if not schema.inputs:
-            return
-        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
-        if formal.option == _VARIADIC and not formal.is_homogeneous:
-            continue
-        known = graph.type_of(name) if name else None
+        variable = variables[min(index, len(variables) - 1)]
+        known = graph.type_of(name) if name and variable else None
         if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED:
             continue
-        dtype = bound.setdefault(formal.type_str, known.dtype)
-        if dtype != known.dtype and not formal.type_str.startswith("tensor("):
+        dtype = bound.setdefault(variable, known.dtype)
+        if dtype is not known.dtype:
             raise _wrong(
                 node,
                 f"its inputs {', '.join(node.inputs)} have the types {dtype.onnx_name} and {known.dtype.onnx_name}",
-                f"all inputs of type {formal.type_str!r} must have the same element type",
+                f"all inputs of type {variable!r} must have the same element type",
             )
 
 

@@ -28,6 +28,7 @@ from ..optimize.gradients import expand_gradients
 from ..optimize.halves import compute_halves_in_float32
 from ..optimize.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
 from ..optimize.shapes import infer_shapes
+from ..optimize.simplify import share_subexpressions
 from ..optimize.standard import LAYOUT_RULES, SESSION_RULES
 from .config import SessionConfig
 from .execution_providers import AssignedPart, hand_over
@@ -84,7 +85,9 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     disabled = config.disabled_rules | (_QDQ_RULES if config.keep_qdq else frozenset())
     if fold_constants.name in disabled:
         disabled |= {fold_before_inference.name}
-    early = [rule for rule in (lift_constants, fold_before_inference) if rule.name not in disabled]
+    early = [
+        rule for rule in (lift_constants, share_subexpressions, fold_before_inference) if rule.name not in disabled
+    ]
     run_rewrites(model, early, config.level)
     infer_shapes(model)
     if expand_gradients(model):

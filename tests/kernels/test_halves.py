@@ -30,6 +30,15 @@ def test_shapes_and_layouts(shape):
     np.testing.assert_array_equal(to_halves(found), x)
 
 
+def test_given_array():
+    out = np.full(HALVES.shape, 7, np.float32)
+    assert from_halves(HALVES, out=out) is out
+    np.testing.assert_array_equal(out, HALVES.astype(np.float32))
+    for wrong in (out[1:], out.astype(np.float64), np.zeros((1 << 16, 2), np.float32)[:, 0]):
+        with pytest.raises(ValueError, match=r"expected contiguous float32\[65536\]"):
+            from_halves(HALVES, out=wrong)
+
+
 def test_other_types():
     with pytest.raises(ValueError, match="x is float64, expected float16"):
         from_halves(np.zeros(3))

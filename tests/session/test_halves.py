@@ -48,6 +48,19 @@ def test_only_the_ends_are_halves(make_model):
     assert np.isinf(old["y"][1, 1]) and found["y"][1, 1] == 30000
 
 
+@pytest.mark.parametrize("dtype", [HALF, BRAIN])
+@pytest.mark.parametrize("size", [100, 1 << 15])
+def test_constants_keep_their_values(make_model, size, dtype):
+    """Small constants are converted by NumPy, large ones of float16 by a compiled kernel."""
+    kind = helper.tensor_dtype_to_np_dtype(dtype)
+    weight = np.random.default_rng(2).standard_normal(size).astype(kind)
+    model = make_model([node("Mul", "xw", "y")], {"x": (dtype, [size])}, {"y": (dtype, [size])}, {"w": weight})
+    read = read_model(model)
+    infer_shapes(read)
+    assert compute_halves_in_float32.apply(read) == 1
+    np.testing.assert_array_equal(read.graph.constant("w"), weight.astype(np.float32))
+
+
 def test_explicit_casts_still_round(make_model):
     nodes = [node("Cast", "x", "h", to=HALF), node("Add", "hh", "s"), node("Cast", "s", "y", to=FLOAT)]
     model = make_model(nodes, {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])})

@@ -12,7 +12,10 @@ import pytest
 from onnx import helper
 
 import genai as ort
+from genai.onnx.ir import DataType, OnnxTensor
 from genai.onnx.reader import read_model
+from genai.ops.registry import evaluated
+from genai.optimize import constant_folding
 from genai.optimize.base import Level, run_rewrites
 from genai.optimize.composites import fuse_gelu, fuse_hard_swish, fuse_layer_norm, fuse_silu
 from genai.optimize.constant_folding import lift_constants
@@ -490,3 +493,40 @@ def test_silu(make_model, x, nodes, alpha):
     outputs_agree(model, {"x": x})
     shown = make_model(nodes, {"x": X}, {"y": X, "s": X}, {"a": f(1.5)[0]})
     assert "Sigmoid" in ops_after(shown, fuse_silu)
+
+
+def test_equal_constants_are_computed_once(make_model, x, monkeypatch):
+    """Exporters write the same computation of pads before each convolution; the session computes only the first."""
+    nodes, last = [], "x"
+    for layer in range(8):
+        nodes += [
+            node("Constant", "", f"a{layer}", value_floats=[1.0, 2.0, 3.0, 4.0]),
+            node("Exp", [f"a{layer}"], f"e{layer}"),
+            node("Add", [last, f"e{layer}"], f"y{layer}"),
+        ]
+        last = f"y{layer}"
+    model = make_model(nodes, {"x": X}, {last: X})
+    computed = []
+    monkeypatch.setattr(
+        constant_folding, "evaluated", lambda node, *rest: computed.append(node.op_type) or evaluated(node, *rest)
+    )
+    found = ort.InferenceSession(model).run(None, {"x": x})[0]
+    assert computed == ["Exp"]
+    expected = x
+    for _ in range(8):
+        expected = expected + np.exp(f(1, 2, 3, 4))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_weights_of_convolutions_are_not_read_without_need(make_model):
+    """Rules that look for arithmetic next to a convolution look at the neighbours first: weights are large."""
+    nodes = [node("Relu", "x", "r"), node("Conv", "rw", "c"), node("Relu", "c", "y")]
+    read = read_model(make_model(nodes, {"x": IMAGE}, {"y": IMAGE}, {"w": np.ones((3, 3, 1, 1), np.float32)}))
+    infer_shapes(read)
+
+    def fail() -> np.ndarray:
+        raise AssertionError("the weight was read")
+
+    read.graph.add_initializer(OnnxTensor.computed("w", DataType.FLOAT, (3, 3, 1, 1), fail))
+    for rule in (fold_arithmetic_after_conv, fold_factor_before_conv):
+        assert rule.apply(read) == 0

@@ -48,9 +48,11 @@ def narrow_floats(arguments: HalvesArguments, context: int, begin: int, end: int
     return 0
 
 
-def from_halves(x: NDArray[np.float16], threads: Threads | None = None) -> Float32:
-    """Return float16 x, of any shape, as float32."""
-    return _converted(widen_halves, x, np.float16, np.float32, threads)
+def from_halves(x: NDArray[np.float16], threads: Threads | None = None, *, out: Float32 | None = None) -> Float32:
+    """Return float16 x, of any shape, as float32, in `out` or in a new array."""
+    if out is not None and (out.shape != x.shape or out.dtype != np.float32 or not out.flags.c_contiguous):
+        raise ValueError(f"out is {out.dtype}{list(out.shape)}, expected contiguous float32{list(x.shape)}")
+    return _converted(widen_halves, x, np.float16, np.float32, threads, out)
 
 
 def to_halves(x: Float32, threads: Threads | None = None) -> NDArray[np.float16]:
@@ -58,11 +60,13 @@ def to_halves(x: Float32, threads: Threads | None = None) -> NDArray[np.float16]
     return _converted(narrow_floats, x, np.float32, np.float16, threads)
 
 
-def _converted(op: NativeOp, x: NDArray[Any], given: Any, wanted: Any, threads: Threads | None) -> NDArray[Any]:
+def _converted(
+    op: NativeOp, x: NDArray[Any], given: Any, wanted: Any, threads: Threads | None, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
     if x.dtype != given:
         raise ValueError(f"x is {x.dtype}, expected {np.dtype(given)}")
     x = np.ascontiguousarray(x).reshape(x.shape)
-    out = np.empty(x.shape, wanted)
+    out = np.empty(x.shape, wanted) if out is None else out
     if x.size:
         items, nanoseconds = Items(factor=-(-x.size // _PIECE)), x.size * _NANOSECONDS_PER_ELEMENT
         run_alone(op, items, nanoseconds, threads, x=x, out=out, count=x.size)
