@@ -236,10 +236,8 @@ def dequantize_linear(
 @operator("DynamicQuantizeLinear", since_version=11)
 def dynamically_quantized(x: Any, *, threads: Threads | None = None) -> tuple[Any, Any, Any]:
     """Quantise to uint8 over x's range and 0; return values, scale (1 if all are 0, as in onnxruntime), zero point."""
-    if threads is not None and x.dtype == np.float32 and x.size >= _MIN_COMPILED:
-        result = quantized_to_range(threads, x)
-        if result is not None:
-            return result[0], np.asarray(result[1] or np.float32(1)), np.asarray(result[2], np.uint8)
+    if threads is not None and x.dtype == np.float32 and x.size:
+        return quantized_to_range(threads, x)
     low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = (high - low) / np.float32(255) or np.float32(1)
     point = np.clip(np.rint(-low / scale), 0, 255)

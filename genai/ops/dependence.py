@@ -8,14 +8,14 @@ from typing import Any
 _BY_SHAPES = """
     Abs Acos Acosh Add And ArgMax ArgMin ArrayFeatureExtractor Asin Asinh Atan Atanh AveragePool BatchNormalization
     BiasAdd BiasGelu BlockedAveragePool BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale Cast
-    CastLike Ceil Celu Concat Conv Cos Cosh DenseAttention Div Elu Equal Erf Exp FastGelu Flatten Floor FromBlocked
-    FusedConv GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual
-    GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LSTM LayerNormalization
-    LeakyRelu Less LessOrEqual Linear LinearClassifier LinearRegressor Log LogSoftmax MatMul Max MaxPool Mean Min Mish
-    Mod Mul Neg Normalizer Not Or PRelu Pow QuickGelu RMSNormalization RNN Reciprocal Relu Round SVMClassifier
-    SVMRegressor Scaler Selu Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size SkipLayerNormalization
-    SkipSimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh ToBlocked Transpose
-    TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor Where Xor
+    CastLike Ceil Celu Concat Conv Cos Cosh DenseAttention Div DynamicQuantizeLinear Elu Equal Erf Exp FastGelu Flatten
+    Floor FromBlocked FusedConv GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater
+    GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LSTM
+    LayerNormalization LeakyRelu Less LessOrEqual Linear LinearClassifier LinearRegressor Log LogSoftmax MatMul Max
+    MaxPool Mean Min Mish Mod Mul Neg Normalizer Not Or PRelu Pow QuickGelu RMSNormalization RNN Reciprocal Relu Round
+    SVMClassifier SVMRegressor Scaler Selu Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size
+    SkipLayerNormalization SkipSimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh
+    ToBlocked Transpose TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor Where Xor
 """.split()
 # The results' shapes also depend on the values of all inputs after the first.
 _BY_FIRST_SHAPE = """
@@ -33,13 +33,13 @@ _SHAPE_INPUTS = {
 # an input of some type or layout, its results are in memory that no program has written.
 _NATIVE = frozenset(
     """
-    Abs Add AveragePool BatchNormalization BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale
-    Cast Clip Concat Conv CumSum DenseAttention Div Elu Erf Exp Expand FastGelu Flatten FromBlocked FusedConv GRU
-    Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity InstanceNormalization LSTM
-    LayerNormalization LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization ReduceL2
-    ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization
-    SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt Squeeze Sub SwiGLU Swish Tanh
-    Tile ToBlocked TopK Transpose Unsqueeze
+    Abs Add AveragePool BatchNormalization BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale Cast
+    Clip Concat Conv CumSum DenseAttention Div DynamicQuantizeLinear Elu Erf Exp Expand FastGelu Flatten FromBlocked
+    FusedConv GRU Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity InstanceNormalization
+    LSTM LayerNormalization LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization
+    ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid
+    SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt
+    Squeeze Sub SwiGLU Swish Tanh Tile ToBlocked TopK Transpose Unsqueeze
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.

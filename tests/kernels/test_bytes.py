@@ -45,11 +45,26 @@ def test_rounding_to_the_range(threads, rng, size, low):
     np.testing.assert_array_equal(values, np.clip(np.rint(x / scale) + point, 0, 255).astype(np.uint8))
 
 
-@pytest.mark.parametrize("odd", [0.0, np.nan, np.inf, -np.inf])
-def test_no_range(threads, odd):
-    x = np.zeros((33, 401), np.float32)
-    x[20, 3] = odd
-    assert quantized_to_range(threads, x) is None
+@pytest.mark.parametrize("size", [2, 5, 16, 33 * 401])
+@pytest.mark.parametrize(
+    ("odd", "expected"),
+    [
+        ((0.0,), 1.0),
+        ((1e-45,), 1.0),
+        ((np.nan,), np.nan),
+        ((np.inf,), np.inf),
+        ((-np.inf,), np.inf),
+        ((3e38, -3e38), np.inf),
+        ((np.nan, np.inf), np.nan),
+    ],
+)
+def test_no_range(threads, size, odd, expected):
+    x = np.zeros(size, np.float32)
+    x[-len(odd) :] = odd
+    values, scale, point = quantized_to_range(threads, x)
+    assert not values.any()
+    np.testing.assert_array_equal(scale, np.float32(expected))
+    assert (point.dtype, point.item()) == (np.uint8, 0)
 
 
 def test_other_types(threads):
@@ -57,5 +72,6 @@ def test_other_types(threads):
         quantized_bytes(threads, np.zeros(3), 1.0, 0, np.int8)
     with pytest.raises(ValueError, match="x is int32"):
         dequantized_bytes(threads, np.zeros(3, np.int32), 1.0, 0)
+    assert quantized_to_range(threads, np.ones((), np.float32))[0].shape == ()
     with pytest.raises(ValueError, match="x is float32"):
         quantized_to_range(threads, np.zeros(0, np.float32))

@@ -30,7 +30,8 @@ class PieceArguments(Arguments):
     """`count` numbers in pieces, which are the items, and the destination for the results.
 
     `qparams` holds the scale and zero point, float32 [2]. Results are clipped to [`low`, `high`]. `ranges` is the
-    result of `value_range`. `found` is the destination for the scale and zero point that were found, float32 [2].
+    result of `value_range`. `scale` (float32) and `zero` (uint8) are the destinations for the scale and zero point that
+    were found.
     """
 
     x: Address
@@ -40,17 +41,21 @@ class PieceArguments(Arguments):
     low: float = 0.0
     high: float = 0.0
     ranges: Address = None
-    found: Address = None
+    scale: Address = None
+    zero: Address = None
 
 
 @inline
 def _round_pieces(arguments: PieceArguments, begin: int, end: int, scale: Any, point: Any, low: Any, high: Any) -> None:
     """Compute round(x / scale), clipped to [low, high], plus point, for pieces [begin, end)."""
-    x, out, count = arguments.x, arguments.out, arguments.count
-    for first in range(begin * _PIECE, min(end * _PIECE, count), LANES):
-        left = min(count - first, LANES)
-        value = minimum(maximum(memory.load_first(x + 4 * first, left) / scale, low), high)
-        memory.store_as_bytes(out + first, rounded(value) + point, left)
+    x, out, last = arguments.x, arguments.out, min(end * _PIECE, arguments.count)
+    whole = last - last % LANES
+    for first in range(begin * _PIECE, whole, LANES):
+        value = minimum(maximum(memory.load_float32(x + 4 * first) / scale, low), high)
+        memory.store_bytes(out + first, rounded(value) + point)
+    if whole < last:
+        value = minimum(maximum(memory.load_first(x + 4 * whole, last - whole) / scale, low), high)
+        memory.store_as_bytes(out + whole, rounded(value) + point, last - whole)
 
 
 @native_op(PieceArguments)
@@ -86,12 +91,18 @@ def value_range(arguments: PieceArguments, context: int, begin: int, end: int, s
     """Write the min and max of each piece, including 0, to float32 [pieces, 2]. A NaN or infinity results in NaN."""
     x, out, count = arguments.x, arguments.out, arguments.count
     for piece in range(begin, end):
-        least, most, poison = splat_float32(0.0), splat_float32(0.0), splat_float32(0.0)
-        for first in range(piece * _PIECE, min((piece + 1) * _PIECE, count), LANES):
-            value = memory.load_first(x + 4 * first, min(count - first, LANES))
+        least = most = poison = other = splat_float32(0.0)
+        last = min((piece + 1) * _PIECE, count)
+        whole = last - last % (2 * LANES)
+        for first in range(piece * _PIECE, whole, 2 * LANES):
+            one, two = memory.load_float32(x + 4 * first), memory.load_float32(x + 4 * (first + LANES))
+            least, most = minimum(least, minimum(one, two)), maximum(most, maximum(one, two))
+            poison, other = poison + (one - one), other + (two - two)  # 0, or NaN
+        for first in range(whole, last, LANES):
+            value = memory.load_first(x + 4 * first, min(last - first, LANES))
             least, most = minimum(least, value), maximum(most, value)
-            poison = poison + (value - value)  # 0, or NaN
-        nothing = reduce_add(poison)
+            poison = poison + (value - value)
+        nothing = reduce_add(poison + other)
         memory.write_float32(out + 8 * piece, nothing - reduce_max(0.0 - least))
         memory.write_float32(out + 8 * piece + 4, nothing + reduce_max(most))
     return 0
@@ -99,46 +110,61 @@ def value_range(arguments: PieceArguments, context: int, begin: int, end: int, s
 
 @native_op(PieceArguments)
 def quantize_to_range(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Quantise to uint8 over the range of all pieces (items). Nothing is written if the range is empty or infinite."""
-    count, ranges, found = arguments.count, arguments.ranges, arguments.found
-    least, most = splat_float32(0.0), splat_float32(0.0)
+    """Quantise to uint8 over the range of all pieces (items). If it is empty or infinite, the results are 0."""
+    count, ranges, out = arguments.count, arguments.ranges, arguments.out
+    least = most = poison = np.float32(0.0)
     for piece in range(-(-count // _PIECE)):
         low, high = memory.read_float32(ranges + 8 * piece), memory.read_float32(ranges + 8 * piece + 4)
-        if low != low or high != high:
-            return 0
-        least, most = minimum(least, splat_float32(low)), maximum(most, splat_float32(high))
-    scale = (most - least) / _STEPS
-    one = reduce_max(scale)
-    if not 0.0 < one < np.inf:
-        return 0
-    point = minimum(maximum(rounded((0.0 - least) / scale), 0.0), _STEPS)
+        least, most, poison = min(least, low), max(most, high), poison + (high - high)
+    one = (most - least) / np.float32(_STEPS)
+    if poison == 0.0 and 0.0 < one < np.inf:
+        scale = splat_float32(one)
+        point = minimum(maximum(rounded(splat_float32(0.0 - least) / scale), 0.0), _STEPS)
+        _round_pieces(arguments, begin, end, scale, point, 0.0 - point, _STEPS - point)
+        zero = reduce_max(point)
+    else:
+        one = np.float32(1.0) if poison == 0.0 and one == 0.0 else _odd_scale(arguments.x, count)
+        zero = np.float32(0.0)
+        for index in range(begin * _PIECE, min(end * _PIECE, count)):
+            memory.write_int8(out + index, 0)
     if begin == 0:
-        memory.write_float32(found, one)
-        memory.write_float32(found + 4, reduce_max(point))
-    _round_pieces(arguments, begin, end, scale, point, 0.0 - point, _STEPS - point)
+        memory.write_float32(arguments.scale, one)
+        memory.write_int8(arguments.zero, int(zero))
     return 0
 
 
-def quantized_to_range(threads: Threads, x: Float32) -> tuple[NDArray[np.uint8], np.float32, int] | None:
-    """Return x quantised to uint8 over the range of x and 0, the scale and the zero point.
+@inline
+def _odd_scale(x: int, count: int) -> Any:
+    """Return the scale of numbers with an infinite range: infinity, or NaN if one of them is NaN."""
+    found = np.float32(np.inf)
+    for index in range(count):
+        value = memory.read_float32(x + 4 * index)
+        if value != value:
+            found = value
+    return found
 
-    Returns None if the range is empty or not finite.
+
+def quantized_to_range(
+    threads: Threads, x: Float32
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+    """Return x quantised to uint8 over the range of x and 0, the scale and the zero point, both without axes.
+
+    If all numbers are 0, the scale is 1. If the range is not finite, the scale is infinite or NaN, and the bytes are 0.
     """
     if x.dtype != np.float32 or not x.size:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with at least one element")
-    x = np.ascontiguousarray(x)
-    out, found = np.empty(x.shape, np.uint8), np.zeros(2, np.float32)
+    out, scale, zero = np.empty(x.shape, np.uint8), np.empty((), np.float32), np.empty((), np.uint8)
     ranges = own_memory("ranges", 8 * -(-x.size // _PIECE))
-    _range_program(x.size).run(threads, x=x, out=out, ranges=ranges, found=found)
-    return (out, found[0], int(found[1])) if found[0] > 0 else None
+    _range_program(x.size).run(threads, x=np.ascontiguousarray(x), out=out, ranges=ranges, scale=scale, zero=zero)
+    return out, scale, zero
 
 
 @lru_cache(maxsize=512)
 def _range_program(size: int) -> NodeProgram:
     items = Items(factor=-(-size // _PIECE))
-    x, out, ranges, found = map(Binding, ("x", "out", "ranges", "found"))
+    x, out, ranges, scale, zero = map(Binding, ("x", "out", "ranges", "scale", "zero"))
     measured = PieceArguments(x=x, out=ranges, count=size)
-    rounded = PieceArguments(x=x, out=out, count=size, ranges=ranges, found=found)
+    rounded = PieceArguments(x=x, out=out, count=size, ranges=ranges, scale=scale, zero=zero)
     phases = [[Call(value_range, measured, items)], [Call(quantize_to_range, rounded, items)]]
     return NodeProgram(phases, 2 * size * _NANOSECONDS_PER_ELEMENT)
 
