@@ -239,14 +239,21 @@ class ResultCheck:
         return checked
 
     def are_declared(self, results: Sequence[Any]) -> bool:
-        """Return True if results with these shapes and types need no further check, unless they share memory."""
+        """Return True if results with these shapes and types need no further check, unless they share memory.
+
+        Sequences need no check if all their values are new objects.
+        """
         return all(
-            type(result) is np.ndarray and result.dtype is dtype and result.shape == known
+            type(result) is list if dtype is None else _is_array_of(result, dtype, known)
             for (_, dtype, _), known, result in zip(self._outputs, self._known, results, strict=True)
         )
 
 
 _CHECKED = (np.ndarray, DeviceTensor)
+
+
+def _is_array_of(value: Any, dtype: Any, shape: Any) -> bool:
+    return type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
 
 
 def _is_new(array: Any) -> bool:

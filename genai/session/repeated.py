@@ -101,17 +101,23 @@ class OnlyProgram:
 
     def __init__(self, plan: Plan, indices: Sequence[int]) -> None:
         """`indices`: the index of each of the program's inputs in the feeds."""
-        op, *self._conversions = plan.calls
-        self._outputs = plan.outputs
+        op, *conversions = plan.calls
         self._op, self._indices, self.is_checked = op, indices, False
         kernel = op.kernel
         assert isinstance(kernel, _JoinedKernel)
         self._kernel = kernel
+        # Each conversion's kernel, and the numbers of its inputs among the program's results and earlier conversions.
+        self._conversions: list[tuple[Any, list[int]]] = []
+        made = [*op.outputs]
+        for other in conversions:
+            self._conversions.append((other.kernel, [made.index(slot) for slot in other.inputs]))
+            made += other.outputs
+        self._results = [made.index(slot) for slot in plan.outputs]
 
     @property
     def makes_new_arrays(self) -> bool:
-        """True if each run returns new arrays of the same shapes and types that share no memory."""
-        return self._kernel.is_plain and not self._conversions
+        """True if the arrays that each run returns are new, have the same shapes and types, and share no memory."""
+        return self._kernel.is_plain and len(set(self._results)) == len(self._results)
 
     @staticmethod
     def of(plan: Plan, key: Sequence[Any]) -> OnlyProgram | None:
@@ -137,11 +143,9 @@ class OnlyProgram:
             found = self._kernel.run(inputs)
             if not self._conversions:
                 return found
-            slots = dict(zip(op.outputs, found, strict=True))
-            for op in self._conversions:
-                inputs = [slots[slot] for slot in op.inputs]
-                slots.update(zip(op.outputs, op.kernel(None, inputs), strict=False))
-            return tuple([slots[slot] for slot in self._outputs])
+            for kernel, indices in self._conversions:
+                found += kernel(None, [found[index] for index in indices])
+            return tuple([found[index] for index in self._results])
         except Exception as error:
             raise_explained(explain, op, inputs, error)
 

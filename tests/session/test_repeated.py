@@ -418,6 +418,20 @@ def test_dictionaries_are_made_from_the_results_of_a_program():
         np.testing.assert_array_equal(found["y"], expected["y"])
         assert found["z"] == expected["z"] == [dict(zip((7, 9), row, strict=True)) for row in expected["y"].tolist()]
     assert len(session._repeated._programs) == 2
+    assert all(program.is_checked for program in session._repeated._programs.values())
+
+
+def test_results_of_a_program_that_are_returned_twice_share_no_memory():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
+        g (float[N, 2] x) => (float[N, 2] y, float[N, 2] w, seq(map(int64, float)) z) {
+            y = Softmax(x) w = Identity(y) z = ai.onnx.ml.ZipMap<classlabels_int64s = [7, 9]>(y)
+        }""")
+    session = Session(model, SessionConfig(threads=1))
+    for _ in range(8):
+        found = session.run({"x": _numbers(3, 2)})
+        expected = found["w"].copy()
+        found["y"][...] = 0
+        np.testing.assert_array_equal(found["w"], expected)
 
 
 def test_a_wrong_declared_shape_is_named_in_every_run():
