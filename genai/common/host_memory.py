@@ -164,6 +164,17 @@ class _Part:
         self._give_back()
 
 
+# Recycled arrays have at least this many bytes. The C library rarely returns the memory of smaller arrays to the
+# system, and allocates it in less time.
+LEAST_RECYCLED = 1 << 20
+_RECYCLED = RecycledMemory(1 << 26)
+
+
+def recycled(nbytes: int) -> NDArray[np.uint8] | None:
+    """Return bytes of the process's recycled memory that start on a cache line; None if they are few or do not fit."""
+    return _RECYCLED.array(nbytes) if nbytes >= LEAST_RECYCLED else None
+
+
 def new_array(arena: Arena | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return a zeroed array from an arena, or a separate array if `arena` is None."""
     return (huge_array if arena is None else arena.array)(shape, dtype)

@@ -2,7 +2,7 @@
 
 The second run with the same shapes is recorded. Later runs do not compute results that depend only on shapes, and
 adjacent kernels that only run compiled programs become one program. In small graphs, most calls of kernels take longer
-than their work.
+than their work. With several threads, the Python code of a call also delays all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from genai.common.host_memory import recycled
 from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 from genai.kernels.cpu.program.bound_program import first_element
 from genai.kernels.cpu.program.recording import POISON, JoinedProgram, RecordedRun, Recorder, recorded
@@ -39,9 +40,11 @@ Call = Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]]
 Feeds = Sequence[tuple[int, Any]]
 # Number of sets of shapes for which a plan has a faster form, and that are remembered after one run.
 _MAX_FORMS, _MAX_SEEN = 16, 64
-# Larger values are computed by separate calls, whose memory is released after the last use. If such a call is short,
-# it becomes a program of one call, unless its values are even larger.
-_MAX_BYTES, _MAX_ALONE_BYTES = 1 << 18, 1 << 22
+# Larger values are computed by separate calls, whose memory is released after the last use.
+_MAX_BYTES = 1 << 22
+# Larger values take longer to compute than a call of a kernel takes. For broadcast operands of this size, kernels use
+# compiled programs also if they are not recorded.
+_FEW_BYTES = 1 << 18
 # Stored values are smaller, because they take memory between runs.
 _MAX_STORED_BYTES = 1 << 16
 _LINE = 64
@@ -203,7 +206,9 @@ class _Segment:
         held: constants whose addresses the programs contain.
         views: the calls that return views of outer values. They take no time, unless another kernel needs the views.
         made: numbers of the views that are also made by an ordinary call ahead of the segment.
-        is_alone: True if the segment is one call with larger values.
+        nanoseconds: approximate time of the runs on one thread.
+        is_fast_alone: True if a call takes less time as an ordinary call than as a program of one call.
+        is_large: True if an input is large.
     """
 
     ops: list[OpCall] = field(default_factory=list)
@@ -213,7 +218,9 @@ class _Segment:
     held: list[Any] = field(default_factory=list)
     views: list[OpCall] = field(default_factory=list)
     made: set[int] = field(default_factory=set)
-    is_alone: bool = False
+    nanoseconds: float = 0.0
+    is_fast_alone: bool = False
+    is_large: bool = False
 
     def computes(self, slots: Sequence[int]) -> bool:
         """Return True if one of these slots is written by a program."""
@@ -268,7 +275,7 @@ class _Recording:
         elif is_native(op.op_type, op.kernel) and (not needs_values(op.op_type) or self._are_stored(op.inputs[1:])):
             with recorded() as recorder:
                 results = self._call(op, context, inputs)
-            if not self._join(op, inputs, results, recorder) and not self._join_alone(op, inputs, results, recorder):
+            if not self._join(op, inputs, results, recorder):
                 self._add_ordinary(op)
         else:
             results = self._call(op, context, inputs)
@@ -331,30 +338,12 @@ class _Recording:
             self._steps.append(self._segment)
         self._segment = _Segment()
 
-    def _join_alone(self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder) -> bool:
-        """Add a segment of one call with larger values, if the call is only one run. No memory is kept between runs."""
-        sizes = {array.size for array in inputs if isinstance(array, np.ndarray)}
-        if len(recorder.runs) != 1 or recorder.own or is_fast_alone(op.op_type, is_broadcast=len(sizes) > 1):
-            return False
-        if self._segment.computes(op.inputs):
+    def _join(self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder) -> bool:
+        """Add a call to the current segment. Return False if its work is more than the recorded runs."""
+        if recorder.can_join and not recorder.can_follow(self._segment.nanoseconds):
             self._end_segment()
-        others, self._segment = self._segment, _Segment(is_alone=True)
-        is_joined = self._join(op, inputs, results, recorder, alone=True)
-        if is_joined:
-            self._steps += [*others.make_views(op.inputs), self._segment]
-        self._segment = others
-        return is_joined
-
-    def _join(
-        self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder, *, alone: bool = False
-    ) -> bool:
-        """Add a call to the current segment. Return False if its work is more than the recorded runs.
-
-        Args:
-            alone: True if the segment will contain no other call, so that values may be larger.
-        """
         segment = self._segment
-        regions = _Regions(_MAX_ALONE_BYTES if alone else _MAX_BYTES)
+        regions = _Regions()
         regions.constants += recorder.fixed
         for slot, array in zip(op.inputs, inputs, strict=False):
             if array is None:
@@ -366,7 +355,7 @@ class _Recording:
             else:
                 regions.add(array, slot, 0)
         places = [None if value is None else regions.place_of_result(value) for value in results]
-        if not (recorder.is_short and recorder.is_complete and regions.is_valid):
+        if not (recorder.can_join and recorder.is_complete and regions.is_valid):
             return False
         for _, memory in recorder.own:
             regions.add(memory, _Buffer(memory.nbytes, first_element(memory) % _LINE), 0)
@@ -387,6 +376,12 @@ class _Recording:
             return False
         segment.ops.append(op)
         segment.runs += runs
+        segment.nanoseconds += recorder.nanoseconds
+        arrays = [array for array in inputs if isinstance(array, np.ndarray)]
+        is_large = max((array.nbytes for array in arrays), default=0) > _FEW_BYTES
+        is_broadcast = len({array.size for array in arrays}) > 1
+        segment.is_fast_alone |= is_fast_alone(op.op_type, is_broadcast=is_large and is_broadcast)
+        segment.is_large |= is_large
         segment.held += regions.constants
         for slot, array in zip(op.inputs, inputs, strict=False):
             if array is not None and slot not in self._stored and slot not in segment.produced:
@@ -408,7 +403,7 @@ class _Recording:
         for step in reversed(self._steps):
             if isinstance(step, OpCall):
                 found = [step]
-            elif not (_is_worth_joining(step) or (len(self._steps) == 1 and step.runs)):
+            elif not _is_worth_joining(step, is_only=len(self._steps) == 1):
                 found = [op for op in step.ops[::-1] if op not in step.views or step.views.index(op) not in step.made]
             else:
                 read = tuple(slot for slot in step.produced if slot in needed and step.computes([slot]))
@@ -438,11 +433,15 @@ _CHECKS = 2
 _FIXED: _Place = (-1, 0)
 
 
-def _is_worth_joining(segment: _Segment) -> bool:
-    """Return True if a joined program takes less time than the calls of a segment."""
-    if segment.is_alone or len(segment.runs) > 1:
+def _is_worth_joining(segment: _Segment, *, is_only: bool) -> bool:
+    """Return True if a joined program takes less time than the calls of a segment.
+
+    Args:
+        is_only: True if the plan has no other calls.
+    """
+    if is_only and len(segment.runs) == 1 and not segment.is_large:
         return True
-    return len(segment.runs) == 1 and not any(is_fast_alone(op.op_type) for op in segment.ops)
+    return len(segment.runs) > 1 or (len(segment.runs) == 1 and not segment.is_fast_alone)
 
 
 class _Regions:
@@ -454,9 +453,7 @@ class _Regions:
         is_valid: False if an array is large or not an array, so that the call is not joined.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: the size of the largest valid array."""
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self.constants: list[Any] = []
         self.new: set[_Buffer] = set()
         self.is_valid = True
@@ -465,7 +462,7 @@ class _Regions:
 
     def add(self, array: Any, place: int | _Buffer, offset: int) -> None:
         """Add an array with the place of its first element."""
-        if type(array) is not np.ndarray or array.dtype.hasobject or not 0 < array.nbytes <= self._most_bytes:
+        if type(array) is not np.ndarray or array.dtype.hasobject or not 0 < array.nbytes <= _MAX_BYTES:
             self.is_valid = False
             return
         begin, end = first_element(array), _end(array)
@@ -653,7 +650,8 @@ def _is_whole(place: _Place, layout: _Layout) -> bool:
 
 def _memory(size: int, start: int) -> Any:
     """Return bytes whose address modulo a cache line is `start`."""
-    memory = np.empty(size + _LINE, np.uint8)
+    memory = recycled(size + _LINE)
+    memory = np.empty(size + _LINE, np.uint8) if memory is None else memory
     skipped = (start - first_element(memory)) % _LINE
     return memory[skipped : skipped + size]
 

@@ -50,7 +50,7 @@ class NodeProgram:
         threads = threads or _ALONE
         recorder = recorder_of_thread()
         if recorder is not None:
-            recorder.add(program, addresses, tokens, is_short=threads.is_short(nanoseconds))
+            recorder.add(program, addresses, tokens, threads, nanoseconds)
         call = copy.only_call if threads.is_direct(nanoseconds) else None
         if call is None:
             threads.run(copy, rows_context(tokens) if tokens else None, nanoseconds=nanoseconds)

@@ -21,7 +21,7 @@ from .step_table import StepField
 
 # Numbers in an item if a row can be split. The size is fixed, so that no result depends on the number of threads.
 PIECE = 4096
-# A call in a program's table: entries that the driver reads, then the operator's arguments.
+# A call in a program's table: entries that the driver reads, then the operator's arguments. Grain 0 = only thread 0.
 OPERATOR, BARRIER, COUNTED, FACTOR, DIVISOR, GRAIN = 0, 1, 2, 3, 4, 5
 FIRST_ARGUMENT = 8
 CALL_ENTRIES = FIRST_ARGUMENT + MAX_ARGUMENTS

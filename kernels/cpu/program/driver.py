@@ -92,6 +92,16 @@ def _work(call: int, counters: int, shared: int, context: int, scratch: int, thr
 
 
 @inline
+def _work_alone(call: int, shared: int, context: int, scratch: int) -> None:
+    """Compute all items of a call, unless the run has failed or is cancelled."""
+    items = _items(call, context)
+    if items > 0 and entry(context, StepField.CANCEL) == 0 and entry(shared, ERROR) == 0:
+        status = call_operator(entry(call, OPERATOR), call + 8 * FIRST_ARGUMENT, context, np.int64(0), items, scratch)
+        if status != 0:
+            exchange(shared + 8 * ERROR, status)
+
+
+@inline
 def _address(shared: int, thread: int, entry: int) -> int:
     """Return the address of one of a thread's entries."""
     return shared + 8 * (FIRST_THREAD + thread * THREAD_ENTRIES + entry)
@@ -138,7 +148,10 @@ def _run_calls(shared: int, thread: int) -> None:
     barrier = entry(shared, FIRST_BARRIER)
     for index in range(entry(shared, CALL_COUNT)):
         call = calls + index * CALL_BYTES
-        _work(call, counters + index * threads * _COUNTER_BYTES, shared, context, scratch, thread, threads)
+        if entry(call, GRAIN) > 0:
+            _work(call, counters + index * threads * _COUNTER_BYTES, shared, context, scratch, thread, threads)
+        elif thread == 0:
+            _work_alone(call, shared, context, scratch)
         if entry(call, BARRIER) != 0 and threads > 1:
             barrier = _wait(shared, thread, threads, barrier)
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:  # recorded programs run on threads
 MAX_THREADS = 1024
 # Minimum work in nanoseconds for which other threads are started.
 _MIN_SHARED_WORK = 40_000.0
-# Joined runs are one run, so a run of one thread that takes longer stays separate, and interrupts are handled between.
-_MAX_JOINED_WORK = 500_000.0
+# Work in nanoseconds per thread: of the longest run that is joined with others, and of joined runs. Interrupts are
+# handled after joined runs.
+_MAX_JOINED_WORK, _MAX_JOINED_SUM = 500_000.0, 20_000_000.0
 # A run that may take longer does not run on the main thread, because only the main thread handles interrupts.
 _NANOSECONDS_BETWEEN_SIGNALS = 0.05e9
 
@@ -241,9 +242,13 @@ class Threads:
         if error:
             raise refused(error)
 
-    def is_short(self, nanoseconds: float) -> bool:
-        """Return True if a run of this time uses only the calling thread and can be joined with other runs."""
-        return nanoseconds < (_MIN_SHARED_WORK if self.count > 1 else _MAX_JOINED_WORK)
+    def can_join(self, nanoseconds: float, joined: float = 0.0) -> bool:
+        """Return True if a run of this time is short enough to be joined with runs that take `joined` together."""
+        return nanoseconds < _MAX_JOINED_WORK * self.count and joined + nanoseconds < _MAX_JOINED_SUM * self.count
+
+    def shares(self, nanoseconds: float) -> bool:
+        """Return True if other threads take part in a run of this time."""
+        return self.count > 1 and nanoseconds >= _MIN_SHARED_WORK
 
     def is_direct(self, nanoseconds: float) -> bool:
         """Return True if a run of this time uses only the calling thread because no other thread may share it."""
@@ -251,7 +256,7 @@ class Threads:
 
     def _run(self, program: Program, context: ContextTable, nanoseconds: float) -> int:
         # A program without calls has no final barrier at which the threads could meet.
-        if self.count > 1 and len(program.table) and nanoseconds >= _MIN_SHARED_WORK:
+        if len(program.table) and self.shares(nanoseconds):
             return _POOL.run(program, context, self.count)
         alone: _Workspace | None = getattr(_OWN, "workspace", None)
         if alone is None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.common.host_memory import RecycledMemory
+from genai.common.host_memory import recycled
 
 from ....checks import Float32
 from ...jit.arguments import Address, Arguments
@@ -30,10 +30,6 @@ BLOCK_BYTES = 4 * BLOCK
 _NANOSECONDS_PER_ELEMENT = 0.15
 # Number of pixels in an item.
 _PIECE = 512
-# Bytes of memory that images reuse, and of the smallest image in this memory. The C library rarely returns the memory
-# of smaller arrays to the system, and allocates it in less time.
-_RECYCLED_BYTES, _LEAST_RECYCLED = 1 << 26, 1 << 20
-_IMAGES = RecycledMemory(_RECYCLED_BYTES)
 
 
 def blocks_of(channels: int) -> int:
@@ -51,8 +47,7 @@ def aligned(shape: tuple[int, ...]) -> Float32:
 
 def new_image(shape: tuple[int, ...]) -> Float32:
     """Return an array as `aligned` does. The memory of large arrays is reused by later images."""
-    nbytes = 4 * math.prod(shape)
-    memory = _IMAGES.array(nbytes) if nbytes >= _LEAST_RECYCLED else None
+    memory = recycled(4 * math.prod(shape))
     return aligned(shape) if memory is None else memory.view(np.float32).reshape(shape)
 
 
