@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
+from genai.kernels.cpu.arrays.elements import converted
 from genai.kernels.cpu.arrays.halves import from_halves, to_halves
-from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
 
 from ..onnx.node import MS
 from ..onnx.types import DataType
@@ -58,6 +59,8 @@ def cast_array(x: Any, to: int, *, saturate: bool = True, round_mode: str = "up"
         return to_halves(x)
     if x.dtype == np.float16 and dtype == np.float32:
         return from_halves(x)
+    if recorder_of_thread() is not None and (recorded := converted(x, dtype)) is not None:
+        return recorded
     if dtype.kind == "b":
         return x.astype(np.float32).astype(bool) if x.dtype.kind == "V" else x != 0
     return x.astype(dtype)

@@ -33,21 +33,27 @@ _SHAPE_INPUTS = {
 # an input of some type or layout, its results are in memory that no program has written.
 _NATIVE = frozenset(
     """
-    Abs Add AveragePool BatchNormalization BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale Cast
-    Clip Concat Conv CumSum DenseAttention Div DynamicQuantizeLinear Elu Erf Exp Expand FastGelu Flatten FromBlocked
-    FusedConv GRU Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity InstanceNormalization
-    LSTM LayerNormalization LeakyRelu Linear LogSoftmax MatMul MaxPool Mul Neg Pad Pow QuickGelu RMSNormalization
-    ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid
-    SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt
-    Squeeze Sub SwiGLU Swish Tanh Tile ToBlocked TopK Transpose Unsqueeze
+    Abs Add And AveragePool BatchNormalization BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale
+    Cast Clip Concat Conv CumSum DenseAttention Div DynamicQuantizeLinear Elu Equal Erf Exp Expand FastGelu Flatten
+    FromBlocked FusedConv GRU Gather GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual
+    HardSigmoid HardSwish Identity InstanceNormalization LSTM LayerNormalization LeakyRelu Less LessOrEqual Linear
+    LogSoftmax MatMul MaxPool Mul Neg Not Or Pad Pow QuickGelu RMSNormalization ReduceL2 ReduceMax ReduceMean ReduceMin
+    ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization SkipLayerNormalization
+    SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt Squeeze Sub SwiGLU Swish Tanh Tile ToBlocked TopK
+    Transpose Unsqueeze Where Xor
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.
 _IF_PACKED = frozenset({"Conv", "FusedConv", "Gemm", "Linear", "MatMul"})
 # The programs depend on the values of all inputs after the first.
-_NEEDS_VALUES = frozenset({"Gather", "Pow"})
+_NEEDS_VALUES = frozenset({"Gather", "GatherND", "Pow"})
 # Single calls of these operators use NumPy, which takes less time than a compiled program of one call.
-_FAST_ALONE = frozenset("Abs Add Div Expand Gather Mul Neg Pow Slice Split Sqrt Sub Transpose".split())
+_FAST_ALONE = frozenset(
+    """
+    Abs Add And Div Equal Expand Gather GatherND Greater GreaterOrEqual Less LessOrEqual Mul Neg Not Or Pow Slice Split
+    Sqrt Sub Transpose Where Xor
+    """.split()
+)
 _BROADCAST = frozenset({"Add", "Div", "Mul", "Sub"})
 _OF_SHAPES = frozenset({"Shape", "Size"})
 

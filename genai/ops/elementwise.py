@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from genai.kernels.cpu.arrays.copying import contiguous, operand
+from genai.kernels.cpu.arrays.elements import chosen, compared, logical
 from genai.kernels.cpu.arrays.functions import activation, combined
 from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
 
@@ -118,10 +119,31 @@ def _exact(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda x: activation(_EXACT[name], x) if is_recorded(x) else function(x)
 
 
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_LOGIC = frozenset({"And", "Not", "Or", "Xor"})
+
+
+def _recordable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function; small arrays of recorded programs are computed in a compiled kernel."""
+    compute = logical if name in _LOGIC else compared
+
+    def of_two(a: Any, b: Any) -> Any:
+        found = None if recorder_of_thread() is None else compute(name, a, b)
+        return function(a, b) if found is None else found
+
+    def of_one(x: Any) -> Any:
+        found = None if recorder_of_thread() is None else logical(name, x)
+        return function(x) if found is None else found
+
+    return of_one if name == "Not" else of_two
+
+
 for _name, _function in _UNARY.items():
-    operator(_name)(_exact(_name, _function) if _name in _EXACT else _function)
+    _one = _recordable(_name, _function) if _name in _LOGIC else _function
+    operator(_name)(_exact(_name, _function) if _name in _EXACT else _one)
 for _name, _pair in {**_BINARY, "Div": divided, "Pow": power}.items():
-    _newer = _broadcasting(_name, _pair) if _name in _COMPILED else _pair
+    _newer = _recordable(_name, _pair) if _name in _COMPARISONS | _LOGIC else _pair
+    _newer = _broadcasting(_name, _pair) if _name in _COMPILED else _newer
     operator(_name, since_version=_BROADCAST_VERSION, threads=session_threads)(_newer)
     operator(_name)(_aligned(_pair))
 
@@ -150,7 +172,13 @@ def mean(*values: Any) -> Any:
     return (total / len(values)).astype(total.dtype)
 
 
-operator("Where", since_version=9)(lambda condition, x, y: np.where(condition, x, y))
+@operator("Where", since_version=9)
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """x where the condition is true, otherwise y."""
+    found = None if recorder_of_thread() is None else chosen(condition, x, y)
+    return np.where(condition, x, y) if found is None else found
+
+
 # The result has the sign of the divisor, or of the dividend if fmod is set.
 operator("Mod", since_version=10)(lambda a, b, *, fmod=False: (np.fmod if fmod else np.mod)(a, b))
 operator("Max", since_version=8)(lambda *values: reduce(np.maximum, values))

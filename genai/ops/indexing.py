@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cpu.arrays.copying import contiguous
+from genai.kernels.cpu.arrays.elements import picked_slices
 from genai.kernels.cpu.arrays.selection import largest as selected, picked
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.device import StepError
@@ -84,6 +85,9 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
         )
     if not batch_dims and (found := _slices_at(x, indices)) is not None:
         slices, numbers = found
+        recorded = picked_slices(slices, numbers, 0)
+        if recorded is not None:
+            return recorded.reshape((*indices.shape[:-1], *x.shape[depth:]))
         return slices.take(numbers, axis=0).reshape((*indices.shape[:-1], *x.shape[depth:]))
     batch = tuple(np.ogrid[tuple(slice(extent) for extent in indices.shape[:-1])])[:batch_dims]
     coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))

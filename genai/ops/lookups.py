@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.arrays.elements import picked_slices
 from genai.kernels.cpu.arrays.functions import block_rows
 from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
@@ -22,8 +23,13 @@ from .support import as_array, checked_axis
 @operator("Gather")
 def gather(x: Any, indices: Any, *, axis: int = 0) -> Any:
     """Gather slices along an axis. Negative indices count from the end. Raises IndexError if one is out of range."""
-    if np.ndim(indices) == 0 and recorder_of_thread() is not None:
-        return as_array(x[(slice(None),) * checked_axis(axis, x.ndim) + (int(indices),)])
+    if recorder_of_thread() is not None:
+        along = checked_axis(axis, x.ndim)
+        if np.ndim(indices) == 0:
+            return as_array(x[(slice(None),) * along + (int(indices),)])
+        found = picked_slices(x, np.asarray(indices), along)
+        if found is not None:
+            return found
     return as_array(np.take(x, indices, axis=axis))
 
 

@@ -499,3 +499,14 @@ def test_large_sums_are_programs_if_an_operand_is_broadcast(shape, form):
     shapes = {value.name: value.type.shape for value in session.inputs}
     _agree(session, [{name: _numbers(*sizes) for name, sizes in shapes.items()} for _ in range(4)])
     assert _form(session) == [form]
+
+
+def test_a_mask_becomes_a_part_of_the_program():
+    session = _session("""g (int64[N, M] mask, float[N, M, 4] x) => (float[N, M, 4] y)
+        <int64[1] two = {2}, float low = {-100.0}, int64 one = {1}, int64[2] rows = {1, 0}> {
+            kept = Cast<to = 9>(mask) equal = Equal(mask, one) both = And(kept, equal) turned = Gather(both, rows)
+            wide = Unsqueeze(turned, two) bias = Where(wide, x, low) y = Softmax(bias)
+        }""")
+    feeds = [{"mask": np.random.default_rng(n).integers(0, 3, (2, 3)), "x": _numbers(2, 3, 4)} for n in range(6)]
+    _agree(session, feeds)
+    assert _form(session) == ["Joined"]
