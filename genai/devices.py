@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 from genai.common.log import logger
 from genai.common.progress import is_quiet
-from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.jit.isa import IsaError, isa
 from genai.kernels.cpu.jit.native import LIBRARY
-from genai.kernels.cpu.program.thread_pool import MAX_THREADS
+from genai.kernels.cpu.program.thread_pool import MAX_THREADS, Threads
 from genai.kernels.cuda.driver import Driver, NoDevice
-from genai.kernels.device import Executor
 
 from .errors import DeviceError, OptionError, whole_number
+
+if TYPE_CHECKING:  # executors import the kernels of decoders, which most sessions do not need
+    from genai.kernels.device import Executor
 
 _log = logger(__name__)
 # Reasons for the use of the CPU instead of a GPU that were already logged.
@@ -30,7 +32,7 @@ def compile_seconds() -> float:
 
 def instructions(executor: Executor) -> str:
     """Return the device and the instruction set that determine how an executor's results round."""
-    if isinstance(executor, CpuExecutor):
+    if executor.device == "cpu":
         return f"{executor.name} {isa()}"
     gpu = getattr(executor, "driver", None)
     return executor.name if gpu is None else f"{executor.name} sm_{gpu.capability}"
@@ -59,13 +61,33 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
             if device != "auto":
                 raise no_gpu(f"device = {device!r} cannot be used", error) from error
             tell_of_the_cpu(str(error))
+    from genai.kernels.cpu.executor import CpuExecutor
+
+    _check_isa()
+    return CpuExecutor(threads)
+
+
+def open_threads(count: int | None = None) -> Threads:
+    """Return CPU threads for functions of arrays.
+
+    Args:
+        count: number of threads; None = the physical cores available.
+
+    Raises:
+        OptionError: if there are more threads than can share a step, or GENAI_CPU_ISA is invalid.
+    """
+    _check_threads(count)
+    _check_isa()
+    return Threads(count)
+
+
+def _check_isa() -> None:
     try:
         isa()
     except IsaError as error:
         raise OptionError(
             "GENAI_CPU_ISA cannot be applied", str(error), "unset GENAI_CPU_ISA, or set it to another instruction set"
         ) from error
-    return CpuExecutor(threads)
 
 
 def _check_threads(threads: int | None) -> None:

@@ -15,6 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache_layout import CacheLayer, PagedLayer
+from .errors import (
+    DeviceFailed as DeviceFailed,
+    StepCancelled as StepCancelled,
+    StepError as StepError,
+    UnsupportedOp as UnsupportedOp,
+)
 from .ir import Constants, Ids, Op, OpProgram, Weight
 from .sampling import SamplingBatch
 
@@ -203,18 +209,6 @@ class DeviceMemory(Protocol):
 
     def close(self) -> None:
         """Free the memory."""
-
-
-class StepCancelled(Exception):
-    """The step was cancelled, so its results are incomplete."""
-
-
-class DeviceFailed(RuntimeError):
-    """An operation of the device failed; the message contains the device's own error text."""
-
-
-class StepError(RuntimeError):
-    """The step was rejected: a token, position or block is outside its table."""
 
 
 class StepFunction(Protocol):
@@ -433,7 +427,3 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release packed weights. Compiled programs keep their weights for as long as the programs are referenced."""
-
-
-class UnsupportedOp(ValueError):
-    """A device cannot lower an op; the message names the op."""

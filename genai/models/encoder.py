@@ -228,7 +228,7 @@ class Encoder:
         ids = {value.name: (kinds[value.name], _dtype(value.type)) for value in flat.model.graph.inputs}
         self._reads_types = inputs.token_type_ids in ids
         packing = task("Packing weights", weight_bytes, amount=lambda count: format_bytes(int(count)))
-        kernel = {"accuracy": self._accuracy, "threads": executor.host_threads, "executor": executor}
+        kernel = {"accuracy": self._accuracy, "threads": executor.host_threads, "executor": lambda: executor}
         with packing, refused_by(executor):
             options = PlanOptions(kernel=kernel, on_packed=packing.add)
             program = replace(build_program(flat.model, ids, options), whole_sequences=True)
@@ -312,11 +312,11 @@ class Encoder:
                 for value in model.graph.inputs
                 if value.name not in model.graph.initializers
             }
-            threads = self._executor.host_threads
+            executor = self._executor
             kernel = {
                 "accuracy": self._accuracy,
-                "threads": threads,
-                "executor": self._executor,
+                "threads": executor.host_threads,
+                "executor": lambda: executor,
                 "arena": None,
                 APART: True,
             }

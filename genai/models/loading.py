@@ -157,7 +157,7 @@ def _load_on(
         context_size=context_size,
         cache_bytes=cache_bytes,
     )
-    kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
+    kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": lambda: executor}
     if source.flat is None or source.layout is None:
         _log.info("running sequence by sequence, without batching: %s", source.info.reason)
         info = replace(source.info, context_size=cache.context_size)
@@ -290,7 +290,7 @@ def load_as_exported(config: Config, executor: Executor, accuracy: str, files: L
         graph.remove_initializer(name)
     graph.invalidate()
     widen_floats(model)
-    kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
+    kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": lambda: executor}
     with refused_by(executor):
         decoder = _dense(model, config, executor, PlanOptions(kernel=kernel))
     decoder.defaults = defaults

@@ -19,7 +19,7 @@ _PLAIN = {"silu": "silu", "relu": "relu", "gelu": "gelu_tanh", "relu2": "relu_sq
 
 
 def _compiled(spec: NodeSpec) -> Any:
-    return spec.options["executor"].array_function(moe_op(spec), _SpecConstants(spec))
+    return spec.options["executor"]().array_function(moe_op(spec), _SpecConstants(spec))
 
 
 @operator("MoE", "QMoE", domain=MS, mix=_compiled)

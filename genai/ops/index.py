@@ -85,8 +85,8 @@ OPERATORS: dict[str, dict[str, str]] = {
     },
     "indexing": {
         "": (
-            "Compress GatherElements GatherND NonZero OneHot ReverseSequence Scatter ScatterElements ScatterND "
-            "TensorScatter TopK Unique"
+            "Compress Gather GatherElements GatherND NonZero OneHot ReverseSequence Scatter ScatterElements "
+            "ScatterND TensorScatter TopK Unique"
         ),
         "com.microsoft": "GatherND Unique",
     },
@@ -98,12 +98,11 @@ OPERATORS: dict[str, dict[str, str]] = {
         "": "MatMulInteger QLinearMatMul",
     },
     "lookups": {
-        "": "Gather",
         "com.microsoft": "GatherBlockQuantized",
     },
     "matmul": {
         "": "Einsum Gemm MatMul",
-        "genai": "Linear",
+        "genai": "DenseAttention Linear",
     },
     "ml": {
         "ai.onnx.ml": (
@@ -128,7 +127,6 @@ OPERATORS: dict[str, dict[str, str]] = {
     },
     "products": {
         "com.microsoft": "MatMulNBits",
-        "genai": "DenseAttention Linear",
     },
     "quantized_weights": {
         "com.microsoft": "MatMulBnb4",

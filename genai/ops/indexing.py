@@ -13,8 +13,8 @@ import numpy as np
 from genai.kernels.cpu.arrays.copying import contiguous
 from genai.kernels.cpu.arrays.elements import picked_slices
 from genai.kernels.cpu.arrays.selection import largest as selected, picked
-from genai.kernels.cpu.program.thread_pool import Threads
-from genai.kernels.device import StepError
+from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
+from genai.kernels.errors import StepError
 
 from ..onnx.node import MS
 from ..onnx.types import DataType, TensorType, Type
@@ -41,6 +41,19 @@ def _along(indices: Any, axis: int) -> tuple[Any, ...]:
 
 # Bytes of the numbers that compiled kernels gather.
 _PICKED = (4, 8)
+
+
+@operator("Gather")
+def gather(x: Any, indices: Any, *, axis: int = 0) -> Any:
+    """Gather slices along an axis. Negative indices count from the end. Raises IndexError if one is out of range."""
+    if recorder_of_thread() is not None:
+        along = checked_axis(axis, x.ndim)
+        if np.ndim(indices) == 0:
+            return as_array(x[(slice(None),) * along + (int(indices),)])
+        found = picked_slices(x, np.asarray(indices), along)
+        if found is not None:
+            return found
+    return as_array(np.take(x, indices, axis=axis))
 
 
 @operator("GatherElements", since_version=11, threads=session_threads)

@@ -1,4 +1,4 @@
-"""Table look-ups by id: Gather and GatherBlockQuantized."""
+"""Look-ups in block-quantised tables: GatherBlockQuantized."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.elements import picked_slices
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.linear.packing import pack_matrix
-from genai.kernels.cpu.program.thread_pool import Threads, recorder_of_thread
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.weight_layout import BlockMatrix
 
 from ..onnx.node import MS
@@ -17,20 +16,6 @@ from ..onnx.types import DataType, TensorType, Type
 from .products import packed_blocks
 from .registry import KernelError, NodeSpec, operator
 from .shape_rules import NodeTypes, shape_rule, times
-from .support import as_array, checked_axis
-
-
-@operator("Gather")
-def gather(x: Any, indices: Any, *, axis: int = 0) -> Any:
-    """Gather slices along an axis. Negative indices count from the end. Raises IndexError if one is out of range."""
-    if recorder_of_thread() is not None:
-        along = checked_axis(axis, x.ndim)
-        if np.ndim(indices) == 0:
-            return as_array(x[(slice(None),) * along + (int(indices),)])
-        found = picked_slices(x, np.asarray(indices), along)
-        if found is not None:
-            return found
-    return as_array(np.take(x, indices, axis=axis))
 
 
 @operator("GatherBlockQuantized", domain=MS, table=lambda spec: _table(spec, spec.constant(0)))

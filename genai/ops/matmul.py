@@ -17,7 +17,9 @@ from genai.kernels.cpu.arrays.gemm.packing import pack_weight
 from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import EQUATION, OURS
+from ..onnx.types import TensorType, Type
 from .registry import Kernel, KernelError, NodeSpec, operator, register
+from .shape_rules import NodeTypes, shape_rule
 from .support import checked_shape, optional, session_threads, widened
 
 # Matrices with fewer elements than this are multiplied by BLAS, because packing does not pay off.
@@ -189,3 +191,12 @@ def _check_einsum_size(spec: NodeSpec, equation: str, values: Sequence[Any]) -> 
             extents.update(zip(term, x.shape, strict=False))
     shape = [extents.get(letter, 1) for letter in outputs.replace(".", "")]
     checked_shape(spec, [*shape, max((math.prod(x.shape) for x in values), default=1) if "..." in equation else 1], 4)
+
+
+@shape_rule("Linear", "DenseAttention", domain=OURS)
+def product_types(types: NodeTypes) -> list[Type | None]:
+    """Matmul: [..., K] times [K, N] is [..., N]. Attention: [B, H, T, size], values [B, H, S, N]: [B, H, T, N]."""
+    source, last = types.tensor(0), types.tensor(2 if types.node.op_type == "DenseAttention" else 1)
+    if source is None or last is None or not source.shape or not last.shape:
+        return []
+    return [TensorType(source.dtype, (*source.shape[:-1], last.shape[-1]))]

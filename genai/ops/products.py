@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.functions import BlockLinear
+from genai.kernels.cpu.arrays.block_weights import BlockLinear
 from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.weight_layout import BlockMatrix
 
-from ..onnx.node import MS, OURS
+from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
 from .registry import Kernel, KernelError, NodeSpec, register
 from .shape_rules import NodeTypes, shape_rule
@@ -72,12 +72,3 @@ def matmul_nbits_types(types: NodeTypes) -> list[Type | None]:
     source = types.source
     shape = None if not source.shape else (*source.shape[:-1], types.attribute("N", 0))
     return [TensorType(source.dtype, shape)]
-
-
-@shape_rule("Linear", "DenseAttention", domain=OURS)
-def product_types(types: NodeTypes) -> list[Type | None]:
-    """Matmul: [..., K] times [K, N] is [..., N]. Attention: [B, H, T, size], values [B, H, S, N]: [B, H, T, N]."""
-    source, last = types.tensor(0), types.tensor(2 if types.node.op_type == "DenseAttention" else 1)
-    if source is None or last is None or not source.shape or not last.shape:
-        return []
-    return [TensorType(source.dtype, (*source.shape[:-1], last.shape[-1]))]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.linear.formats import pack_weight
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.ir import BlockWeight

@@ -33,6 +33,8 @@ def _numbers(attributes: Mapping[str, Any], name: str, dtype: Any) -> Any:
     values = attributes.get(f"{name}_as_tensor")
     if values is None or np.size(values) == 0:
         values = attributes.get(name, ())
+    if isinstance(values, list) and values:  # in half the time of np.asarray, which finds out the type first
+        values = np.fromiter(values, np.float64 if isinstance(values[0], float) else np.int64, len(values))
     return np.asarray(values).reshape(-1).astype(dtype)
 
 

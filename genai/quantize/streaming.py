@@ -129,7 +129,7 @@ class StreamedDecoder:
         names = source.config.model.decoder.names
         kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
         inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in graph.model.graph.inputs if v.name in kinds}
-        kernel = {"accuracy": "fp32", "threads": self.executor.host_threads, "executor": self.executor}
+        kernel = {"accuracy": "fp32", "threads": self.executor.host_threads, "executor": lambda: self.executor}
         self._model = graph.model  # keeps its tensors alive, because constants are views of them
         known = {site.name: site for site in source.sites}
         self._origins = {

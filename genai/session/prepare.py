@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from genai.common.host_memory import Arena
 from genai.common.memory_limits import available_memory
 from genai.ops.support import MAX_VALUE_BYTES
 
-from ..devices import open_executor
+from ..devices import open_executor, open_threads
 from ..errors import ArgumentError, LoadCancelledError, SourceTypeError
 from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value
 from ..onnx.reader import read_model
@@ -109,13 +110,18 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
             size_threshold=config.optimized_weights_min_bytes,
         )
     _check_cancelled(config)
-    executor = open_executor(threads=config.threads or None)
+    threads = open_threads(config.threads or None)
     divided = hand_over(model, config.providers, recording=config.record_assignment)
     most = config.max_value_bytes
     if most is None:  # the machine's free memory, at most 16 GiB
         most = min(MAX_VALUE_BYTES, available_memory())
     check_result_sizes(graph, most)
-    shared = {"threads": executor.host_threads, "executor": executor, "provided": divided.compiled, "arena": Arena()}
+    shared = {
+        "threads": threads,
+        "executor": cache(lambda: open_executor(threads=config.threads or None)),
+        "provided": divided.compiled,
+        "arena": Arena(),
+    }
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]

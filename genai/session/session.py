@@ -14,7 +14,7 @@ from genai.common.garbage import collection_paused
 from genai.common.single import Single
 from genai.common.warning import warn_caller
 from genai.kernels.cpu.arrays.blas import BLAS_THREADS
-from genai.kernels.device import DeviceFailed
+from genai.kernels.errors import DeviceFailed
 
 from ..errors import (
     ArgumentError,

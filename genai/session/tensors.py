@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from genai.kernels.cuda.arrays.memory import DeviceTensor, Region, to_host
 from genai.kernels.cuda.driver import DLPACK_CUDA, Driver, NoDevice
-from genai.kernels.device import DeviceFailed
+from genai.kernels.errors import DeviceFailed
 
 from ..devices import no_gpu, open_gpu
 from ..errors import InputError

@@ -30,7 +30,7 @@ from ..ir import (
     Weight,
     projections,
 )
-from .arrays.functions import MoEOfArrays
+from .arrays.block_weights import MoEOfArrays
 from .attention.decode import partial_floats
 from .attention.pages import PAGE_KINDS
 from .attention.phases import fill_table

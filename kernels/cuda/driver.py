@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device import DeviceFailed
+from ..errors import DeviceFailed
 from .sources import CudaKernel
 
 Grid = tuple[int, int, int]

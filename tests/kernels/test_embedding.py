@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.weights import dequantize_weight

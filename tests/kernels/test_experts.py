@@ -26,7 +26,7 @@ def run(
 ) -> np.ndarray:
     """The operator with these constants behind its two values, by a device."""
     names = ("x", "r", *(f"c{i}" if array is not None else "" for i, array in enumerate(constants)))
-    options = {"executor": open_executor(device, threads=2)}
+    options = {"executor": lambda: open_executor(device, threads=2)}
     arrays = (None, None, *constants)
     spec = NodeSpec("com.microsoft", op_type, 1, attributes, names, ("y",), arrays, Unshared(), options)
     entry = find_kernel(spec.domain, op_type, 1)

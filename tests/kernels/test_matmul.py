@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays.functions import BlockLinear
+from genai.kernels.cpu.arrays.block_weights import BlockLinear
 from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.weights import dequantize_weight

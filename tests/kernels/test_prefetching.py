@@ -13,7 +13,7 @@ from genai.kernels.cpu.jit.isa import Prefetch, processor, stream_prefetch
 # Prints the product of three rows, all of whose bits count; the kernel is compiled for the processor of this name.
 _PROGRAM = """
 import hashlib, numpy as np
-from genai.kernels.cpu.arrays.functions import BlockLinear
+from genai.kernels.cpu.arrays.block_weights import BlockLinear
 from genai.kernels.cpu.linear.packing import pack_matrix
 rng = np.random.default_rng(0)
 weight, scales = rng.integers(0, 256, (96, 40, 16), dtype=np.uint8), rng.standard_normal((96, 40)).astype(np.float16)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.linear.formats import pack_weight
 from genai.kernels.weights import CODE_BITS, QuantizationError, pack_bits, unpack_bits
 from genai.quant import block_types

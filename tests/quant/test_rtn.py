@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.linear.formats import pack_weight
 from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.reference.weights import dequantize_weight

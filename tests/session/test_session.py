@@ -265,3 +265,23 @@ def test_a_session_on_the_cpu_does_not_load_what_it_does_not_use() -> None:
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     unwanted = {"genai.session.cuda_operators", "numpy.random", "numpy.ma", "numba", "html"}
     assert not unwanted & set(result.stdout.split())
+
+
+def test_sessions_do_not_import_the_kernels_of_decoders(make_model, tmp_path):
+    """Their import would take as long as the rest of a small session, and several megabytes."""
+    nodes = [
+        helper.make_node("Gather", ["x", "rows"], ["g"]),
+        helper.make_node("MatMul", ["g", "w"], ["p"]),
+        helper.make_node("Softmax", ["p"], ["y"]),
+    ]
+    constants = {"rows": np.array([1, 0]), "w": np.ones((32, 16), np.float32)}
+    onnx.save(make_model(nodes, {"x": (1, [2, 32])}, {"y": (1, [2, 16])}, constants), tmp_path / "model.onnx")
+    code = (
+        "import sys, genai, numpy as np\n"
+        f"session = genai.InferenceSession({str(tmp_path / 'model.onnx')!r})\n"
+        "session.run(None, {'x': np.ones((2, 32), np.float32)})\n"
+        "parts = ('cpu.attention', 'cpu.executor', 'cpu.linear.calls', 'cpu.moe', 'cpu.sampling', 'ir', 'reference')\n"
+        "print([part for part in parts if f'genai.kernels.{part}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -15,7 +15,7 @@ from functools import wraps
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from genai.kernels.device import DeviceFailed
+from genai.kernels.errors import DeviceFailed
 
 from ...errors import (
     ArgumentError,

@@ -19,7 +19,7 @@ from genai.common.forks import THREAD_NAMES
 from genai.common.host_memory import huge_array
 from genai.common.interrupts import InterruptsDeferred, Task, ThreadsRefused, start
 
-from ...device import StepCancelled, StepError
+from ...errors import StepCancelled, StepError
 from ..jit.native import LIBRARY
 from . import driver
 from .calls import PREFILL, OnlyCall, Program

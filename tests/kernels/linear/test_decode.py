@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.jit.isa import IsaError, choose
 from genai.kernels.cpu.linear.calls import Affine
 from genai.kernels.cpu.linear.decode import SCRATCH_BYTES, tile_memory

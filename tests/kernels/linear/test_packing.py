@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.checks import FormatError
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.linear.dense import pack_dense
 from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.cpu.program.thread_pool import Threads

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genai.kernels import ir
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.jit.isa import isa
 from genai.kernels.cpu.linear.activations import input_bytes, input_call, inputs_at
 from genai.kernels.cpu.linear.bfloat_tiles import (

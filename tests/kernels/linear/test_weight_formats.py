@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.checks import FormatError
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.linear.calls import Affine
 from genai.kernels.cpu.linear.formats import grid_of, pack_weight
 from genai.kernels.cpu.program.thread_pool import Threads

@@ -11,7 +11,7 @@ import pytest
 
 from genai.common.host_memory import Arena
 from genai.kernels.checks import FormatError
-from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.arrays.block_weights import block_rows
 from genai.kernels.cpu.linear.dense import pack_dense
 from genai.kernels.cpu.moe.products import pack_dense_experts, pack_experts
 from genai.kernels.cpu.program.thread_pool import Threads

@@ -170,8 +170,10 @@ def pack_integer_kernels(kernels: NDArray[Any]) -> PackedOperand:
     matrix, tiling = np.ascontiguousarray(kernels.reshape(len(kernels), -1)), integers().tiling
     lines, terms = matrix.shape
     words, moved = tiling.words(terms), 0 if matrix.dtype == np.int8 else -HALF
-    rows = np.zeros((lines, words * WORD_BYTES), np.uint8)
-    rows[:, :terms] = matrix.view(np.uint8) ^ np.uint8(_HIGH_BIT if moved else 0)
+    rows = matrix.view(np.uint8)
+    if moved or terms != words * WORD_BYTES:
+        rows = np.zeros((lines, words * WORD_BYTES), np.uint8)
+        np.bitwise_xor(matrix.view(np.uint8), np.uint8(_HIGH_BIT if moved else 0), out=rows[:, :terms])
     sums = matrix.sum(axis=1, dtype=np.int32) + np.int32(moved * terms)
     return PackedOperand(left_panels(rows.view(np.uint32), tiling), lines, words, terms, moved, sums)
 
