@@ -208,6 +208,8 @@ class InferenceSession(Single):
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
     ) -> list[Any]:
         """Return the results of `run`, and leave results that are in device memory there."""
+        if not output_names:
+            return self._run(self._checked(input_feed, run_options), run_options)
         wanted = self._session.positions(output_names)
         results = self._run(self._checked(input_feed, run_options), run_options)
         return [results[index] for index in wanted]
