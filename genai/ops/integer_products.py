@@ -54,11 +54,14 @@ class IntegerProduct:
     """An exact int32 product (a - a_zero) @ (b - b_zero) of 8-bit integers.
 
     A constant matrix is packed once for all nodes that share it. If a constant cannot be packed, it is converted to
-    float32 for BLAS.
+    float32 for BLAS. Products that the packed form does not support, with a zero point per row of a, unpack it.
 
     Args:
         weight, zero: input indices of b and of its zero point.
         transposed: True if b is [N, K] instead of [K, N].
+
+    Attributes:
+        packed_inputs: inputs that are not read, because this object holds a packed copy.
     """
 
     def __init__(self, spec: NodeSpec, weight: int, zero: int, *, transposed: bool = False) -> None:
@@ -66,21 +69,27 @@ class IntegerProduct:
         self._transposed = transposed
         self._right: tuple[Any, list[slice]] | None = None
         b, b_zero = (spec.constants[i] if spec.has(i) else None for i in (weight, zero))
-        self._packed = None
+        self._packed: IntegerLinear | None = None
+        self.packed_inputs: tuple[int, ...] = ()
         self._computed: Any = None if self._threads is None else IntegerMatMul(self._threads)
         if b is None or (b_zero is None and spec.has(zero)):
             return
         b = b.T if transposed else b
         self._packed = _packed(spec, weight, b, b_zero, transposed)
-        if self._packed is None:
+        if self._packed is not None:
+            self.packed_inputs = (weight,)
+        else:
             layout = f"float32 in exact runs{'T' * transposed}"
             self._right = spec.pack((weight, zero), layout, lambda: _in_runs(_less(b, b_zero)))
 
     def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
-        b = b.T if self._transposed else b
         point, b_point = single_point(a_zero), single_point(b_zero)
         if self._packed is not None and point is not None and self._fits(a):
             return self._packed.sums(a.reshape(-1, a.shape[-1]), point).reshape(*a.shape[:-1], self._packed.columns)
+        if self._packed is not None:
+            b = self._packed.unpacked()
+        elif self._transposed:
+            b = b.T
         if self._right is None and point is not None and b_point is not None and self._both_fit(a, b):
             sums = self._computed.sums(_batched(a), point, _batched(b), b_point)
             return sums.reshape(*a.shape[:-1], b.shape[-1])
@@ -156,7 +165,7 @@ class IntegerProduct:
         return np.ascontiguousarray(np.broadcast_to(numbers.reshape(-1), (self._packed.columns,)))
 
 
-def _packed(spec: NodeSpec, weight: int, b: Any, b_zero: Any, transposed: bool) -> Any:
+def _packed(spec: NodeSpec, weight: int, b: Any, b_zero: Any, transposed: bool) -> IntegerLinear | None:
     """Return the compiled product with a constant matrix, or None if it does not support the matrix."""
     threads = spec.options.get("threads")
     if threads is None or b.ndim != 2 or b.dtype not in _BYTES or not 0 < b.nbytes < MAX_BYTES:

@@ -269,7 +269,9 @@ def operator(*op_types: str, domain: str = "", since_version: int = 1, **makers:
     the node itself. A returned tuple contains several outputs.
 
     Args:
-        makers: keyword-only parameters that are not attributes, as functions that create them once per node.
+        makers: keyword-only parameters that are not attributes, as functions that create them once per node. If such an
+            object holds packed copies of constants, its attribute `packed_inputs` contains the indices of these inputs;
+            the function then receives None for them.
     """
 
     def add(function: F) -> F:
@@ -293,6 +295,9 @@ def from_function(function: Callable[..., Any], **makers: Maker) -> KernelFactor
             value = call(*inputs[:count])
             return value if isinstance(value, tuple) else (value,)
 
+        packed = tuple(index for value in values.values() for index in getattr(value, "packed_inputs", ()))
+        if packed:
+            kernel.packed = packed  # type: ignore[attr-defined]
         return kernel
 
     return factory

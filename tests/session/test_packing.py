@@ -149,3 +149,35 @@ def test_constants_of_subgraphs_live_until_the_last_node_that_captures_them() ->
 
 def test_tensors_tell_whether_they_lie_in_a_file() -> None:
     assert not OnnxTensor.from_array("x", np.ones(3, np.float32)).is_external
+
+
+@pytest.mark.parametrize("op", ["MatMulInteger", "QGemm"])
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_sessions_keep_8_bit_matrices_only_packed(op: str, per_row: bool, dtype: Any) -> None:
+    """A product that the packed form does not support, with a zero point per row, unpacks the matrix."""
+    generator = np.random.default_rng(3)
+    a = generator.integers(0, 256, (4, 70)).astype(np.uint8)
+    weight = generator.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (70, 50)).astype(dtype)
+    a_zero = np.array([3, 7, 100, 255] if per_row else 9, np.uint8)
+    one = np.float32(1)
+    named = {"w": weight if op == "MatMulInteger" else np.ascontiguousarray(weight.T), "az": a_zero}
+    named |= {"one": one, "wz": np.array(5, dtype)}
+    if op == "MatMulInteger":
+        node = helper.make_node(op, ["a", "w", "az", "wz"], ["y"])
+    else:
+        inputs = ["a", "one", "az", "w", "one", "wz"]
+        node = helper.make_node(op, inputs, ["y"], domain="com.microsoft", transB=1)
+    kind = onnx.TensorProto.INT32 if op == "MatMulInteger" else onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("a", onnx.TensorProto.UINT8, [4, 70])],
+        [helper.make_tensor_value_info("y", kind, [4, 50])],
+        [numpy_helper.from_array(array, name) for name, array in named.items()],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    session = Session(helper.make_model(graph, opset_imports=imports, ir_version=8))
+    assert not any(isinstance(value, np.ndarray) and value.size == weight.size for value in session.plan.initial)
+    expected = (a.astype(np.int64) - a_zero.reshape(-1, 1)) @ (weight.astype(np.int64) - 5)
+    np.testing.assert_array_equal(session.run({"a": a})["y"], expected)

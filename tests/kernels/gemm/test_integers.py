@@ -48,6 +48,15 @@ def test_the_largest_sums_are_exact(threads, value):
     np.testing.assert_array_equal(found, np.full((2, 3), 255 * value * terms, np.int64))
 
 
+@pytest.mark.parametrize("weight_type", TYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (67, 45), (130, 33), (64, 128), (1029, 100)])
+def test_weights_unpack(everywhere, integers, shape, weight_type):
+    weight = integers(weight_type, *shape)
+    found = everywhere(lambda threads: IntegerLinear(threads, pack_integer_weight(threads, weight)).unpacked())
+    assert found.dtype == weight_type
+    np.testing.assert_array_equal(found, weight)
+
+
 def test_transposed_weights(threads, integers):
     x, stored = integers(np.uint8, 5, 33), integers(np.int8, 20, 33)
     found = IntegerLinear(threads, pack_integer_weight(threads, stored.T)).sums(x, 3)

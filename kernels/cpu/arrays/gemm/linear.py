@@ -16,7 +16,16 @@ from ...program.bound_program import BoundPrograms, NodeProgram, first_element
 from ...program.thread_pool import Threads, own_memory
 from ...rowwise.elementwise import check_function
 from .micro import VECTOR_BYTES, WORD_BYTES, floats, integers
-from .packing import HALF, PackedOperand, byte_rows_call, flip_to_unsigned, matrix_tables, rows_call, zero_point_terms
+from .packing import (
+    HALF,
+    PackedOperand,
+    byte_rows_call,
+    flip_to_unsigned,
+    matrix_tables,
+    rows_call,
+    unpacked_integer_weight,
+    zero_point_terms,
+)
 from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
 from .windows import pack_byte_windows, windows_call
 
@@ -102,6 +111,10 @@ class IntegerLinear:
         self._factors, self._sums = zero_point_terms(weight, w_zero)
         self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
         self.columns, self.terms = weight.lines, weight.terms
+
+    def unpacked(self) -> NDArray[Any]:
+        """Return the weight [K, N] as it was before packing, in a new array."""
+        return unpacked_integer_weight(self._weight)
 
     def sums(self, x: NDArray[Any], x_zero: int) -> NDArray[np.int32]:
         """Return the sums, int32 [M, N], for x, int8 or uint8 [M, K]."""

@@ -126,6 +126,14 @@ def pack_integer_weight(threads: Threads, weight: NDArray[Any], arena: Arena | N
     return PackedOperand(data, lines, words, terms, moved, sums[:lines])
 
 
+def unpacked_integer_weight(packed: PackedOperand) -> NDArray[Any]:
+    """Return the matrix [K, N] that `pack_integer_weight` packed: int8 if its bytes were moved, else uint8."""
+    panels, words, columns = packed.data.shape
+    parts = packed.data.view(np.uint8).reshape(panels, words, columns, WORD_BYTES).transpose(1, 3, 0, 2)
+    matrix = parts.reshape(words * WORD_BYTES, panels * columns)[: packed.terms, : packed.lines]
+    return (matrix ^ np.uint8(_HIGH_BIT)).view(np.int8) if packed.moved else matrix
+
+
 def sums_call(panels: Any, count: int, words: int, terms: int, tiling: Tiling, sums: Any) -> Call:
     """Return the call that sums the first `terms` bytes of each column of `count` right panels."""
     arguments = PanelSumsArguments(panels=panels, word_count=words, terms=terms, vectors=tiling.vectors, sums=sums)
