@@ -7,15 +7,16 @@ from typing import Any
 # The results' shapes depend only on the inputs' shapes.
 _BY_SHAPES = """
     Abs Acos Acosh Add And ArgMax ArgMin ArrayFeatureExtractor Asin Asinh Atan Atanh AveragePool BatchNormalization
-    BiasAdd BiasGelu BlockedAveragePool BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale Cast
-    CastLike Ceil Celu Concat Conv Cos Cosh DenseAttention Div DynamicQuantizeLinear Elu Equal Erf Exp FastGelu Flatten
-    Floor FromBlocked FusedConv GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater
-    GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LSTM
-    LayerNormalization LeakyRelu Less LessOrEqual Linear LinearClassifier LinearRegressor Log LogSoftmax MatMul Max
-    MaxPool Mean Min Mish Mod Mul Neg Normalizer Not Or PRelu Pow QuickGelu RMSNormalization RNN Reciprocal Relu Round
-    SVMClassifier SVMRegressor Scaler Selu Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size
-    SkipLayerNormalization SkipSimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh
-    ToBlocked Transpose TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor Where Xor
+    BiasAdd BiasGelu BlockedAveragePool BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale
+    ByteTable Cast CastLike Ceil Celu Concat Conv Cos Cosh DenseAttention DequantizeLinear Div DynamicQuantizeLinear
+    Elu Equal Erf Exp FastGelu Flatten Floor FromBlocked FusedConv GRU Gather GatherElements GatherND Gelu Gemm
+    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity
+    InstanceNormalization IsInf IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Linear LinearClassifier
+    LinearRegressor Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Normalizer Not Or PRelu Pow
+    QLinearAdd QLinearConv QLinearMul QuantizeLinear QuantizedBinary QuickGelu RMSNormalization RNN Reciprocal Relu
+    Round SVMClassifier SVMRegressor Scaler Selu Shape Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size
+    SkipLayerNormalization SkipSimplifiedLayerNormalization Softmax Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan
+    Tanh ToBlocked Transpose TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor Where Xor
 """.split()
 # The results' shapes also depend on the values of all inputs after the first.
 _BY_FIRST_SHAPE = """
@@ -33,20 +34,25 @@ _SHAPE_INPUTS = {
 # an input of some type or layout, its results are in memory that no program has written.
 _NATIVE = frozenset(
     """
-    Abs Add And AveragePool BatchNormalization BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean BlockedScale
-    Cast Clip Concat Conv CumSum DenseAttention Div DynamicQuantizeLinear Elu Equal Erf Exp Expand FastGelu Flatten
-    FromBlocked FusedConv GRU Gather GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual
-    HardSigmoid HardSwish Identity InstanceNormalization LSTM LayerNormalization LeakyRelu Less LessOrEqual Linear
-    LogSoftmax MatMul MaxPool Mul Neg Not Or Pad Pow QuickGelu RMSNormalization ReduceL2 ReduceMax ReduceMean ReduceMin
-    ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization SkipLayerNormalization
-    SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt Squeeze Sub SwiGLU Swish Tanh Tile ToBlocked TopK
-    Transpose Unsqueeze Where Xor
+    Abs Add And AveragePool BatchNormalization BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean
+    BlockedScale ByteTable Cast Clip Concat Conv CumSum DenseAttention DequantizeLinear Div DynamicQuantizeLinear
+    Elu Equal Erf Exp Expand FastGelu Flatten FromBlocked FusedConv GRU Gather GatherND Gelu Gemm GlobalAveragePool
+    GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity InstanceNormalization LSTM
+    LayerNormalization LeakyRelu Less LessOrEqual Linear LogSoftmax MatMul MaxPool Mul Neg Not Or Pad Pow QLinearAdd
+    QLinearConv QLinearMul QuantizeLinear QuantizedBinary QuickGelu RMSNormalization ReduceL2 ReduceMax ReduceMean
+    ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization
+    SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt Squeeze Sub SwiGLU Swish Tanh
+    Tile ToBlocked TopK Transpose Unsqueeze Where Xor
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.
 _IF_PACKED = frozenset({"Conv", "FusedConv", "Gemm", "Linear", "MatMul"})
-# The programs depend on the values of all inputs after the first.
-_NEEDS_VALUES = frozenset({"Gather", "GatherND", "Pow"})
+# The programs depend on the values of all inputs except these.
+_DATA_INPUTS = {
+    **dict.fromkeys(("DequantizeLinear", "Gather", "GatherND", "Pow", "QLinearConv", "QuantizeLinear"), (0,)),
+    **dict.fromkeys(("QLinearAdd", "QLinearMul", "QuantizedBinary"), (0, 3)),
+    **dict.fromkeys(("GRU", "LSTM"), (0, 1, 2, 3, 5, 6, 7)),  # all but the lengths of sequences
+}
 # Single calls of these operators use NumPy, which takes less time than a compiled program of one call.
 _FAST_ALONE = frozenset(
     """
@@ -79,9 +85,10 @@ def is_fast_alone(op_type: str, *, is_broadcast: bool = False) -> bool:
     return op_type in _FAST_ALONE and not (is_broadcast and op_type in _BROADCAST)
 
 
-def needs_values(op_type: str) -> bool:
-    """Return True if the programs of a native kernel depend on the values of all inputs after the first."""
-    return op_type in _NEEDS_VALUES
+def value_inputs(op_type: str, count: int) -> list[int]:
+    """Return the numbers of the inputs, of `count` inputs, on whose values the programs of a native kernel depend."""
+    data = _DATA_INPUTS.get(op_type)
+    return [] if data is None else [index for index in range(count) if index not in data]
 
 
 def reads_only_shapes(op_type: str) -> bool:

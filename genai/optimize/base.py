@@ -185,9 +185,10 @@ def is_number(graph: Graph, name: str, value: float) -> bool:
 
 
 def only_user(graph: Graph, name: str) -> Node | None:
-    """Return the only node that uses a value, or None if there are other users or the value is an output."""
+    """Return the node with the only use of a value, or None if there are other uses or the value is an output."""
     users = graph.consumers(name)
-    return users[0] if len(users) == 1 and not graph.is_output(name) else None
+    is_only = len(users) == 1 and users[0].inputs.count(name) <= 1  # 0 in a subgraph
+    return users[0] if is_only and not graph.is_output(name) else None
 
 
 def made_by(graph: Graph, name: str, op_type: str) -> Node | None:

@@ -20,7 +20,7 @@ from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 from genai.kernels.cpu.program.bound_program import first_element
 from genai.kernels.cpu.program.recording import POISON, JoinedProgram, RecordedRun, Recorder, recorded
 from genai.ops.control import If
-from genai.ops.dependence import is_fast_alone, is_native, needs_values, reads_only_shapes, shape_inputs
+from genai.ops.dependence import is_fast_alone, is_native, reads_only_shapes, shape_inputs, value_inputs
 
 from .arguments import root_of
 from .loop import (
@@ -272,7 +272,9 @@ class _Recording:
             results = self._call(op, context, inputs)
             if not self._store(op, results):
                 self._add_ordinary(op)
-        elif is_native(op.op_type, op.kernel) and (not needs_values(op.op_type) or self._are_stored(op.inputs[1:])):
+        elif is_native(op.op_type, op.kernel) and self._are_stored(
+            [op.inputs[index] for index in value_inputs(op.op_type, len(op.inputs))]
+        ):
             with recorded() as recorder:
                 results = self._call(op, context, inputs)
             if not self._join(op, inputs, results, recorder):

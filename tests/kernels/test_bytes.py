@@ -1,4 +1,4 @@
-"""Rounding to 8 bits and back, and ranges, against NumPy."""
+"""Rounding to 8 bits and back, ranges, and pads of bytes, against NumPy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
+from genai.kernels.cpu.arrays.gemm.convolution import padding_call
+from genai.kernels.cpu.program.bound_program import NodeProgram
 from genai.kernels.cpu.program.thread_pool import Threads
 
 
@@ -75,3 +77,17 @@ def test_other_types(threads):
     assert quantized_to_range(threads, np.ones((), np.float32))[0].shape == ()
     with pytest.raises(ValueError, match="x is float32"):
         quantized_to_range(threads, np.zeros(0, np.float32))
+
+
+@pytest.mark.parametrize("extents", [(7,), (130,), (3, 5), (9, 67), (1, 1), (2, 3, 70), (4, 5, 6)], ids=str)
+def test_padded_images(extents, threads, rng):
+    """Nothing outside the image is written."""
+    pads = [tuple(map(int, rng.integers(0, 3, 2))) for _ in extents]
+    x = rng.integers(0, 256, (5, *extents), np.uint8)
+    for fill in (0, 128, 255):
+        expected = np.pad(x, [(0, 0), *pads], constant_values=fill)
+        memory = np.full(expected.size + 64, 77, np.uint8)
+        call = padding_call(x.shape, expected.shape, pads, fill)
+        NodeProgram([[call]], 1e9).run(threads, x=x, image=memory[32:])
+        np.testing.assert_array_equal(memory[32:-32].reshape(expected.shape), expected)
+        assert (memory[:32] == 77).all() and (memory[-32:] == 77).all()

@@ -285,6 +285,56 @@ def test_an_index_in_a_branch_is_refused_in_every_run():
                 session.run(feed)
 
 
+@pytest.mark.parametrize("layer", ["LSTM<hidden_size = 16", "GRU<linear_before_reset = 1, hidden_size = 16"])
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_lengths_of_sequences_that_differ_in_each_run(layer, direction):
+    gates = 4 if layer.startswith("LSTM") else 3
+    session = _session(f"""g (float[5, 3, 16] x, int32[3] lengths) => (float[5, 1, 3, 16] z, float[1, 3, 16] last)
+        <{_constant("w", 1, 16 * gates, 16)}, {_constant("r", 1, 16 * gates, 16)}> {{
+        y, last = {layer}, direction = "{direction}">(x, w, r, , lengths) z = Relu(y) }}""")
+    for lengths in [[5, 5, 5]] * 6 + [[2, 5, 0], [5, 1, 3]]:
+        _agree(session, [{"x": _numbers(5, 3, 16), "lengths": np.array(lengths, np.int32)}])
+
+
+def _quantized(type_, per_channel):
+    low, high = (-128, 128) if type_ == "int8" else (0, 256)
+    point = int(RNG.integers(low, high))
+    weights = ", ".join(map(str, RNG.integers(-128, 128, 32 * 5 * 9)))
+    deep = ", ".join(map(str, RNG.integers(-128, 128, 32 * 9)))
+    count = 32 if per_channel else 1
+    zeros = ", ".join("0" * count)
+    scales = ", ".join(f"{scale:.5f}" for scale in RNG.uniform(0.001, 0.004, count))
+    bias = ", ".join(map(str, RNG.integers(-2000, 2000, 32)))
+    return f"""<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+        g (float[2, 5, 18, 17] x) => (float[2, 32, 9, 9] z)
+        <float s = {{0.02}}, {type_} p = {{{point}}}, int8[32, 5, 3, 3] w = {{{weights}}}, int32[32] b = {{{bias}}},
+        int8[32, 1, 3, 3] v = {{{deep}}}, float[{count}] t = {{{scales}}}, int8[{count}] q = {{{zeros}}},
+        float r = {{0.05}}, {type_} o = {{{128 + low}}}> {{
+        a = QuantizeLinear(x, s, p)
+        c = QLinearConv<pads = [1, 1, 1, 1], strides = [2, 2]>(a, s, p, w, t, q, r, o, b)
+        d = QLinearConv<pads = [1, 1, 1, 1], group = 32>(c, r, o, v, t, q, r, o, b)
+        e = com.microsoft.QLinearAdd(c, r, o, d, r, o, r, o)
+        z = DequantizeLinear(e, r, o) }}"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("type_", ["int8", "uint8"])
+def test_quantized_convolutions_become_one_program(type_, per_channel, threads):
+    model = onnx.parser.parse_model(_quantized(type_, per_channel))
+    session = Session(model, SessionConfig(threads=threads))
+    _agree(session, [{"x": _numbers(2, 5, 18, 17)} for _ in range(6)])
+    assert _form(session) == ["Joined"]
+
+
+def test_a_scale_that_differs_in_each_run():
+    session = _session("""g (float[40, 100] x, float s, int8 p) => (int8[40, 100] q, float[40, 100] z) {
+        a = Relu(x) q = QuantizeLinear(a, s, p) d = DequantizeLinear(q, s, p) z = Exp(d) }""")
+    for number in range(1, 8):
+        feed = {"x": _numbers(40, 100), "s": np.float32(number / 50) + np.zeros((), np.float32)}
+        _agree(session, [{**feed, "p": np.array(number - 4, np.int8)}])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_share_a_program(threads):
     """Several callers at once: long and short calls, values in several sizes, memory that is not kept between runs."""

@@ -18,7 +18,8 @@ from ..jit.vector import LANES, maximum, minimum, splat_int32, to_float32, to_in
 from ..jit.vector_math import rounded
 from ..program.bound_program import NodeProgram, run_alone
 from ..program.calls import Call, Items
-from ..program.thread_pool import Threads
+from ..program.thread_pool import Threads, fixed_address
+from .copying import operand
 
 _TABLE_PIECE = 8192
 _NANOSECONDS_PER_BYTE = 0.5
@@ -55,7 +56,7 @@ def looked_up(threads: Threads, x: NDArray[Any], table: NDArray[Any]) -> NDArray
         raise ValueError(
             f"x is {x.dtype} and table is {table.dtype} {list(table.shape)}, expected bytes and {_ENTRIES} bytes"
         )
-    x, table = np.ascontiguousarray(x), np.ascontiguousarray(table)
+    x, table = operand(x), np.ascontiguousarray(table)
     out = np.empty(x.shape, table.dtype)
     if x.size:
         items, nanoseconds = Items(factor=-(-x.size // _TABLE_PIECE)), x.size * _NANOSECONDS_PER_BYTE
@@ -144,7 +145,7 @@ def combined_bytes(
     layout = _layout(a, b)
     if layout is None or not all(given in _BYTES for given in (a.dtype, b.dtype, dtype)):
         return None
-    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    a, b = operand(a), operand(b)
     out = np.empty(a.shape, dtype)
     a_flip, b_flip = (_HALF if given.dtype == np.int8 else 0 for given in (a, b))
     given = (
@@ -152,7 +153,7 @@ def combined_bytes(
         (b_qparams.scale, b_qparams.point + b_flip),
         (qparams.scale, qparams.point),
     )
-    all_qparams = np.array(given, np.float32)
+    all_qparams = fixed_address(np.array(given, np.float32))
     program = _pair_program(combine_op(name), *layout, a_flip, b_flip, out.dtype)
     program.run(threads, a=a, b=b, out=out, all_qparams=all_qparams)
     return out

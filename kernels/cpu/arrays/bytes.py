@@ -1,4 +1,4 @@
-"""Conversion of float32 numbers to and from 8-bit integers with a single scale and zero point."""
+"""Conversion of float32 numbers to and from 8-bit integers with a single scale and zero point; pads of bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,22 @@ from ..jit.arguments import Address, Arguments, Binding
 from ..jit.dsl import inline
 from ..jit.native import NativeOp, native_op
 from ..jit.variants import once
-from ..jit.vector import LANES, maximum, minimum, reduce_add, reduce_max, splat_float32, to_float32, to_int32
+from ..jit.vector import (
+    LANES,
+    maximum,
+    minimum,
+    reduce_add,
+    reduce_max,
+    splat_float32,
+    splat_int32,
+    to_float32,
+    to_int32,
+)
 from ..jit.vector_math import rounded
 from ..program.bound_program import NodeProgram, run_alone
 from ..program.calls import Call, Items
-from ..program.thread_pool import Threads, own_memory
+from ..program.thread_pool import Threads, fixed_address, own_memory
+from .copying import operand
 
 _PIECE = 4096
 _NANOSECONDS_PER_ELEMENT = 0.15
@@ -187,9 +198,67 @@ def dequantized_bytes(threads: Threads, x: NDArray[Any], scale: float, point: in
 def _converted(
     threads: Threads, op: NativeOp, x: NDArray[Any], scale: float, point: int, dtype: Any, **limits: int
 ) -> NDArray[Any]:
-    x = np.ascontiguousarray(x)
-    out, qparams = np.empty(x.shape, dtype), np.array((scale, point), np.float32)
+    x = operand(x)
+    out, qparams = np.empty(x.shape, dtype), fixed_address(np.array((scale, point), np.float32))
     if x.size:
         items, nanoseconds = Items(factor=-(-x.size // _PIECE)), x.size * _NANOSECONDS_PER_ELEMENT
         run_alone(op, items, nanoseconds, threads, x=x, out=out, count=x.size, qparams=qparams, **limits)
     return out
+
+
+class PadBytesArguments(Arguments):
+    """Images of bytes [x_slices][x_rows][x_width], and images [slices][rows][width] that contain them.
+
+    They start at slice `front`, row `top` and column `left`. `fill` is the byte around them, four times.
+    """
+
+    x: Address
+    out: Address
+    x_slices: int
+    x_rows: int
+    x_width: int
+    slices: int
+    rows: int
+    width: int
+    front: int
+    top: int
+    left: int
+    fill: int
+
+
+@inline
+def _fill_bytes(out: int, count: int, fill: int) -> None:
+    whole = count - count % (4 * LANES)
+    for first in range(0, whole, 4 * LANES):
+        memory.store_int32(out + first, splat_int32(fill))
+    for index in range(whole, count):
+        memory.write_int8(out + index, fill)
+
+
+@inline
+def _copy_bytes(x: int, out: int, count: int) -> None:
+    words = count // 4
+    for first in range(0, words, LANES):
+        left = min(LANES, words - first)
+        memory.store_first(out + 4 * first, memory.load_first(x + 4 * first, left), left)
+    for index in range(4 * words, count):
+        memory.write_int8(out + index, memory.read_int8(x + index))
+
+
+@native_op(PadBytesArguments)
+def pad_bytes(arguments: PadBytesArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Copy images and surround them with a byte. Items are rows of the result."""
+    rows, width, x_rows, x_width = arguments.rows, arguments.width, arguments.x_rows, arguments.x_width
+    slices, x_slices, top, left = arguments.slices, arguments.x_slices, arguments.top, arguments.left
+    for item in range(begin, end):
+        plane = item // rows
+        image = plane // slices
+        row, piece = item - plane * rows - top, plane - image * slices - arguments.front
+        out = arguments.out + item * width
+        if 0 <= row < x_rows and 0 <= piece < x_slices:
+            _fill_bytes(out, left, arguments.fill)
+            _copy_bytes(arguments.x + ((image * x_slices + piece) * x_rows + row) * x_width, out + left, x_width)
+            _fill_bytes(out + left + x_width, width - left - x_width, arguments.fill)
+        else:
+            _fill_bytes(out, width, arguments.fill)
+    return 0

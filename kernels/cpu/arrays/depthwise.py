@@ -34,7 +34,7 @@ from ..jit.vector import LANES, every_other, maximum, minimum, multiply_add, spl
 from ..jit.vector_math import rounded
 from ..program.bound_program import run_alone
 from ..program.calls import Items
-from ..program.thread_pool import Threads
+from ..program.thread_pool import Threads, fixed_address
 
 _NANOSECONDS_PER_PRODUCT = 0.03
 # Kernel sizes and column strides for which specialised code is compiled.
@@ -281,7 +281,8 @@ def depthwise_bytes(
     Args:
         x: int8 or uint8 [N * C, rows, columns].
         dtype: int8 or uint8, type of the result.
-        weight, bias: whole numbers [C, height, width] and [C], of which sums are exact in float32.
+        weight, bias: whole numbers [C, height, width] and [C], of which sums are exact in float32. They and the factors
+            are the same in all runs of a recorded program.
         factors: float32 [C].
         pads: rows of x_zero above and columns of x_zero to the left. Everything outside the image counts as x_zero.
     """
@@ -291,6 +292,7 @@ def depthwise_bytes(
     check("x", x, (None, None, None), x.dtype)
     check("factors", factors, (len(weight),))
     info, item_type = np.iinfo(dtype), cast(ItemType, x.dtype.name)
+    weight, bias, factors = map(fixed_address, (weight, bias, factors))
     return _convolved(
         item_type, dtype, x, weight, bias, sizes, strides, pads, threads, low=float(info.min - out_zero),
         high=float(info.max - out_zero), factors=factors, x_zero=float(x_zero), out_zero=float(out_zero),

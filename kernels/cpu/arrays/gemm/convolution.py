@@ -17,9 +17,10 @@ from ....checks import Float32
 from ...jit.arguments import Binding
 from ...jit.native import NativeOp
 from ...program.bound_program import BoundPrograms, NodeProgram
-from ...program.calls import Call
-from ...program.thread_pool import Threads, own_memory
+from ...program.calls import Call, Items
+from ...program.thread_pool import Threads, fixed_address, own_memory
 from ...rowwise.elementwise import check_function
+from ..bytes import PadBytesArguments, pad_bytes
 from ..copying import operand
 from .micro import VECTOR_BYTES, WORD_BYTES, Kind, floats, integers
 from .packing import HALF, PackedOperand, flip_to_unsigned, sums_call, zero_point_terms
@@ -27,7 +28,9 @@ from .product import FinishArguments, finish_op, fitting, limits, product_call, 
 from .windows import Tables, Windows, pack_byte_windows, pack_windows, window_tables, windows_call
 
 _FLOPS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_FLOAT = 100.0, 0.3
-_PRODUCTS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_BYTE = 200.0, 0.2
+_PRODUCTS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_BYTE, _NANOSECONDS_PER_PADDED_BYTE = 200.0, 0.2, 0.05
+# Bytes that a thread pads at least.
+_PADDED_GRAIN = 4096
 # Bytes of windows that are packed per thread at a time. They fit in the second-level cache together with the kernels.
 _PART_BYTES = 1 << 19
 _KEPT = 8
@@ -146,7 +149,7 @@ class IntegerConvolution:
         self._threads, self._kernels = threads, kernels
         self._factors, self._sums = zero_point_terms(kernels, w_zero)
         self._bias = np.zeros(kernels.lines, np.int32) if bias is None else bias.astype(np.int32)
-        self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
+        self._programs: BoundPrograms[tuple[NodeProgram, int, int]] = BoundPrograms(_KEPT)
         self._row_terms: BoundPrograms[NDArray[np.int32]] = BoundPrograms(_KEPT)
 
     def sums(
@@ -175,35 +178,30 @@ class IntegerConvolution:
             return out
         moved = x_zero + (HALF if x.dtype == np.int8 else 0)
         row_terms = self._row_terms.get(lambda point: self._bias - np.int32(point) * self._sums, moved)
-        extents = tuple(size + sum(pad) for size, pad in zip(x.shape[2:], pads, strict=True))
-        program, size = self._programs.get(self._made, (x.shape[1], *extents), windows, dtype, x.dtype, point)
+        program, padded_bytes, size = self._programs.get(
+            self._made, x.shape[1:], tuple(pads), windows, dtype, x.dtype, x_zero, point
+        )
         tiling = integers().tiling
         window_bytes = tiling.panels(windows.positions) * tiling.columns * WORD_BYTES
-        if extents == x.shape[2:] and {*windows.kernel, *windows.strides} == {1}:
-            x = operand(x)  # nothing is read after the end of consecutive positions
-            padded = image = None
-        else:
-            image = own_memory("image", x.shape[1] * math.prod(extents) + _SLACK).view(x.dtype)
-            padded = image[: x.shape[1] * math.prod(extents)].reshape(x.shape[1], *extents)
-            inner = tuple(slice(before, before + size) for (before, _), size in zip(pads, x.shape[2:], strict=True))
-            if extents != x.shape[2:]:
-                padded[...] = x_zero
-        for index, source in enumerate(x):
-            if padded is not None:
-                padded[(slice(None), *inner)] = source
-            right = own_memory("right", size)
-            given = source if image is None else image
+        constants = [None if array is None else fixed_address(array) for array in (row_terms, factors)]
+        for index, source in enumerate(operand(x)):
             program.run(
-                self._threads, image=given, out=out[index], right=right, row_terms=row_terms, factors=factors,
+                self._threads, x=source, out=out[index], row_terms=constants[0], factors=constants[1],
+                image=own_memory("image", padded_bytes) if padded_bytes else source, right=own_memory("right", size),
                 window_sums=None if self._factors is None else own_memory("window sums", window_bytes),
             )  # fmt: skip
         return out
 
     def _made(
-        self, extents: tuple[int, ...], windows: Windows, dtype: np.dtype[Any], x_type: np.dtype[Any], point: int
-    ) -> tuple[NodeProgram, int]:
-        """Return the program, and the number of bytes of windows that are packed at a time."""
+        self, shape: tuple[int, ...], pads: Sequence[tuple[int, int]], windows: Windows, dtype: np.dtype[Any],
+        x_type: np.dtype[Any], x_zero: int, point: int,
+    ) -> tuple[NodeProgram, int, int]:  # fmt: skip
+        """Return the program, the bytes of the padded image (0 = none), and the bytes of a part of the windows."""
         kind, kernels, positions, result = integers(), self._kernels, windows.positions, result_of(dtype)
+        extents = (shape[0], *[size + sum(pad) for size, pad in zip(shape[1:], pads, strict=True)])
+        padding, padded_bytes = [], 0
+        if extents != shape or {*windows.kernel, *windows.strides} != {1}:  # else, the positions are consecutive
+            padding, padded_bytes = [padding_call(shape, extents, pads, x_zero)], math.prod(extents) + _SLACK
         taps, offsets = window_tables(extents, windows, kind.tiling)
         bases = np.zeros(kernels.words * WORD_BYTES, np.int32)
         bases[: len(taps)] = taps
@@ -217,4 +215,19 @@ class IntegerConvolution:
             finish_op(kind, "copy", result), finishing, dtype.itemsize, self._threads,
         )  # fmt: skip
         costs = kernels.lines / _PRODUCTS_PER_NANOSECOND + _NANOSECONDS_PER_PACKED_BYTE
-        return NodeProgram(phases, kernels.terms * positions * costs), size
+        nanoseconds = kernels.terms * positions * costs + padded_bytes * _NANOSECONDS_PER_PADDED_BYTE
+        return NodeProgram([padding, *phases] if padding else phases, nanoseconds), padded_bytes, size
+
+
+def padding_call(shape: tuple[int, ...], extents: tuple[int, ...], pads: Sequence[tuple[int, int]], fill: int) -> Call:
+    """Return the call that copies "x" [C, ...] to "image" and pads it with a byte."""
+    flat = 3 - len(pads)  # missing axes have one slice, and one row
+    slices, rows, width = (1,) * flat + extents[1:]
+    x_slices, x_rows, x_width = (1,) * flat + shape[1:]
+    front, top, left = (0,) * flat + tuple(before for before, _ in pads)
+    word = int.from_bytes(bytes([fill % 256]) * 4, "little", signed=True)
+    arguments = PadBytesArguments(
+        x=Binding("x"), out=Binding("image"), x_slices=x_slices, x_rows=x_rows, x_width=x_width, slices=slices,
+        rows=rows, width=width, front=front, top=top, left=left, fill=word,
+    )  # fmt: skip
+    return Call(pad_bytes, arguments, Items(factor=shape[0] * slices * rows, grain=max(1, _PADDED_GRAIN // width)))
