@@ -46,7 +46,7 @@ def run(
     threads: Annotated[
         int | None, typer.Option("-t", "--threads", min=1, help="CPU threads [default: physical cores].")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed for --random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for --random.", min=0)] = 0,
 ) -> None:
     """Run any ONNX model that is not a chat model: an encoder, a classifier, a vision or audio model, or a pipeline."""
     from genai.devices import compile_seconds
@@ -158,7 +158,7 @@ class _Feed:
         from genai.session.dimensions import Sizes, sizes_in
 
         found = session.head_sizes | sizes_in(session.inputs, given)
-        self._session, self._sizes = session, Sizes(session.inputs, dims, found)
+        self._session, self._given, self._sizes = session, given, Sizes(session.inputs, dims, found)
         if dims and not random:
             raise OptionError(
                 "--dim cannot be used without --random",
@@ -172,13 +172,13 @@ class _Feed:
         self.arrays = {**random_feed(self._random, self._sizes, seed, session.table_sizes), **given}
 
     def run(self) -> dict[str, Any]:
-        """Return the results. An error names the random inputs, because the model is the least likely cause."""
+        """Return the results. An error names the random inputs, unless it concerns an input of --input."""
         from genai.session.arrays import with_chosen_sizes
 
         try:
             return self._session.run(self.arrays)
         except GenaiError as error:
-            if not self._random:
+            if not self._random or any(repr(name) in error.what for name in self._given):
                 raise
             raise with_chosen_sizes(error, self._random, self.arrays, self._sizes) from error
 

@@ -83,6 +83,12 @@ def read_model(
     return model
 
 
+def _why_missing(path: Path) -> str:
+    if path.is_dir():
+        return "the path is a folder"
+    return "the path is a device or a pipe" if path.exists() else "the file does not exist"
+
+
 def _hint_for(path: Path) -> str:
     if (path / "genai_config.json").is_file():
         return f"to chat with the model in this folder, run `genai chat {path}`"
@@ -99,7 +105,7 @@ def _read(path: Path, origin: str, opened: Opened | None) -> tuple[onnx.ModelPro
         if not path.is_file():
             raise ModelFolderError(
                 f"there is no model file {str(path)!r}",
-                "the path is a folder" if path.is_dir() else "the file does not exist",
+                _why_missing(path),
                 _hint_for(path),
             )
         if path.stat().st_size > MAX_PROTOBUF_BYTES:

@@ -65,6 +65,23 @@ def test_an_input_that_the_model_does_not_have(model, capsys):
     assert "the file does not exist" in message and "Errno" not in message
 
 
+def test_an_input_of_a_wrong_type_beside_random_inputs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[2] x, float[2] y) => (float[2] z) { z = Add(x, y) }'
+    )
+    onnx.save(model, "two.onnx")
+    np.save("x.npy", np.ones(2, np.int64))
+    assert run(["run", "two.onnx", "--input", "x=x.npy", "--random"]) == 1
+    message = capsys.readouterr().err
+    assert "input 'x': unexpected data type" in message and "random" not in message
+
+
+def test_a_negative_seed(model, capsys):
+    assert run(["run", model, "--random", "--seed", "-1"]) == 2
+    assert "--seed" in capsys.readouterr().err
+
+
 def test_made_up_inputs_and_profile(model, capsys):
     assert run(["run", model, "--random", "--dim", "N=4", "--profile", "--level", "none"]) == 0
     captured = capsys.readouterr()

@@ -72,6 +72,11 @@ def test_every_truncation_is_refused(relu):
         refused(data[:length])
 
 
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="this system has no /dev/null")
+def test_a_device():
+    assert "device" in refused("/dev/null", ModelFolderError).why
+
+
 def test_missing_file(tmp_path):
     assert "absent.onnx" in refused(tmp_path / "absent.onnx", ModelFolderError).what
     refused(str(tmp_path / "absent.onnx"), ModelFolderError)

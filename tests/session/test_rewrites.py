@@ -418,6 +418,14 @@ def test_conv_and_a_sum(make_model, order, has_relu):
     outputs_agree(model, {"x": images[0], "z": images[1]})
 
 
+def test_a_factor_before_a_convolution_whose_input_is_also_added_stays(make_model):
+    weight = np.random.default_rng(2).standard_normal((3, 3, 3, 3)).astype(np.float32)
+    nodes = [node("Mul", "xk", "t"), node("Conv", "tw", "c", pads=[1, 1, 1, 1]), node("Add", "ct", "y")]
+    model = make_model(nodes, {"x": IMAGE}, {"y": IMAGE}, {"w": weight, "k": f(2)})
+    assert ops_after(model, fuse_conv_addition, fold_factor_before_conv) == ["Mul", "FusedConv"]
+    outputs_agree(model, {"x": weight[:1, :, :1, :1] * np.ones((1, 3, 6, 6), np.float32)})
+
+
 @pytest.mark.parametrize("case", ["group", "computed weight", "broadcast", "wanted"])
 def test_sums_that_stay(make_model, case):
     weight = np.ones((3, 1 if case == "group" else 3, 3, 3), np.float32)
