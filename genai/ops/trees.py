@@ -128,9 +128,17 @@ class _NodeIndex:
         """Return one number per pair, and True for each pair with a known tree and a known id."""
         columns, known = [], np.ones(len(ids), bool)
         for values, numbers in ((self._trees, tree_ids), (self._ids, ids)):
-            columns.append(np.minimum(np.searchsorted(values, numbers), len(values) - 1))
+            columns.append(_positions(values, numbers))
             known &= values[columns[-1]] == numbers
         return columns[0] * len(self._ids) + columns[1], known
+
+
+def _positions(values: Any, numbers: Any) -> Any:
+    """Return the position of each number in sorted distinct values; any position for numbers that are missing."""
+    first, last = values[0], values[-1]
+    if int(last) - int(first) == len(values) - 1:  # without gaps, which is usual, positions need no search
+        return np.clip(numbers, first, last) - first
+    return np.minimum(np.searchsorted(values, numbers), len(values) - 1)
 
 
 def _children(index: _NodeIndex, tree_ids: Any, ids: Any, inner: Any) -> Any:

@@ -28,6 +28,7 @@ from genai.kernels.cpu.arrays.trees import (
 )
 from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.thread_pool import Threads
+from genai.ops.trees import _NodeIndex
 
 
 def forest(rng: np.random.Generator, trees: int, depth: int, targets: int, weights_per_leaf: int) -> Forest:
@@ -165,3 +166,15 @@ def test_a_forest_walks_rows_of_several_widths_and_types(rng):
     expected = run_forest(rows, made)
     for other in (rows.astype(np.float64), np.ascontiguousarray(rows[:, :5]), rows):
         np.testing.assert_array_equal(run_forest(other, made), expected)
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["dense ids", "ids with gaps"])
+def test_positions_of_nodes(step):
+    rng = np.random.default_rng(4)
+    pairs = rng.permutation([(5 + step * tree, step * node - 2) for tree in range(7) for node in range(20)])
+    index = _NodeIndex(pairs[:, 0], pairs[:, 1])
+    wanted = rng.permutation(len(pairs))
+    np.testing.assert_array_equal(index.positions(*pairs[wanted].T), wanted)
+    for missing in [(4, 0), (5 + 7 * step, -2), (5, 20 * step - 2), (5, -3), (5, 2**62), (-(2**63), -2)]:
+        with pytest.raises(KeyError):
+            index.positions(np.array([5, missing[0]]), np.array([-2, missing[1]]))
