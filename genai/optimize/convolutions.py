@@ -119,18 +119,20 @@ def fuse_conv_addition(graph: Graph, addition: Node) -> bool:
     return False
 
 
-@node_rule(Level.BASIC, ("", "Conv"))
+@node_rule(Level.BASIC, ("", "Conv"), ("", "ConvTranspose"))
 def fold_conv_batch_norm(graph: Graph, conv: Node) -> bool:
-    """BatchNormalization(Conv(x, w, b)) with constants, in inference mode -> Conv(x, w', b')."""
+    """BatchNormalization(Conv(x, w, b)) with constants, in inference mode -> Conv(x, w', b'); also ConvTranspose."""
     norm = followed_by(graph, conv.output(0), "BatchNormalization")
     if norm is None or norm.input(0) != conv.output(0):
         return False
-    weight, step = _float(graph, conv.input(1)), batch_norm_step(graph, norm)
-    bias = _float(graph, conv.input(2)) if conv.input(2) else None
+    weight, step = float_constant(graph, conv.input(1)), batch_norm_step(graph, norm)
+    bias = float_constant(graph, conv.input(2)) if conv.input(2) else None
     if weight is None or step is None or (conv.input(2) and bias is None):
         return False
     factor, shift = step
-    new_weight = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
+    new_weight = _times_outputs(conv, weight, factor)
+    if new_weight is None:
+        return False
     new_bias = shift + (0 if bias is None else bias * factor)
     conv.inputs[1:] = [
         graph.add_constant(f"{conv.output(0)}_{part}", values.astype(np.float32))
@@ -144,15 +146,30 @@ def fold_conv_batch_norm(graph: Graph, conv: Node) -> bool:
     return True
 
 
+def _times_outputs(conv: Node, weight: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return kernels times one factor for each channel of the results, or None if their shapes do not match."""
+    if weight.ndim < 3 or not weight.size:
+        return None
+    if conv.op_type == "Conv":
+        return weight * factor.reshape(-1, *[1] * (weight.ndim - 1)) if factor.shape == (len(weight),) else None
+    # ConvTranspose has kernels [C, M / groups, ...].
+    groups, per_group = int(conv.attribute("group", 1)), weight.shape[1]
+    if groups < 1 or len(weight) % groups or factor.shape != (groups * per_group,):
+        return None
+    grouped = weight.reshape(groups, -1, per_group, *weight.shape[2:])
+    return (grouped * factor.reshape(groups, 1, per_group, *[1] * (weight.ndim - 2))).reshape(weight.shape)
+
+
 def batch_norm_step(graph: Graph, norm: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Return s and t, each [C], if a BatchNormalization computes x * s + t with constants, else None."""
     if any(norm.outputs[1:]) or norm.attribute("training_mode", 0) or not norm.attribute("spatial", 1):
         return None
-    scale, shift, mean, variance = (_float(graph, norm.input(index)) for index in range(1, 5))
+    scale, shift, mean, variance = (float_constant(graph, norm.input(index)) for index in range(1, 5))
     if scale is None or shift is None or mean is None or variance is None:
         return None
-    factor = scale / np.sqrt(variance + np.float64(norm.attribute("epsilon", 1e-5)))
-    return factor, shift - mean * factor
+    with np.errstate(all="ignore"):  # a negative variance gives NaN, as when the model runs
+        factor = scale / np.sqrt(variance + np.float64(norm.attribute("epsilon", 1e-5)))
+        return factor, shift - mean * factor
 
 
 @node_rule(Level.EXTENDED, ("", "Conv"))
@@ -219,7 +236,7 @@ def constant_step(
     if node.domain or node.op_type not in ("Add", "Sub", "Mul", "Div"):
         return None
     other = other_input(node, x)
-    constant = None if other is None else _float(graph, other)
+    constant = None if other is None else float_constant(graph, other)
     if constant is None or constant.ndim > rank or not np.isfinite(constant).all():
         return None
     shape = (1,) * (rank - constant.ndim) + constant.shape
@@ -245,10 +262,10 @@ def _weight_shape(graph: Graph, conv: Node) -> tuple[int, ...] | None:
 
 def _weights(graph: Graph, conv: Node) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """Return the constant weight and bias of a convolution with a `_weight_shape`, in float64; None for others."""
-    weight = _float(graph, conv.input(1))
+    weight = float_constant(graph, conv.input(1))
     if weight is None:
         return None, None
-    bias = _float(graph, conv.input(2)) if conv.input(2) else np.zeros(len(weight))
+    bias = float_constant(graph, conv.input(2)) if conv.input(2) else np.zeros(len(weight))
     return weight, (bias if bias is not None and bias.shape == (len(weight),) else None)
 
 
@@ -264,7 +281,7 @@ def _set_weights(graph: Graph, conv: Node, weight: NDArray[np.float64], bias: ND
     return True
 
 
-def _float(graph: Graph, name: str) -> NDArray[Any] | None:
+def float_constant(graph: Graph, name: str) -> NDArray[Any] | None:
     """Return a float32 constant as float64, or None."""
     tensor = graph.constant_tensor(name)
     if tensor is None or tensor.dtype is not DataType.FLOAT:

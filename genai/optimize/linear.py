@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..onnx.ir import Graph, Node, OnnxModel, make_node
 from ..onnx.node import MS, OURS
-from ..onnx.types import DataType
+from ..onnx.types import DataType, TensorType
 from .base import (
     Level,
     bias_after,
@@ -19,8 +21,10 @@ from .base import (
     node_rule,
     only_user,
     operand_after,
+    other_input,
     replaced,
 )
+from .convolutions import batch_norm_step, float_constant
 
 
 @node_rule(Level.EXTENDED, ("", "MatMul"), domain=OURS)
@@ -34,6 +38,71 @@ def fuse_linear(graph: Graph, product: Node) -> bool:
         return False
     addition, bias = bias_node
     return replaced(graph, addition, "Linear", [*product.inputs, bias], domain=OURS, name=product.name)
+
+
+@node_rule(Level.BASIC, ("", "BatchNormalization"), since=7)
+def fold_product_batch_norm(graph: Graph, norm: Node) -> bool:
+    """BatchNormalization(Gemm(x, w, b)) with constants, in inference mode -> Gemm(x, w', b').
+
+    The rule also applies to MatMul(x, w) of matrices, and to MatMul(x, w) + b with a constant b per column.
+    """
+    source, terms = norm.input(0), _product_of(graph, norm.input(0))
+    step = None if terms is None else batch_norm_step(graph, norm)
+    if terms is None or step is None or only_user(graph, source) is not norm:
+        return False
+    nodes, (weight, bias), attributes = terms
+    factor, shift = step
+    columns = weight.shape[0 if attributes.get("transB") else 1]
+    if factor.shape != (columns,):
+        return False
+    with np.errstate(over="ignore"):
+        scaled = (weight * (factor[:, None] if attributes.get("transB") else factor)).astype(np.float32)
+        moved = (bias * factor + shift).astype(np.float32)
+    if not (np.isfinite(scaled).all() and np.isfinite(moved).all()):
+        return False
+    added = [graph.add_constant(f"{source}_{part}", new) for part, new in (("weight", scaled), ("bias", moved))]
+    del norm.outputs[1:]  # their names are empty
+    replaced(graph, norm, "Gemm", [nodes[0].input(0), *added], name=nodes[0].name, **attributes)
+    graph.remove_nodes(nodes)
+    return True
+
+
+def _product_of(
+    graph: Graph, name: str
+) -> tuple[list[Node], tuple[NDArray[np.float64], NDArray[np.float64]], dict[str, Any]] | None:
+    """Return the nodes that compute x @ weight + bias, both constants in float64, and Gemm's attributes, or None."""
+    product, addition = graph.producer(name), made_by(graph, name, "Add")
+    given, others = "", []
+    if addition is not None:
+        made = [source for source in addition.inputs if made_by(graph, source, "MatMul") is not None]
+        other = other_input(addition, made[0]) if len(made) == 1 else None
+        if other is None or only_user(graph, made[0]) is not addition:
+            return None
+        product, given, others = graph.producer(made[0]), other, [addition]
+    if product is None or product.key not in (("", "Gemm"), ("", "MatMul")):
+        return None
+    attributes: dict[str, Any] = {}
+    scale_of_product = scale_of_bias = 1.0
+    if product.op_type == "Gemm":
+        given = product.input(2)
+        attributes = {key: 1 for key in ("transA", "transB") if product.attribute(key, 0)}
+        scale_of_product, scale_of_bias = (float(product.attribute(key, 1.0)) for key in ("alpha", "beta"))
+    elif _rank(graph, product.input(0)) != 2:
+        return None
+    weight, bias = float_constant(graph, product.input(1)), np.zeros(1)
+    if weight is None or weight.ndim != 2:
+        return None
+    if given:
+        found, columns = float_constant(graph, given), weight.shape[0 if attributes.get("transB") else 1]
+        if found is None or found.ndim > 2 or (found.size != 1 and (found.size, found.shape[-1]) != (columns, columns)):
+            return None
+        bias = found.reshape(-1)
+    return [product, *others], (weight * scale_of_product, bias * scale_of_bias), attributes
+
+
+def _rank(graph: Graph, name: str) -> int | None:
+    known = graph.type_of(name)
+    return len(known.shape) if isinstance(known, TensorType) and known.shape is not None else None
 
 
 # Weights of this size or more are not packed, and BLAS has no activations.

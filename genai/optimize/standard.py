@@ -25,6 +25,7 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     simplify.merge_transposes,
     convolutions.fold_pad_into_conv,
     convolutions.fold_conv_batch_norm,
+    linear.fold_product_batch_norm,
     convolutions.fold_arithmetic_after_conv,
     convolutions.fold_factor_before_conv,
     convolutions.fuse_conv_activation,

@@ -27,7 +27,7 @@ from genai.optimize.convolutions import (
     fuse_conv_activation,
     fuse_conv_addition,
 )
-from genai.optimize.linear import fuse_linear, fuse_linear_activation
+from genai.optimize.linear import fold_product_batch_norm, fuse_linear, fuse_linear_activation
 from genai.optimize.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
 from genai.optimize.reshapes import fold_known_shapes
 from genai.optimize.shapes import infer_shapes
@@ -164,6 +164,78 @@ def test_no_conv_batch_norm_where_the_convolution_is_wanted(make_model):
     nodes = [node("Conv", "xw", "c"), node("BatchNormalization", "cghmv", "y")]
     model = make_model(nodes, {"x": IMAGE}, {"y": (1, None), "c": (1, None)}, constants)
     assert len(ops_after(model, fold_conv_batch_norm)) == 2
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("inputs", ["xw", "xwb"])
+def test_transposed_conv_batch_norm(make_model, inputs, groups):
+    rng = np.random.default_rng(3)
+    constants = {
+        "w": rng.standard_normal((4, 6 // groups, 3, 3)).astype(np.float32),
+        "v": rng.uniform(0.5, 2, 6).astype(np.float32),
+        **{name: rng.standard_normal(6).astype(np.float32) for name in "bghm"},
+    }
+    nodes = [node("ConvTranspose", inputs, "c", group=groups), node("BatchNormalization", "cghmv", "y")]
+    model = make_model(nodes, {"x": (1, [1, 4, 5, 6])}, {"y": (1, None)}, constants, version=14)
+    assert ops_after(model, fold_conv_batch_norm) == ["ConvTranspose"]
+    outputs_agree(model, {"x": rng.standard_normal((1, 4, 5, 6)).astype(np.float32)})
+
+
+NORM_OF_COLUMNS = {"g": f(2, -3, 0.5), "h": f(0.5, 1, 2), "m": f(0.1, 0.2, -1), "v": f(1.5, 0.5, 2)}
+
+
+@pytest.mark.parametrize("version", [9, 14, 17])
+@pytest.mark.parametrize(
+    ("nodes", "rows", "bias"),
+    [
+        ([node("Gemm", "xw", "c")], 2, 0),
+        ([node("Gemm", "xwb", "c", alpha=0.5, beta=-2.0)], 2, f(1, 2, 3)),
+        ([node("Gemm", "xwb", "c", alpha=0.5, beta=2.0)], 2, f(1, 2, 3).reshape(1, 3)),
+        ([node("Gemm", "xtb", "c", transB=1)], 2, f(3)),
+        ([node("Gemm", "xwb", "c", transA=1)], 4, f(1, 2, 3)),
+        ([node("MatMul", "xw", "c")], 2, 0),
+        ([node("MatMul", "xw", "d"), node("Add", "db", "c")], 2, f(1, 2, 3)),
+        ([node("MatMul", "xw", "d"), node("Add", "bd", "c")], 2, f(2)),
+    ],
+)
+def test_product_batch_norm(make_model, nodes, rows, bias, version):
+    rng = np.random.default_rng(3)
+    weight = rng.standard_normal((4, 3)).astype(np.float32)
+    constants = {"w": weight, "t": weight.T.copy(), "b": np.asarray(bias, np.float32), **NORM_OF_COLUMNS}
+    if version < 11 and len(nodes[0].input) == 2 and nodes[0].op_type == "Gemm":
+        nodes = [node("Gemm", "xwb", "c")]  # the bias was not optional
+    shape = [4, 4] if rows == 4 else [2, 4]
+    nodes = [*nodes, node("BatchNormalization", "cghmv", "y", epsilon=1e-3)]
+    model = make_model(nodes, {"x": (1, shape)}, {"y": (1, None)}, constants, version=version)
+    assert ops_after(model, fold_product_batch_norm) == ["Gemm"]
+    outputs_agree(model, {"x": rng.standard_normal(shape).astype(np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "constants"),
+    [
+        ([node("Gemm", "xw", "c")], "c", {}),
+        ([node("MatMul", "xw", "d"), node("Add", "db", "c")], "d", {"b": f(1, 2, 3)}),
+        ([node("MatMul", "xw", "d"), node("Add", "db", "c")], "", {"b": f(1, 2).reshape(2, 1)}),
+        ([node("MatMul", "xw", "d"), node("Add", "dd", "c")], "", {}),
+        ([node("MatMul", "xw", "d"), node("Add", "dx", "c")], "", {"w": np.ones((4, 1), np.float32)}),
+        ([node("Gemm", "xwb", "c")], "", {"b": f(1, 2).reshape(2, 1)}),
+        ([node("Gemm", "xw", "c")], "", {"v": f(1, -1, 1)}),
+        ([node("Gemm", "xw", "c")], "", {"g": f(1, 3e38, 1), "w": np.full((4, 3), 9, np.float32)}),
+    ],
+)  # fmt: skip
+def test_batch_norm_that_stays_after_a_product(make_model, nodes, outputs, constants):
+    constants = {"w": np.ones((4, 3), np.float32), **NORM_OF_COLUMNS, **constants}
+    nodes = [*nodes, node("BatchNormalization", "cghmv", "y")]
+    model = make_model(nodes, {"x": X}, dict.fromkeys(["y", *outputs], (1, None)), constants)
+    assert ops_after(model, fold_product_batch_norm) == [item.op_type for item in nodes]
+
+
+def test_batch_norm_that_stays_after_stacked_products(make_model):
+    nodes = [node("MatMul", "xw", "c"), node("BatchNormalization", "cghmv", "y")]
+    constants = {"w": np.ones((4, 5), np.float32), **NORM_OF_COLUMNS}
+    model = make_model(nodes, {"x": (1, [2, 3, 4])}, {"y": (1, None)}, constants)
+    assert ops_after(model, fold_product_batch_norm) == ["MatMul", "BatchNormalization"]
 
 
 PER_CHANNEL = {"number": f(-1.5)[0], "vector": f(0.5), "channels": f(2, -3, 0.5).reshape(3, 1, 1)}

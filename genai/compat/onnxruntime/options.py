@@ -408,6 +408,7 @@ _REWRITES = {
     "LayerNormFusionL1": "fuse_layer_norm",
     "LayerNormFusionL2": "fuse_layer_norm",
     "MatMulAddFusion": "fuse_linear",
+    "MatMul_BatchNormalization_Fusion": "fold_product_batch_norm",
     "MatMulIntegerToFloatFusion": "fuse_matmul_integer_to_float",
     "Pad_Fusion": "fold_pad_into_conv",
     "QDQSelectorActionTransformer": "fuse_quantized_nodes fuse_quantized_arithmetic move_quantized tabulate_bytes",
