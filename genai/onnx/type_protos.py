@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from onnx import TypeProto
@@ -20,6 +21,8 @@ _CONTAINERS: dict[str, type[types.SequenceType] | type[types.OptionalType]] = {
 }
 
 
+# Longer messages are not kept, so that no model occupies memory after its session is gone.
+_LONGEST_KEPT = 512
 # A look-up takes a fifth of the time of DataType(number).
 _DATA_TYPES = {int(kind): kind for kind in types.DataType}
 
@@ -48,7 +51,17 @@ def data_type(number: int, where: str) -> types.DataType:
 
 
 def decode_type(proto: TypeProto) -> types.Type | None:
-    """Convert a message to a type, or to None if the message does not specify a kind."""
+    """Convert a message to a type, or to None if the message does not specify a kind.
+
+    Types cannot be changed, so equal messages, of which models contain many, are converted once.
+    """
+    message = proto.SerializeToString()
+    return _decoded(message) if len(message) <= _LONGEST_KEPT else _decoded.__wrapped__(message)
+
+
+@lru_cache(maxsize=1024)
+def _decoded(message: bytes) -> types.Type | None:
+    proto = TypeProto.FromString(message)
     kind = proto.WhichOneof("value")
     denotation = text(proto.denotation)
     if kind in _ARRAYS:
