@@ -203,11 +203,12 @@ def blocked_max_pool(x: Any, *, make_windows: WindowMaker, threads: Threads | No
 
 @operator("BlockedAveragePool", domain=OURS, make_windows=window_maker)
 def blocked_average_pool(
-    x: Any, *, count_include_pad: bool = False, make_windows: WindowMaker, threads: Threads | None = None
-) -> Any:
-    """AveragePool of blocked images."""
+    x: Any, *, count_include_pad: bool = False, counts_taps: bool = False, make_windows: WindowMaker,
+    threads: Threads | None = None,
+) -> Any:  # fmt: skip
+    """AveragePool of blocked images. `counts_taps`: see `mean_counts`."""
     windows, walked = make_windows(_without_blocks(x))
-    counts = mean_counts(x.shape[2:-1], windows, count_include_pad, np.float32)
+    counts = mean_counts(x.shape[2:-1], windows, count_include_pad, np.float32, counts_taps=counts_taps)
     first, second = walked.begins
     return pooled_blocks(operand(x), _compiled_windows(walked), (first, second), counts=counts, threads=threads)
 

@@ -25,6 +25,9 @@ from .support import checked_shape, mean, session_threads, widened
 
 # Pooling loops over taps in Python, so the number of taps is limited; practical kernels have fewer.
 MAX_TAPS = 1 << 18
+# Before this operator set, the mean of windows that are larger than the padded input also counts elements after the
+# pads, as in onnxruntime, if pads count and sizes are rounded down.
+COUNTS_END_WITH_PADS = 19
 
 
 @dataclass(frozen=True)
@@ -321,11 +324,14 @@ def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool)
 
 @operator("AveragePool", make_windows=window_maker)
 def average_pool(
-    x: Any, *, count_include_pad: bool = False, make_windows: WindowMaker, threads: Threads | None = None
-) -> Any:
+    x: Any, *, count_include_pad: bool = False, ceil_mode: bool = False, make_windows: WindowMaker, spec: NodeSpec,
+    threads: Threads | None = None,
+) -> Any:  # fmt: skip
     """The mean of each window; pads count only if `count_include_pad` is true."""
     windows, walked = make_windows(x)
-    counts = mean_counts(x.shape[2:], windows, count_include_pad, np.float32 if x.dtype == np.float32 else np.float64)
+    dtype = np.float32 if x.dtype == np.float32 else np.float64
+    counts_taps = count_include_pad and not ceil_mode and spec.version < COUNTS_END_WITH_PADS
+    counts = mean_counts(x.shape[2:], windows, count_include_pad, dtype, counts_taps=counts_taps)
     compiled = _compiled(x, walked, fixed_address(counts), threads)
     if compiled is not None:
         return compiled
@@ -344,10 +350,13 @@ def _sum_of_taps(x: Any, windows: PoolingWindows) -> Any:
 
 
 @lru_cache(maxsize=64)
-def mean_counts(extents: tuple[int, ...], windows: PoolingWindows, include_pads: bool, dtype: Any) -> Any:
+def mean_counts(
+    extents: tuple[int, ...], windows: PoolingWindows, include_pads: bool, dtype: Any, *, counts_taps: bool = False
+) -> Any:
     """Return the number of elements in each window's mean; pads count if requested, elements after the pads never.
 
-    The result is a read-only array, which later calls return again.
+    With `counts_taps`, the number is that of the kernel. The result is a read-only array, which later calls return
+    again.
     """
     total = np.ones((1,) * len(extents))
     for axis, extent in enumerate(extents):
@@ -356,7 +365,7 @@ def mean_counts(extents: tuple[int, ...], windows: PoolingWindows, include_pads:
         starts = np.arange(windows.counts[axis]) * windows.strides[axis] - begin
         lowest = np.maximum(-((starts - first) // dilation), 0)
         highest = np.minimum((end - 1 - starts) // dilation, windows.kernel[axis] - 1)
-        inside = np.maximum(highest - lowest + 1, 0)
+        inside = np.maximum(highest - lowest + 1, windows.kernel[axis] if counts_taps else 0)
         total = total * inside.reshape([-1 if i == axis else 1 for i in range(len(extents))])
     counts = np.maximum(total, 1).astype(dtype)
     counts.flags.writeable = False

@@ -37,6 +37,8 @@ _ELEMENTWISE = frozenset(
 _PRELU_BROADCASTS = 7
 # From this operator set on, the axes of Squeeze are an input.
 _SQUEEZE_READS_AXES = 13
+# From this operator set on, the means of pools never count elements after the pads.
+_COUNTS_END_WITH_PADS = 19
 # The quotients of numbers by smaller ones can exceed the range of float32.
 _LEAST_DIVISOR = 1e-30
 _BINARY = frozenset({"Add", "Div", "Mul", "Sub"})
@@ -394,6 +396,8 @@ class _Layout:
             return False
         made = node.copy()
         made.op_type, made.domain, made.inputs = f"Blocked{node.op_type}", OURS, [self._twins[source]]
+        if self._version < _COUNTS_END_WITH_PADS and node.attribute("count_include_pad", 0):
+            made.set_attribute("counts_taps", int(not node.attribute("ceil_mode", 0)))
         return self._replace(node, made, [self._channels[source]])
 
     def _mean(self, node: Node) -> bool:

@@ -339,3 +339,43 @@ def test_numbers_that_are_not_finite_stay_out_of_padding_channels(make_model: An
 def test_regions_do_not_call_blas(make_model):
     nodes = [conv("x a", "p"), node("MaxPool", "p", "q", kernel_shape=[2, 2]), node("GlobalAveragePool", "q", "y")]
     assert not Session(make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, WEIGHTS)).plan.calls_blas
+
+
+def test_no_images(make_model):
+    """All blocked operators accept a batch of no images, also where images have one pixel."""
+    names = ("g", "h", "m")
+    constants = WEIGHTS | LIMITS | {name: weight(32) for name in names} | {"v": np.abs(weight(32)) + 1}
+    constants |= {"k": weight(32, 32, 2, 2), "l": np.float32([1, 1, 2, 2]), "n": np.array([16, 16])}
+    nodes = [
+        conv("x a b", "p"), node("GlobalAveragePool", "p", "q"), conv("q c b", "r", 1), node("Sigmoid", "r", "s"),
+        node("Mul", "s p", "t"), node("BatchNormalization", "t g h m v", "u"), node("Relu", "u", "w"),
+        conv("w d", "e", group=32), node("Clip", "e zero six", "f"),
+        node("ConvTranspose", "f k", "i", strides=[2, 2]), node("MaxPool", "i", "j", kernel_shape=[2, 2]),
+        node("AveragePool", "j", "o", kernel_shape=[3, 3], count_include_pad=1),
+        helper.make_node("Resize", ["o", "", "l"], ["aa"]),
+        node("Split", "aa n", "bb cc", axis=1), node("Concat", "bb cc", "dd", axis=1), node("Abs", "dd", "y"),
+    ]  # fmt: skip
+    outputs = dict.fromkeys(("q", "s", "y", "w"), (1, None))
+    model = make_model(nodes, {"x": (1, ["N", 3, 14, 14])}, outputs, constants, version=17)
+    blocked = {item.op_type for item in nodes_after(model)}
+    assert {"BlockedMean", "BlockedScale", "BlockedConvTranspose", "BlockedMaxPool", "BlockedAveragePool"} < blocked
+    plain = Session(model, SessionConfig(level=Level.NONE))
+    for threads in (1, 2):
+        session = Session(model, SessionConfig(threads=threads))
+        for images in (0, 1, 0):
+            x = np.random.default_rng(1).standard_normal((images, 3, 14, 14)).astype(np.float32)
+            found, expected = session.run({"x": x}), plain.run({"x": x})
+            for name, value in expected.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("version", "ceil_mode", "count"), [(17, 0, 16), (17, 1, 12), (19, 0, 12)])
+def test_pools_of_windows_that_exceed_the_pads(make_model, version, ceil_mode, count):
+    pool = {"kernel_shape": [4, 4], "strides": [3, 3], "pads": [0, 1, 1, 1], "count_include_pad": 1}
+    nodes = [conv("x c", "p", 1), node("AveragePool", "p", "y", ceil_mode=ceil_mode, **pool)]
+    after = converted(make_model, nodes, WEIGHTS, image=(1, [1, 32, 2, 2]), version=version)
+    assert "BlockedAveragePool" in [item.op_type for item in after]
+    constants = {"c": np.eye(32, dtype=np.float32).reshape(32, 32, 1, 1)}
+    model = make_model(nodes, {"x": (1, [1, 32, 2, 2])}, {"y": (1, None)}, constants, version=version)
+    found = Session(model, SessionConfig()).run({"x": np.ones((1, 32, 2, 2), np.float32)})["y"]
+    np.testing.assert_allclose(found, np.full((1, 32, 1, 1), 4 / count), rtol=1e-6)

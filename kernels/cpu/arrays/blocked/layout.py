@@ -112,7 +112,9 @@ def from_blocked(x: Float32, channels: int, threads: Threads | None = None) -> F
     images, _, *extents, _ = x.shape
     pixels = math.prod(extents)
     if pixels == 1:
-        return np.ascontiguousarray(x.reshape(images, -1)[:, :channels]).reshape(images, channels, *extents)
+        return np.ascontiguousarray(x.reshape(images, x.shape[1] * BLOCK)[:, :channels]).reshape(
+            images, channels, *extents
+        )
     out = np.empty((images, channels, *extents), np.float32)
     _convert(unblock_channels, operand(x), out, images, channels, pixels, threads)
     return out
