@@ -351,7 +351,7 @@ class _Recording:
             if array is None:
                 continue
             if slot in self._stored:
-                regions.constants.append(array)
+                regions.constants += [array] if isinstance(array, np.ndarray) else []
             elif slot in segment.produced:
                 regions.add(array, *segment.produced[slot][0])
             else:

@@ -327,6 +327,16 @@ def test_quantized_convolutions_become_one_program(type_, per_channel, threads):
     assert _form(session) == ["Joined"]
 
 
+def test_a_scale_that_depends_on_shapes():
+    """NumPy returns scalars, not arrays, for results without axes."""
+    session = _session("""g (float[N, 100] x) => (float[N, 100] z)
+        <int64 zero = {0}, float part = {0.001}, int8 point = {3}> {
+        shape = Shape(x) n = Gather(shape, zero) size = Cast<to = 1>(n) scale = Mul(size, part)
+        a = Relu(x) q = QuantizeLinear(a, scale, point) d = DequantizeLinear(q, scale, point) z = Exp(d) }""")
+    _agree(session, [{"x": _numbers(40, 100)} for _ in range(6)])
+    assert _form(session) == ["Joined"]
+
+
 def test_a_scale_that_differs_in_each_run():
     session = _session("""g (float[40, 100] x, float s, int8 p) => (int8[40, 100] q, float[40, 100] z) {
         a = Relu(x) q = QuantizeLinear(a, s, p) d = DequantizeLinear(q, s, p) z = Exp(d) }""")

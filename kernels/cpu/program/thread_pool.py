@@ -34,7 +34,7 @@ MAX_THREADS = 1024
 _MIN_SHARED_WORK = 40_000.0
 # Work in nanoseconds per thread: of the longest run that is joined with others, and of joined runs. Interrupts are
 # handled after joined runs.
-_MAX_JOINED_WORK, _MAX_JOINED_SUM = 500_000.0, 20_000_000.0
+_MAX_JOINED_WORK, _MAX_JOINED_SUM = 2_000_000.0, 20_000_000.0
 # A run that may take longer does not run on the main thread, because only the main thread handles interrupts.
 _NANOSECONDS_BETWEEN_SIGNALS = 0.05e9
 

@@ -21,7 +21,7 @@ from ..gemm.windows import Windows
 from ..pooling import PoolArguments, reduction
 from .layout import BLOCK, BLOCK_BYTES, aligned, new_image
 
-_NANOSECONDS_PER_TAP = 0.06
+_NANOSECONDS_PER_TAP, _NANOSECONDS_PER_INPUT = 0.06, 0.15
 # Number of pixels that are summed before the sum is added to the total, which limits rounding errors.
 _SUMMED = 64
 
@@ -105,7 +105,8 @@ def pooled_blocks(
     if out.size:
         run_alone(
             pool_blocks("max" if counts is None else "mean"), Items(factor=x.shape[0] * x.shape[1] * rows),
-            out.size * height * width * _NANOSECONDS_PER_TAP, threads, x=x, out=out, counts=counts,
+            out.size * height * width * _NANOSECONDS_PER_TAP + x.size * _NANOSECONDS_PER_INPUT, threads, x=x, out=out,
+            counts=counts,
             x_rows=x.shape[2], x_columns=x.shape[3], height=height, width=width, row_stride=windows.strides[0],
             column_stride=windows.strides[1], row_gap=windows.dilations[0], column_gap=windows.dilations[1],
             top=pads[0], left=pads[1], rows=rows, columns=columns,
@@ -151,7 +152,7 @@ def mean_blocks(x: Float32, threads: Threads | None = None) -> Float32:
     out = aligned((*x.shape[:2], *[1] * (x.ndim - 3), BLOCK))
     if out.size:
         run_alone(
-            mean_of_blocks, Items(factor=x.shape[0] * x.shape[1]), x.size * _NANOSECONDS_PER_TAP, threads, x=x, out=out,
-            pixels=pixels,
+            mean_of_blocks, Items(factor=x.shape[0] * x.shape[1]), x.size * _NANOSECONDS_PER_INPUT, threads, x=x,
+            out=out, pixels=pixels,
         )  # fmt: skip
     return out
