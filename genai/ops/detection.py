@@ -66,6 +66,8 @@ def roi_align(
         first = region[:2][::-1] * spatial_scale - shift
         size = region[2:][::-1] * spatial_scale - shift - first
         size = np.maximum(size, 1) if old else size
+        if not np.isfinite(size).all() or not np.isfinite(first).all():
+            raise KernelError(f"RoiAlign: region {number} is {region.tolist()}, which is not finite")
         result[number] = _pooled(spec, x[index], first, size, result.shape[2:], sampling_ratio, mode)
     return result.astype(image.dtype, copy=False)
 

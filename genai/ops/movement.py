@@ -142,11 +142,20 @@ def trilu(x: Any, diagonal: Any = None, *, upper: bool = True) -> Any:
     return np.triu(x, k) if upper else np.tril(x, k)
 
 
+def _image_shape(op_type: str, x: Any) -> tuple[int, int, int, int]:
+    if x.ndim != 4:
+        raise KernelError(f"{op_type}: the input has shape {list(x.shape)}, expected [N, C, rows, columns]")
+    n, c, h, w = x.shape
+    return n, c, h, w
+
+
 @operator("DepthToSpace")
 def depth_to_space(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
     """Rearrange channels into blocks of pixels; DCR puts the block before the channel, CRD after."""
-    n, c, h, w = x.shape
+    n, c, h, w = _image_shape("DepthToSpace", x)
     size, channels = blocksize, c // blocksize**2
+    if c % size**2:
+        raise KernelError(f"DepthToSpace: {c} channels cannot be divided into blocks of {size} x {size}")
     if mode == "DCR":
         blocks = x.reshape(n, size, size, channels, h, w).transpose(0, 3, 4, 1, 5, 2)
     else:
@@ -157,8 +166,10 @@ def depth_to_space(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
 @operator("SpaceToDepth")
 def space_to_depth(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
     """Rearrange blocks of pixels into channels."""
-    n, c, h, w = x.shape
+    n, c, h, w = _image_shape("SpaceToDepth", x)
     size = blocksize
+    if h % size or w % size:
+        raise KernelError(f"SpaceToDepth: an image of {h} x {w} cannot be divided into blocks of {size} x {size}")
     blocks = x.reshape(n, c, h // size, size, w // size, size)
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
     return blocks.transpose(order).reshape(n, c * size**2, h // size, w // size)

@@ -154,6 +154,8 @@ class Resize:
         axes = [checked_axis(int(a), len(before)) for a in (range(len(before)) if self.axes is None else self.axes)]
         scales = [] if scales is None else np.asarray(scales, np.float64).reshape(-1).tolist()
         ratios: list[Fraction | None] = [None] * len(axes)
+        if not all(map(math.isfinite, scales)):
+            raise KernelError(f"{self.spec.op_type}: the scales {scales} are not finite")
         if scales:
             afters = [_scaled(before[a], s) for a, s in zip(axes, scales, strict=False)]
         elif sizes is not None:

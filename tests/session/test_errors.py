@@ -343,3 +343,23 @@ def test_bad_bindings(add, ones):
     binding.bind_ortvalue_output("c", ort.OrtValue.ortvalue_from_numpy(np.zeros((5, 3), np.float32)))
     with pytest.raises(ort.GenaiError, match="cannot replace"):
         add.run_with_iobinding(binding)
+
+
+@pytest.mark.parametrize(
+    ("text", "feed", "message"),
+    [
+        ("(float[A, B, C, D] x) => (float[E, F, G, H] y) { y = DepthToSpace<blocksize = 3>(x) }", {},
+         "4 channels cannot be divided into blocks of 3 x 3"),
+        ("(float[A, B, C, D] x) => (float[E, F, G, H] y) { y = SpaceToDepth<blocksize = 3>(x) }", {},
+         "an image of 2 x 6 cannot be divided into blocks of 3 x 3"),
+        ("(float[A, B, C, D] x, float[4] s) => (float[E, F, G, H] y) { y = Resize(x, , s) }",
+         {"s": [1, 1, np.nan, 2]}, r"the scales \[1.0, 1.0, nan, 2.0\] are not finite"),
+        ("(float[A, B, C, D] x, float[1, 4] r, int64[1] i) => (float[E, F, G, H] y) { y = RoiAlign(x, r, i) }",
+         {"r": [[0, 0, np.inf, 4]], "i": np.array([0])}, r"region 0 is \[0.0, 0.0, inf, 4.0\], which is not finite"),
+    ],
+)  # fmt: skip
+def test_values_that_no_image_fits(text, feed, message):
+    session = ort.InferenceSession(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g {text}'))
+    given = {name: np.asarray(value, None if name == "i" else np.float32) for name, value in feed.items()}
+    with pytest.raises(ort.Fail, match=message):
+        session.run(None, {"x": np.ones((1, 4, 2, 6), np.float32), **given})
