@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,19 +16,18 @@ from genai.kernels.cpu.arrays.depthwise import depthwise, finish_channels
 from genai.kernels.cpu.arrays.gemm.convolution import Convolution
 from genai.kernels.cpu.arrays.gemm.packing import pack_kernels
 from genai.kernels.cpu.arrays.gemm.windows import Windows, window_columns
+from genai.kernels.cpu.arrays.overlaps import overlapped
 from genai.kernels.cpu.program.thread_pool import Threads, fixed_address
 
 from ..onnx.node import MS
 from ..onnx.types import TensorType, Type
-from .pooling import PoolingWindows, WindowSpec
+from .pooling import PoolingWindows, WindowSpec, added_windows
 from .registry import Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
 from .shape_rules import NodeTypes, shape_rule, times
 from .support import checked_shape, optional, per_channel, widened
 
 Limits: TypeAlias = tuple[float, float]
 NO_LIMITS: Limits = (-math.inf, math.inf)
-# A kernel of ConvTranspose is extended by zeros to a multiple of the strides, to at most this multiple of its size.
-_MOST_ZEROS = 4
 
 
 def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads: Threads | None = None) -> Any:
@@ -216,27 +214,29 @@ def check_columns(spec: NodeSpec, x: Any, outputs: int, windows: PoolingWindows)
 
 
 def conv_transpose(
-    x: Any, weight: Any, bias: Any = None, *, group: Positive = 1, strides: tuple[int, ...] = (),
-    dilations: tuple[int, ...] = (), spec: NodeSpec,
+    x: Any, weight: Any, bias: Any = None, *, group: Positive = 1, spec: NodeSpec, threads: Threads | None = None,
 ) -> Any:  # fmt: skip
     """The gradient of Conv: each input element adds its kernel to the output."""
     check_ranks(spec, x, weight)
     _check_transposed(x, weight.shape, group)
-    rank = x.ndim - 2
-    steps, gaps = _filled("strides", strides, rank, 1), _filled("dilations", dilations, rank, 1)
-    reach = [d * (size - 1) + 1 for d, size in zip(gaps, weight.shape[2:], strict=True)]
-    full = [(extent - 1) * s + r for extent, s, r in zip(x.shape[2:], steps, reach, strict=True)]
+    windows, begins, sizes = _transposed_windows(spec, x, weight.shape)
+    parts = _products(widened(x), widened(weight), windows, group, threads)
+    result = added_windows(parts, windows, begins, sizes, bias, threads)
+    return result.astype(x.dtype, copy=False)
+
+
+def _transposed_windows(
+    spec: NodeSpec, x: Any, shape: tuple[int, ...]
+) -> tuple[Windows, tuple[int, ...], tuple[int, ...]]:
+    """Return the windows that kernels [C, M / groups, ...] are added to, and the result's start and sizes."""
+    attributes, rank, kernel = spec.attributes, x.ndim - 2, shape[2:]
+    steps, gaps = (_filled(name, attributes.get(name), rank, 1) for name in ("strides", "dilations"))
+    reach = [gap * (size - 1) + 1 for gap, size in zip(gaps, kernel, strict=True)]
     begins, sizes = transposed_sizes(spec, x.shape[2:], steps, reach)
-    room = [max(f, begin + size) for f, begin, size in zip(full, begins, sizes, strict=True)]
-    outputs = weight.shape[1] * group
-    checked_shape(spec, (x.shape[0], outputs, *room), 4)
-    checked_shape(spec, (x.shape[0], outputs, math.prod(weight.shape[2:]), *x.shape[2:]), 4)
-    windows = PoolingWindows(tuple(weight.shape[2:]), steps, gaps, (), (), tuple(x.shape[2:]))
-    result = _spread(widened(x), widened(weight), windows, group, room)
-    result = result[(slice(None), slice(None), *map(slice, begins, map(add, begins, sizes)))]
-    if bias is not None:
-        result = result + per_channel(bias, x.ndim)
-    return np.ascontiguousarray(result).astype(x.dtype, copy=False)
+    outputs = shape[1] * int(attributes.get("group", 1))
+    checked_shape(spec, (x.shape[0], outputs, *sizes), 4)
+    checked_shape(spec, (x.shape[0], outputs, math.prod(kernel), *x.shape[2:]), 4)
+    return Windows(tuple(kernel), steps, gaps, tuple(x.shape[2:])), tuple(begins), tuple(sizes)
 
 
 def _check_transposed(x: Any, shape: tuple[int, ...], group: int) -> None:
@@ -248,10 +248,9 @@ def _check_transposed(x: Any, shape: tuple[int, ...], group: int) -> None:
 
 
 class PackedTransposed:
-    """The kernel for a ConvTranspose with constant float32 kernels in one group, without dilations.
+    """The kernel for a ConvTranspose with constant float32 kernels in one group.
 
-    Results whose positions have the same remainder modulo the strides are a convolution with some of the taps. One
-    convolution computes all remainders as separate channels, and its results are then interleaved.
+    Each element of the input is multiplied by all kernels, and the products are added at their positions.
 
     Attributes:
         packed: inputs that the kernel does not read, because it holds a packed copy.
@@ -260,60 +259,34 @@ class PackedTransposed:
 
     calls_blas = False
 
-    def __init__(self, spec: NodeSpec, weight: Any, bias: Any, strides: tuple[int, ...], threads: Threads) -> None:
-        self._spec, self._shape, self._strides, self._bias = replace(spec, constants=()), weight.shape, strides, bias
-        self._taps = tuple(-(-size // step) for size, step in zip(weight.shape[2:], strides, strict=True))
-        kernels = spec.pack((1,), "float32 transposed kernels", lambda: pack_kernels(self._remainders(weight)))
-        repeated = None if bias is None else np.repeat(bias, math.prod(strides))
-        self._convolution = Convolution(threads, kernels, repeated, "copy", ())
+    def __init__(self, spec: NodeSpec, weight: Any, bias: Any, threads: Threads) -> None:
+        self._spec, self._shape, self._bias, self._threads = replace(spec, constants=()), weight.shape, bias, threads
+        kernels = spec.pack((1,), "float32 transposed kernels", lambda: pack_kernels(_as_pointwise(weight)))
+        self._convolution = Convolution(threads, kernels, None, "copy", ())
         self.packed = (1,) if bias is None else (1, 2)
 
-    def _remainders(self, weight: Any) -> Any:
-        """Return the kernels [M * remainders, C, taps ...] of the convolution."""
-        rank, pairs = len(self._taps), list(zip(self._taps, self._strides, strict=True))
-        extra = [(0, taps * step - size) for size, (taps, step) in zip(weight.shape[2:], pairs, strict=True)]
-        whole = np.pad(weight, [(0, 0), (0, 0), *extra]).reshape(
-            *weight.shape[:2], *(n for pair in pairs for n in pair)
-        )
-        whole = np.flip(whole, tuple(2 + 2 * axis for axis in range(rank)))
-        taps, steps = (range(first, 2 + 2 * rank, 2) for first in (2, 3))
-        return np.ascontiguousarray(whole.transpose(1, *steps, 0, *taps)).reshape(-1, len(weight), *self._taps)
-
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        x, spec, shape, strides = inputs[0], self._spec, self._shape, self._strides
+        x, spec, shape, bias = inputs[0], self._spec, self._shape, self._bias
         if x.ndim != len(shape) or x.dtype != np.float32:
             raise KernelError(
                 f"ConvTranspose: the input is {x.dtype}{list(x.shape)}, which does not match float32 kernels of shape "
                 f"{list(shape)}"
             )
         _check_transposed(x, shape, 1)
-        begins, sizes = transposed_sizes(spec, x.shape[2:], strides, shape[2:])
-        counts = tuple(extent + taps - 1 for extent, taps in zip(x.shape[2:], self._taps, strict=True))
-        checked_shape(spec, (len(x), shape[1], *sizes), 4)
-        checked_shape(spec, (len(x), shape[1] * math.prod(strides) * math.prod(self._taps), *counts), 4)
-        pads, ones = tuple(taps - 1 for taps in self._taps), (1,) * len(counts)
-        windows = PoolingWindows(self._taps, ones, ones, pads, pads, counts)
-        parts = self._convolution(windows.padded(x, 0), kernel_windows(windows), None)
-        parts = parts.reshape(len(x), shape[1], *strides, *counts)
-        return (self._interleaved(parts, begins, sizes, counts),)
+        windows, begins, sizes = _transposed_windows(spec, x, shape)
+        positions = Windows((1,), (1,), (1,), (windows.positions,))
+        result = np.empty((len(x), shape[1], *sizes), np.float32)
+        bias = None if bias is None else fixed_address(bias)
+        for image, source in enumerate(x.reshape(*x.shape[:2], windows.positions)):
+            parts = self._convolution(source[None], positions, None)
+            parts = parts.reshape(1, shape[1], math.prod(windows.kernel), *windows.counts)
+            overlapped(parts, windows, begins, sizes, bias, self._threads, out=result[image : image + 1])
+        return (result,)
 
-    def _interleaved(self, parts: Any, begins: Sequence[int], sizes: Sequence[int], counts: Sequence[int]) -> Any:
-        """Return the results [N, M, sizes ...] from position `begins`; positions without parts have the bias."""
-        result = np.empty((*parts.shape[:2], *sizes), np.float32)
-        if any(b + size > c * s for b, size, c, s in zip(begins, sizes, counts, self._strides, strict=True)):
-            result[...] = 0 if self._bias is None else per_channel(self._bias, result.ndim)
-        for remainders in product(*map(range, self._strides)):
-            target, source = [slice(None)] * 2, [slice(None)] * 2
-            for remainder, step, begin, size, count in zip(
-                remainders, self._strides, begins, sizes, counts, strict=True
-            ):
-                first = (remainder - begin) % step
-                start = (first + begin - remainder) // step
-                number = max(min(-(-(size - first) // step), count - start), 0)
-                target.append(slice(first, first + step * number, step))
-                source.append(slice(start, start + number))
-            result[tuple(target)] = parts[(*source[:2], *remainders, *source[2:])]
-        return result
+
+def _as_pointwise(weight: Any) -> Any:
+    """Return kernels [C, M, ...] as the kernels [M * taps, C, 1] of a convolution."""
+    return np.ascontiguousarray(weight.reshape(len(weight), -1).T)[:, :, None]
 
 
 _unpacked_transposed = from_function(conv_transpose)
@@ -330,25 +303,21 @@ def packed_transposed(spec: NodeSpec) -> PackedTransposed | None:
     threads, weight, attributes = spec.options.get("threads"), spec.constants[1], spec.attributes
     if threads is None or weight is None or weight.dtype != np.float32 or weight.ndim < 3 or not weight.size:
         return None
-    rank = weight.ndim - 2
-    strides = tuple(attributes.get("strides") or (1,) * rank)
+    rank, strides = weight.ndim - 2, attributes.get("strides")
     bias = spec.constants[2] if spec.has(2) else None
     stated = tuple(attributes.get("kernel_shape") or weight.shape[2:]) == weight.shape[2:]
-    plain = {*(attributes.get("dilations") or (1,)), int(attributes.get("group", 1))} == {1}
-    if not (stated and plain) or len(strides) != rank or min(strides) < 1 or min(attributes.get("pads") or (0,)) < 0:
+    valid = all(len(values) == rank and min(values) > 0 for values in (strides, attributes.get("dilations")) if values)
+    if not (stated and valid) or int(attributes.get("group", 1)) != 1 or min(attributes.get("pads") or (0,)) < 0:
         return None  # the unpacked kernel computes the node, or raises the error when it runs
     if spec.has(2) and (bias is None or bias.dtype != np.float32 or bias.shape != weight.shape[1:2]):
         return None
-    whole = math.prod(size + -size % step for size, step in zip(weight.shape[2:], strides, strict=True))
-    if whole > _MOST_ZEROS * math.prod(weight.shape[2:]):
-        return None
-    return PackedTransposed(spec, weight, bias, strides, threads)
+    return PackedTransposed(spec, weight, bias, threads)
 
 
 @operator("ConvTransposeWithDynamicPads", domain=MS)
 def conv_transpose_with_dynamic_pads(
     x: Any, weight: Any, pads: Any = None, bias: Any = None, *, group: Positive = 1, strides: tuple[int, ...] = (),
-    dilations: tuple[int, ...] = (), spec: NodeSpec,
+    dilations: tuple[int, ...] = (), spec: NodeSpec, threads: Threads | None = None,
 ) -> Any:  # fmt: skip
     """ConvTranspose whose pads are an input."""
     rank = x.ndim - 2
@@ -356,7 +325,7 @@ def conv_transpose_with_dynamic_pads(
         given = None if pads is None else pads.tolist()
         raise KernelError(f"{spec.op_type}: the pads are {given}, expected {2 * rank} numbers of at least 0")
     padded = replace(spec, attributes={**spec.attributes, "pads": pads.tolist()})
-    return conv_transpose(x, weight, bias, group=group, strides=strides, dilations=dilations, spec=padded)
+    return conv_transpose(x, weight, bias, group=group, spec=padded, threads=threads)
 
 
 @shape_rule("ConvTransposeWithDynamicPads")
@@ -369,15 +338,16 @@ def conv_transpose_with_dynamic_pads_types(types: NodeTypes) -> list[Type | None
     return [TensorType(source.dtype, (shape[0], channels, *(None for _ in shape[2:])))]
 
 
-def _spread(x: Any, weight: Any, windows: PoolingWindows, groups: int, room: Sequence[int]) -> Any:
+def _products(x: Any, weight: Any, windows: Windows, groups: int, threads: Threads | None) -> Any:
+    """Return each element of x times the kernels, [N, M, taps, ...]."""
     batch, per_group = len(x), x.shape[1] // groups
-    matrix = weight.reshape(groups, per_group, math.prod(weight.shape[1:])).transpose(0, 2, 1)
-    parts = matrix @ x.reshape(batch, groups, per_group, math.prod(x.shape[2:]))
-    parts = parts.reshape(batch, groups * weight.shape[1], math.prod(windows.kernel), *windows.counts)
-    result = np.zeros((batch, parts.shape[1], *room), parts.dtype)
-    for index, tap in enumerate(windows.taps()):
-        result[tap] += parts[:, :, index]
-    return result
+    images = x.reshape(batch, groups, per_group, windows.positions)
+    kernels = weight.reshape(groups, per_group, math.prod(weight.shape[1:]))
+    if per_group == 1:
+        parts = np.multiply(kernels.transpose(0, 2, 1), images)
+    else:
+        parts = matmul(kernels.transpose(0, 2, 1), images, threads)
+    return parts.reshape(batch, groups * weight.shape[1], math.prod(windows.kernel), *windows.counts)
 
 
 def transposed_sizes(

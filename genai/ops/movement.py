@@ -10,11 +10,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from genai.kernels.cpu.arrays.copying import concatenated, padded
+from genai.kernels.cpu.arrays.gemm.windows import Windows
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..onnx.node import MS
 from ..onnx.types import Dim, TensorType, Type
 from . import borrowed
-from .pooling import PoolingWindows
+from .pooling import added_windows
 from .registry import KernelError, NodeSpec, Positive, operator, scalar
 from .shape_rules import NodeTypes, shape_rule
 from .support import axes_of, checked_axis, checked_indices, checked_shape
@@ -196,7 +198,7 @@ def _per_axis(name: str, numbers: Any, count: int, least: int) -> list[int]:
 @operator("Col2Im", since_version=18)
 def col2im(
     x: Any, image_shape: Any, block_shape: Any, *, strides: Any = None, dilations: Any = None, pads: Any = None,
-    spec: NodeSpec,
+    spec: NodeSpec, threads: Threads | None = None,
 ) -> Any:  # fmt: skip
     """Add blocks, one per column, at their positions in the image."""
     image, block = [int(size) for size in image_shape], [int(size) for size in block_shape]
@@ -215,11 +217,9 @@ def col2im(
             f"Col2Im: blocks of size {block} in an image of size {image} do not match data of shape {list(x.shape)}"
         )
     blocks = x.reshape(len(x), x.shape[1] // taps, taps, *counts)
-    result = np.zeros(checked_shape(spec, (*blocks.shape[:2], *padded), x.dtype.itemsize), x.dtype)
-    for index, tap in enumerate(PoolingWindows(tuple(block), tuple(steps), tuple(gaps), (), (), counts).taps()):
-        result[tap] += blocks[:, :, index]
-    inner = tuple(slice(edges[i], edges[i] + image[i]) for i in range(rank))
-    return np.ascontiguousarray(result[(slice(None), slice(None), *inner)])
+    checked_shape(spec, (*blocks.shape[:2], *padded), x.dtype.itemsize)
+    windows = Windows(tuple(block), tuple(steps), tuple(gaps), counts)
+    return added_windows(blocks, windows, edges[:rank], image, threads=threads)
 
 
 @operator("MaxUnpool", since_version=9)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, product
-from operator import mul
+from operator import add, mul
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from genai.kernels.cpu.arrays import copying
+from genai.kernels.cpu.arrays.gemm.windows import Windows
+from genai.kernels.cpu.arrays.overlaps import overlapped
 from genai.kernels.cpu.arrays.pooling import MAX_SCRATCH, pooled, scratch_bytes
 from genai.kernels.cpu.program.thread_pool import Threads, fixed_address, temporary
 
@@ -21,7 +23,7 @@ from ..onnx.types import TensorType, Type
 from .reduction import extreme, is_compiled, over_last_axes
 from .registry import KernelError, NodeSpec, Positive, operator
 from .shape_rules import NodeTypes, shape_rule
-from .support import checked_shape, mean, session_threads, widened
+from .support import checked_shape, mean, per_channel, session_threads, widened
 
 # Pooling loops over taps in Python, so the number of taps is limited; practical kernels have fewer.
 MAX_TAPS = 1 << 18
@@ -173,6 +175,24 @@ class WindowSpec:
         return (smaller, larger) if self._auto_pad == "SAME_UPPER" else (larger, smaller)
 
 
+def added_windows(
+    parts: Any, windows: Windows, begins: Sequence[int], sizes: Sequence[int], bias: Any = None,
+    threads: Threads | None = None,
+) -> Any:  # fmt: skip
+    """Add windows [N, M, taps, counts ...] at their positions, and a bias [M], to [N, M, sizes ...] from `begins`."""
+    if parts.dtype == np.float32 and parts.size and sizes:
+        addend = None if bias is None else np.ascontiguousarray(bias, np.float32)
+        return overlapped(np.ascontiguousarray(parts), windows, tuple(begins), tuple(sizes), addend, threads)
+    axes = zip(windows.counts, windows.strides, windows.dilations, windows.kernel, begins, sizes, strict=True)
+    room = [max((count - 1) * s + d * (size - 1) + 1, begin + kept) for count, s, d, size, begin, kept in axes]
+    result = np.zeros((*parts.shape[:2], *room), parts.dtype)
+    taps = PoolingWindows(windows.kernel, windows.strides, windows.dilations, (), (), windows.counts).taps()
+    for index, tap in enumerate(taps):
+        result[tap] += parts[:, :, index]
+    result = result[(slice(None), slice(None), *map(slice, begins, map(add, begins, sizes)))]
+    return np.ascontiguousarray(result) if bias is None else result + per_channel(bias, result.ndim)
+
+
 WindowMaker: TypeAlias = Callable[[Any], tuple[PoolingWindows, PoolingWindows]]
 
 
@@ -322,15 +342,19 @@ def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool)
     return flat + planes * math.prod(extents)
 
 
-@operator("AveragePool", make_windows=window_maker)
+def _counts_taps(spec: NodeSpec) -> bool:
+    attributes, is_old = spec.attributes, spec.version < COUNTS_END_WITH_PADS
+    return bool(is_old and attributes.get("count_include_pad", 0) and not attributes.get("ceil_mode", 0))
+
+
+@operator("AveragePool", make_windows=window_maker, counts_taps=_counts_taps)
 def average_pool(
-    x: Any, *, count_include_pad: bool = False, ceil_mode: bool = False, make_windows: WindowMaker, spec: NodeSpec,
+    x: Any, *, count_include_pad: bool = False, counts_taps: bool = False, make_windows: WindowMaker,
     threads: Threads | None = None,
 ) -> Any:  # fmt: skip
-    """The mean of each window; pads count only if `count_include_pad` is true."""
+    """The mean of each window; pads count only if `count_include_pad` is true. `counts_taps`: see `mean_counts`."""
     windows, walked = make_windows(x)
     dtype = np.float32 if x.dtype == np.float32 else np.float64
-    counts_taps = count_include_pad and not ceil_mode and spec.version < COUNTS_END_WITH_PADS
     counts = mean_counts(x.shape[2:], windows, count_include_pad, dtype, counts_taps=counts_taps)
     compiled = _compiled(x, walked, fixed_address(counts), threads)
     if compiled is not None:

@@ -23,6 +23,7 @@ from .arrays import (
     depthwise,
     functions,
     interpolation,
+    overlaps,
     planes,
     pooling,
     recurrent,
@@ -120,7 +121,7 @@ def _arrays() -> Iterator[object]:
     sizes = (None, *((size, size, step) for size in (3, 5) for step in (1, 2)))
     items: tuple[depthwise.ItemType, ...] = ("float32", "int8", "uint8")
     yield from (depthwise.depthwise_op(known, item) for known in sizes for item in items)
-    yield from (pooling.pool_op("max"), pooling.pool_op("mean"))
+    yield from (overlaps.add_overlaps, pooling.pool_op("max"), pooling.pool_op("mean"))
     yield from (recurrent.steps_op("LSTM"), recurrent.steps_op("GRU"))
     yield from map(selection.pick_op, (4, 8))
     yield from map(interpolation.interpolate_op, (False, True))

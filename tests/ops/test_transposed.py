@@ -1,4 +1,4 @@
-"""ConvTranspose with constant kernels, which is one convolution, beside the sums of all kernels."""
+"""ConvTranspose with constant kernels, which are packed, beside computed kernels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ CASES = [
     ((1, 2, 3, 4), (2, 3, 3, 3), {"strides": [2, 2], "output_shape": [9, 12]}),
     ((1, 2, 2, 3, 4), (2, 3, 2, 3, 2), {"strides": [2, 2, 1], "pads": [0, 1, 1, 1, 0, 0]}),
     ((1, 2, 5), (2, 3, 2), {"strides": [7]}),
-    ((1, 4, 5, 3), (4, 3, 3, 3), {"group": 2}),
     ((1, 2, 5), (2, 3, 3), {"dilations": [2]}),
+    ((1, 2, 5, 20), (2, 3, 3, 3), {"dilations": [2, 3], "strides": [3, 2], "pads": [1, 2, 3, 1]}),
+    ((1, 1, 2, 2), (1, 1, 2, 2), {"strides": [9, 9]}),
+    ((0, 3, 5), (3, 4, 4), {"strides": [2]}),
+    ((1, 4, 5, 3), (4, 3, 3, 3), {"group": 2}),
+    ((2, 4, 5, 3), (4, 2, 3, 2), {"group": 4, "strides": [2, 2], "output_padding": [1, 1]}),
 ]
 
 
@@ -58,8 +62,8 @@ def test_constant_kernels(x: Any, w: Any, attributes: Any, biased: bool, rng: np
         assert several.run(feed)["y"].tobytes() == found.tobytes()
 
 
-def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that zeros would make much larger, groups and dilations are computed as before."""
+def test_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in groups are not packed."""
     found = []
 
     def packing(spec: Any) -> Any:
@@ -67,11 +71,46 @@ def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
         return found[-1]
 
     monkeypatch.setattr("genai.ops.convolution.packed_transposed", packing)
-    is_packed = []
-    for x, w, attributes in [*CASES, ((1, 1, 2, 2), (1, 1, 2, 2), {"strides": [9, 9]})]:
+    for x, w, attributes in CASES:
         Session(model(x, np.ones(w, np.float32), None, attributes, constant=True))
-        is_packed.append(found[-1] is not None)
-    assert is_packed == [True] * 10 + [False] * 3
+        assert (found[-1] is not None) is ("group" not in attributes)
+
+
+def sums(x: Any, weight: Any, attributes: dict[str, Any]) -> Any:
+    """The definition of a transposed convolution: each element adds its kernel."""
+    rank, groups = x.ndim - 2, attributes.get("group", 1)
+    steps, gaps = (attributes.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads, extra = attributes.get("pads", [0] * 2 * rank), attributes.get("output_padding", [0] * rank)
+    axes = list(zip(x.shape[2:], steps, gaps, weight.shape[2:], extra, strict=True))
+    full = [(n - 1) * step + gap * (taps - 1) + 1 + more for n, step, gap, taps, more in axes]
+    result = np.zeros((len(x), weight.shape[1] * groups, *full))
+    inputs, outputs = len(weight) // groups, weight.shape[1]
+    for image, channel, *place in np.ndindex(x.shape):
+        first = channel // inputs * outputs
+        for tap in np.ndindex(weight.shape[2:]):
+            at = (i * step + t * gap for i, step, t, gap in zip(place, steps, tap, gaps, strict=True))
+            product = x[(image, channel, *place)] * weight[(channel, slice(None), *tap)]
+            result[(image, slice(first, first + outputs), *at)] += product
+    kept = (slice(a, size - b) for size, a, b in zip(full, pads[:rank], pads[rank:], strict=True))
+    return result[(slice(None), slice(None), *kept)]
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize(
+    ("x", "w", "attributes"),
+    [case for case in CASES if not {"auto_pad", "output_shape"} & {*case[2]}] + [
+        ((1, 1, 9), (1, 1, 3), {"strides": [2], "pads": [1, 1], "output_padding": [1]}),
+        ((1, 1, 9), (1, 1, 5), {"strides": [3]}),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_not_finite_stay_in_their_windows(x, w, attributes, constant, rng) -> None:
+    weight, values = rng.standard_normal(w).astype(np.float32), rng.standard_normal(x).astype(np.float32)
+    if values.size:
+        values.reshape(-1)[values.size // 2] = np.nan
+        values.reshape(-1)[values.size // 3] = np.inf
+    feed = {"x": values} | ({} if constant else {"w": weight})
+    found = Session(model(x, weight, None, attributes, constant=constant)).run(feed)["y"]
+    np.testing.assert_allclose(found, sums(values, weight, attributes), rtol=1e-5, atol=1e-5)
 
 
 def test_other_inputs_are_refused() -> None:

@@ -157,6 +157,13 @@ def entry(e: Emitter, table: Any, index: Any) -> Any:
     return e.load(e.at(table, e.builder.shl(index, INT64(3))), INT64)
 
 
+@intrinsic(FLOATS, "int64", "int64", "int64")
+def load_within(e: Emitter, address: Any, begin: Any, end: Any) -> Any:
+    """Load the float32 lanes from `begin` to `end`, with zeros in the other lanes, without accessing other memory."""
+    mask = e.builder.and_(e.first_lanes(end), e.builder.not_(e.first_lanes(begin)))
+    return e.load_masked(address, FLOAT_VECTOR, mask)
+
+
 @intrinsic(FLOATS, FLOATS, "int64", FLOATS.or_number)
 def keep_first(e: Emitter, vector: Any, count: Any, rest: Any) -> Any:
     """Return the first `count` lanes of a float32 vector, and the number `rest` in the other lanes."""

@@ -213,6 +213,14 @@ def repeated(e: Emitter, vector: Any, half: Any) -> Any:
     return e.builder.select(e.builder.icmp_signed("==", half, ir.IntType(64)(0)), first, second)
 
 
+@intrinsic(FLOATS, FLOATS, FLOATS, "int64")
+def interleaved(e: Emitter, a: Any, b: Any, half: Any) -> Any:
+    """Return the lanes of the first (0) or the second (1) half of a and b in turns."""
+    starts = (0, LANES // 2)
+    first, second = (e.shuffle(a, b, [start + i // 2 + LANES * (i % 2) for i in range(LANES)]) for start in starts)
+    return e.builder.select(e.builder.icmp_signed("==", half, ir.IntType(64)(0)), first, second)
+
+
 @intrinsic(FLOATS, FLOATS)
 def round_to_half(e: Emitter, vector: Any) -> Any:
     """Round a float32 vector to the nearest float16 numbers, ties to even."""
