@@ -101,14 +101,13 @@ def qlinear_softmax(x: Any, *, axis: int = -1, opset: int = 13) -> Any:
 
 @_on_floats("QLinearAveragePool", make_windows=window_maker)
 def qlinear_average_pool(
-    x: Any, *, channels_last: bool = False, count_include_pad: bool = False, make_windows: WindowMaker, spec: NodeSpec
+    x: Any, *, channels_last: bool = False, count_include_pad: bool = False, make_windows: WindowMaker
 ) -> Any:
     """The mean of each window."""
     pooled = average_pool(
         pooling.channels_first(x) if channels_last else x,
         count_include_pad=count_include_pad,
         make_windows=make_windows,
-        spec=spec,
     )
     return pooling.channels_last(pooled) if channels_last else pooled
 
