@@ -28,6 +28,8 @@ from .support import checked_shape, optional, per_channel, widened
 
 Limits: TypeAlias = tuple[float, float]
 NO_LIMITS: Limits = (-math.inf, math.inf)
+# Transposed convolutions multiply small images together, up to this number of positions.
+_POSITIONS = 512
 
 
 def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads: Threads | None = None) -> Any:
@@ -274,13 +276,18 @@ class PackedTransposed:
             )
         _check_transposed(x, shape, 1)
         windows, begins, sizes = _transposed_windows(spec, x, shape)
-        positions = Windows((1,), (1,), (1,), (windows.positions,))
         result = np.empty((len(x), shape[1], *sizes), np.float32)
         bias = None if bias is None else fixed_address(bias)
-        for image, source in enumerate(x.reshape(*x.shape[:2], windows.positions)):
-            parts = self._convolution(source[None], positions, None)
-            parts = parts.reshape(1, shape[1], math.prod(windows.kernel), *windows.counts)
-            overlapped(parts, windows, begins, sizes, bias, self._threads, out=result[image : image + 1])
+        images = x.reshape(*x.shape[:2], windows.positions)
+        together = max(_POSITIONS // max(windows.positions, 1), 1)
+        for first in range(0, len(x), together):
+            some = images[first : first + together]
+            columns = some if len(some) == 1 else some.transpose(1, 0, 2).reshape(1, shape[0], -1)
+            pointwise = Windows((1,), (1,), (1,), columns.shape[2:])
+            parts = self._convolution(columns, pointwise, None)
+            parts = parts.reshape(shape[1], math.prod(windows.kernel), len(some), *windows.counts)
+            out = result[first : first + together]
+            overlapped(np.moveaxis(parts, 2, 0), windows, begins, sizes, bias, self._threads, out=out)
         return (result,)
 
 

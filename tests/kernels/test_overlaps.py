@@ -46,6 +46,8 @@ def test_random_windows(rank, rng):
             found, expected(parts, windows, begins, sizes, bias), rtol=1e-5, atol=1e-5, err_msg=f"{windows} {begins}"
         )
         assert overlapped(parts, windows, begins, sizes, bias, Threads(2)).tobytes() == found.tobytes()
+        apart = np.moveaxis(np.moveaxis(parts, 0, 2).copy(), 2, 0)  # the images are adjacent in memory
+        assert overlapped(apart, windows, begins, sizes, bias).tobytes() == found.tobytes()
 
 
 def test_arrays_that_do_not_fit_are_refused():
@@ -53,6 +55,8 @@ def test_arrays_that_do_not_fit_are_refused():
     parts = np.zeros((1, 3, 2, 4), np.float32)
     with pytest.raises(ValueError, match="parts"):
         overlapped(parts[:, :, :1], windows, (0,), (5,))
+    with pytest.raises(ValueError, match="strides"):
+        overlapped(parts[..., ::-1], windows, (0,), (5,))
     with pytest.raises(ValueError, match="bias"):
         overlapped(parts, windows, (0,), (5,), np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="out"):

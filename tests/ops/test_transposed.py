@@ -34,12 +34,12 @@ CASES = [
 ]
 
 
-def model(x: tuple[int, ...], w: Any, b: Any, attributes: dict[str, Any], *, constant: bool) -> onnx.ModelProto:
-    values = {"x": np.empty(x, np.float32), "w": w} | ({} if b is None else {"b": b})
-    inputs = [helper.make_tensor_value_info(name, 1, value.shape) for name, value in values.items()]
-    constants = [numpy_helper.from_array(value, name) for name, value in values.items() if name != "x"]
+def model(x: tuple[Any, ...], w: Any, b: Any, attributes: dict[str, Any], *, constant: bool) -> onnx.ModelProto:
+    shapes = {"x": x, "w": w.shape} | ({} if b is None else {"b": b.shape})
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
+    constants = [numpy_helper.from_array(value, name) for name, value in (("w", w), ("b", b)) if name in shapes]
     outputs = [helper.make_tensor_value_info("y", 1, None)]
-    nodes = [helper.make_node("ConvTranspose", list(values), ["y"], **attributes)]
+    nodes = [helper.make_node("ConvTranspose", list(shapes), ["y"], **attributes)]
     graph = helper.make_graph(nodes, "g", inputs[:1] if constant else inputs, outputs, constants if constant else [])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -60,6 +60,18 @@ def test_constant_kernels(x: Any, w: Any, attributes: Any, biased: bool, rng: np
         assert found.shape == expected.shape and found.dtype == expected.dtype
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         assert several.run(feed)["y"].tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize("extents", [(1, 1), (4, 4), (9, 25), (20, 30)])
+def test_images_do_not_depend_on_their_batch(extents: Any, rng: np.random.Generator) -> None:
+    """Small images are multiplied together."""
+    weight, bias = rng.standard_normal((20, 9, 4, 4)).astype(np.float32), rng.standard_normal(9).astype(np.float32)
+    made = model(("N", 20, *extents), weight, bias, {"strides": [2, 2], "pads": [1, 1, 1, 1]}, constant=True)
+    session = Session(made)
+    x = rng.standard_normal((7, 20, *extents)).astype(np.float32)
+    found = session.run({"x": x})["y"]
+    for image in range(7):
+        assert session.run({"x": x[image : image + 1]})["y"].tobytes() == found[image].tobytes()
 
 
 def test_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:

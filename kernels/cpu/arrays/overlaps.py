@@ -53,7 +53,8 @@ class OverlapArguments(Arguments):
     columns: int
     width: int
     step: int
-    plane_bytes: int
+    image_bytes: int
+    channel_bytes: int
 
 
 @native_op(OverlapArguments)
@@ -66,10 +67,11 @@ def add_overlaps(arguments: OverlapArguments, context: int, begin: int, end: int
     column_places, column_firsts = arguments.column_places, arguments.column_firsts
     for item in range(begin, end):
         plane, row = item // rows, item % rows
-        parts, out = arguments.parts + plane * arguments.plane_bytes, arguments.out + 4 * item * columns
-        bias = np.float32(0)
+        image, channel = plane // arguments.channels, plane % arguments.channels
+        parts = arguments.parts + image * arguments.image_bytes + channel * arguments.channel_bytes
+        out, bias = arguments.out + 4 * item * columns, np.float32(0)
         if arguments.bias:
-            bias = read_float32(arguments.bias + 4 * (plane % arguments.channels))
+            bias = read_float32(arguments.bias + 4 * channel)
         first_row = read_int64(arguments.row_ends + 8 * row)
         last_row = read_int64(arguments.row_ends + 8 * row + 8)
         for first in range(0, (columns + step - 1) // step, LANES):
@@ -114,33 +116,38 @@ def overlapped(
     """Return the sums [N, M, sizes ...] of windows [N, M, taps, counts ...], plus the bias [M].
 
     Args:
+        parts: the windows; the first three axes may have any strides.
         begins: number of elements that the result omits before each axis.
         sizes: extents of the result; elements of windows beyond it are omitted.
         out: array for the result; None = a new array.
     """
-    check("parts", parts, (None, None, math.prod(windows.kernel), *windows.counts))
     images, channels = parts.shape[:2]
+    if parts.dtype != np.float32 or parts.shape[2:] != (math.prod(windows.kernel), *windows.counts):
+        raise ValueError(f"parts are {parts.dtype} {list(parts.shape)}, which do not match {windows}")
     if bias is not None:
         check("bias", bias, (channels,))
     if out is None:
         out = np.empty((images, channels, *sizes), np.float32)
     check("out", out, (images, channels, *sizes))
     if out.size:
+        if not parts[0, 0, 0].flags.c_contiguous:
+            raise ValueError(f"parts have strides {parts.strides}, but the positions must be contiguous")
         addresses = {"parts": first_element(parts), "out": first_element(out)}
         addresses["bias"] = 0 if bias is None else first_element(bias)
-        program = _program(images * channels, channels, windows, begins, sizes)
+        program = _program(images, channels, parts.strides[:3], windows, begins, sizes)
         program.run_bound(addresses, threads, 0, parts.size * _NANOSECONDS_PER_TAP)
     return out
 
 
 @lru_cache(maxsize=64)
 def _program(
-    planes: int, channels: int, windows: Windows, begins: tuple[int, ...], sizes: tuple[int, ...]
-) -> NodeProgram:
-    kernel, step, positions = windows.kernel, windows.strides[-1], windows.positions
+    images: int, channels: int, strides: tuple[int, ...], windows: Windows, begins: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> NodeProgram:  # fmt: skip
+    kernel, step, tap_words = windows.kernel, windows.strides[-1], strides[2] // 4
     # The distance of neighbouring taps and of neighbouring positions on each axis but the last.
     distances = [
-        (math.prod(kernel[axis + 1 :]) * positions, math.prod(windows.counts[axis + 1 :]))
+        (math.prod(kernel[axis + 1 :]) * tap_words, math.prod(windows.counts[axis + 1 :]))
         for axis in range(len(kernel) - 1)
     ]
     axes = [
@@ -154,12 +161,12 @@ def _program(
     arguments = OverlapArguments(
         parts=Binding("parts"), out=Binding("out"), bias=Binding("bias"), row_ends=_ends(rows),
         row_places=_flat(rows), column_ends=_ends(columns), channels=channels, rows=len(rows), columns=sizes[-1],
-        column_places=_flat([[tap * positions for tap, _ in taps] for taps in columns]),
+        column_places=_flat([[tap * tap_words for tap, _ in taps] for taps in columns]),
         column_firsts=_flat([[first for _, first in taps] for taps in columns]), width=windows.counts[-1], step=step,
-        plane_bytes=4 * math.prod(kernel) * positions,
+        image_bytes=strides[0], channel_bytes=strides[1],
     )  # fmt: skip
     scratch = 4 * LANES * step if step > 1 else 0
-    return NodeProgram([[Call(add_overlaps, arguments, Items(factor=planes * len(rows)), scratch)]])
+    return NodeProgram([[Call(add_overlaps, arguments, Items(factor=images * channels * len(rows)), scratch)]])
 
 
 def _sources(windows: Windows, axis: int, begin: int, size: int) -> list[list[tuple[int, int]]]:
