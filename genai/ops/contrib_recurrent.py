@@ -11,8 +11,8 @@ import numpy as np
 
 from genai.kernels.cpu.arrays.gemm.linear import IntegerLinear
 from genai.kernels.cpu.arrays.gemm.packing import pack_integer_weight
-from genai.kernels.cpu.arrays.quantized_recurrent import QuantizedLstmSteps
-from genai.kernels.cpu.arrays.recurrent import is_supported
+from genai.kernels.cpu.arrays.quantized_recurrent import QuantizedLstmSteps, is_supported
+from genai.kernels.cpu.arrays.recurrent import USUAL_LSTM
 
 from ..onnx.node import MS
 from ..onnx.types import Dim, TensorType, Type
@@ -69,7 +69,8 @@ class _DynamicQuantizeLstm(Lstm):
         super().__init__(spec)
         if "hidden_size" not in spec.attributes:
             raise KernelError(f"{spec.op_type} needs the attribute 'hidden_size'")
-        self._threads = spec.options.get("threads")
+        # True for each direction whose steps are computed by a kernel.
+        self._has_usual_steps = [kind == USUAL_LSTM and self.clip == np.inf for kind, _ in self._kinds]
         self._constant = {index: self._prepared(spec, index) for index in (_W, _R)}
 
     def _prepared(self, spec: NodeSpec, index: int) -> list[_QuantizedMatrix] | None:
@@ -133,11 +134,15 @@ class _DynamicQuantizeLstm(Lstm):
         inner, outer = (self._constant[index] or self._computed(index, inputs) for index in (_W, _R))
         return [Direction(inner[i], outer[i], biases[i, :width], biases[i, width:], peepholes[i]) for i in range(count)]
 
-    def _fits(self, x: Any, weights: Direction, state: Any) -> bool:
-        matrices = weights.inputs, weights.states
-        return x.dtype == np.float32 and weights.peepholes is None and all(one.packed is not None for one in matrices)
+    def _has_kernels(self, x: Any, hidden: int, inputs: Sequence[Any]) -> bool:
+        return False  # the kernels of float32 weights
 
-    def _compiled(self, x: Any, weights: Direction, state: Any, cell: Any, index: int) -> Any:
+    def _walk(self, x: Any, weights: Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
+        packed = weights.inputs.packed is not None and weights.states.packed is not None
+        is_whole = lengths is None or bool((np.asarray(lengths) == len(x)).all())
+        is_usual = self._has_usual_steps[index] and weights.peepholes is None
+        if not (packed and is_whole and is_usual and x.size and x.dtype == np.float32):
+            return super()._walk(x, weights, state, cell, lengths, index)
         bias = np.asarray(weights.input_bias + weights.state_bias, np.float32)
         projected = weights.inputs.project(np.ascontiguousarray(x).reshape(-1, x.shape[-1]), bias)
         state, cell = (np.ascontiguousarray(value, np.float32) for value in (state, cell))

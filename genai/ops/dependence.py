@@ -39,7 +39,7 @@ _NATIVE = frozenset(
     Elu Equal Erf Exp Expand FastGelu Flatten FromBlocked FusedConv GRU Gather GatherND Gelu Gemm GlobalAveragePool
     GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity InstanceNormalization LSTM
     LayerNormalization LeakyRelu Less LessOrEqual Linear LogSoftmax MatMul MaxPool Mul Neg Not Or Pad Pow QLinearAdd
-    QLinearConv QLinearMul QuantizeLinear QuantizedBinary QuickGelu RMSNormalization ReduceL2 ReduceMax ReduceMean
+    QLinearConv QLinearMul QuantizeLinear QuantizedBinary QuickGelu RMSNormalization RNN ReduceL2 ReduceMax ReduceMean
     ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization
     SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt Squeeze Sub SwiGLU Swish Tanh
     Tile ToBlocked TopK Transpose Unsqueeze Where Xor
@@ -51,7 +51,6 @@ _IF_PACKED = frozenset({"Conv", "FusedConv", "Gemm", "Linear", "MatMul"})
 _DATA_INPUTS = {
     **dict.fromkeys(("DequantizeLinear", "Gather", "GatherND", "Pow", "QLinearConv", "QuantizeLinear"), (0,)),
     **dict.fromkeys(("QLinearAdd", "QLinearMul", "QuantizedBinary"), (0, 3)),
-    **dict.fromkeys(("GRU", "LSTM"), (0, 1, 2, 3, 5, 6, 7)),  # all but the lengths of sequences
 }
 # Single calls of these operators use NumPy, which takes less time than a compiled program of one call.
 _FAST_ALONE = frozenset(

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: directions are computed in turn, with one matmul per step for all gates."""
+"""LSTM, GRU and RNN: directions are computed in turn, float32 in kernels, other types with one matmul per step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.arrays import recurrent as kernels
 from genai.kernels.cpu.arrays.gemm.linear import DenseLinear
 from genai.kernels.cpu.arrays.gemm.packing import pack_weight
-from genai.kernels.cpu.arrays.recurrent import Layer, is_supported, packed, walked
 from genai.kernels.cpu.program.thread_pool import fixed_address, temporary
 
 from .activations import sigmoid, softplus
@@ -33,6 +33,9 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float 
     "thresholdedrelu": (lambda x, a, b: np.where(x > a, x, 0), 1.0, None),
 }
 
+# The numbers of optional inputs.
+_LENGTHS, _PEEPHOLES = 4, 7
+
 
 @dataclass(frozen=True)
 class Direction:
@@ -48,6 +51,7 @@ class Direction:
 class _Recurrent:
     """The base of the three operators: directions, sequence lengths, layout, activations."""
 
+    layer: kernels.Layer = "RNN"
     gates = 1
     functions: tuple[str, ...] = ("Tanh",)  # default activations of one direction
     has_cell = False
@@ -61,31 +65,22 @@ class _Recurrent:
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.batch_first = bool(attributes.get("layout", 0))
         self.clip = float(attributes.get("clip", np.inf))
-        self.activations, self.attributes = self._activations(spec), attributes
+        # The functions of each direction, and their names and parameters for kernels.
+        self.attributes = attributes
+        self.activations: list[list[Activation]] = []
+        self._kinds: list[tuple[kernels.Steps, tuple[float, ...]]] = []
+        self._read_activations(spec)
         self._threads = spec.options.get("threads")
-        self._is_usual = self._has_usual_steps(spec)
         # The weights of each direction as kernels read them, if the inputs are constants.
         known = [value is not None for value in spec.constants[1:4]]
         self._packs = len(known) > 1 and all(known[:2]) and (not spec.has(3) or all(known))
-        self._packed: dict[int, tuple[Callable[[Any], Any], Any, Any]] = {}
-        self._known: list[Direction] = []
-
-    def _has_usual_steps(self, spec: NodeSpec) -> bool:
-        """Return True if a kernel computes the steps: the default activations, and no options that change the gates."""
-        attributes = spec.attributes
-        names = [str(name) for name in attributes.get("activations") or ()]
-        usual = not names or [name.lower() for name in names] == [
-            name.lower() for name in self.functions * len(self.backwards)
-        ]
-        is_reset_late = bool(attributes.get("linear_before_reset", 0))
-        is_known = self.has_cell or (spec.op_type == "GRU" and is_reset_late)
-        return usual and is_known and self.clip == np.inf and not attributes.get("input_forget", 0)
+        self._packed: list[tuple[Callable[[Any], Any], kernels.Direction]] = []
 
     def step(self, x: Any, state: Any, cell: Any, weights: Direction, functions: Sequence[Activation]) -> Any:
         """Return the next (state, cell) of some rows; `x` is already multiplied by the input weights."""
         raise NotImplementedError
 
-    def _activations(self, spec: NodeSpec) -> list[list[Activation]]:
+    def _read_activations(self, spec: NodeSpec) -> None:
         count = len(self.functions)
         names = list(spec.attributes.get("activations") or self.functions * len(self.backwards))
         alphas = list(spec.attributes.get("activation_alpha") or ())
@@ -95,6 +90,7 @@ class _Recurrent:
                 f"{spec.op_type}: the node has {len(names)} activations, but it needs {count * len(self.backwards)}"
             )
         activations: list[Activation] = []
+        parameters: list[float] = []
         for name in names:
             if name.lower() not in _FUNCTIONS:
                 raise KernelError(f"{spec.op_type}: activation {name!r} is unknown")
@@ -105,17 +101,27 @@ class _Recurrent:
             # As in onnxruntime, `clip` applies to the gates, but not to the cell, the input of an LSTM's last function.
             shows_cell = self.has_cell and len(activations) % count == count - 1
             activations.append(_bound(function, alpha, beta, np.inf if shows_cell else self.clip))
-        return [activations[i : i + count] for i in range(0, len(activations), count)]
+            parameters += alpha or 0.0, beta or 0.0
+        for first in range(0, len(activations), count):
+            kind = kernels.Steps(
+                self.layer, tuple(name.lower() for name in names[first : first + count]),
+                couples=self.has_cell and bool(self.attributes.get("input_forget", 0)),
+                has_peepholes=self.has_cell and spec.has(_PEEPHOLES),
+                resets_product=self.layer != "GRU" or bool(self.attributes.get("linear_before_reset", 0)),
+            )  # fmt: skip
+            self.activations.append(activations[first : first + count])
+            self._kinds.append((kind, tuple(parameters[2 * first : 2 * (first + count)])))
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        x = inputs[0]
-        dtype = x.dtype
-        x = widened(np.swapaxes(x, 0, 1) if self.batch_first else x)
+        given, dtype = widened(inputs[0]), inputs[0].dtype
+        x = np.swapaxes(given, 0, 1) if self.batch_first else given
         hidden = self._check_shapes(x, inputs)
-        directions = self._directions(inputs)
-        lengths = optional(inputs, 4)
+        lengths = optional(inputs, _LENGTHS)
         if lengths is not None and (np.shape(lengths) != x.shape[1:2] or np.any((lengths < 0) | (lengths > len(x)))):
             raise KernelError(f"{self.op_type}: sequence_lens must have one length from 0 to {len(x)} per sequence")
+        if self._has_kernels(given, hidden, inputs):
+            return tuple([value.astype(dtype, copy=False) for value in self._compiled(given, hidden, inputs)])
+        directions = self._directions(inputs)
         directions_done = []
         for index, weights in enumerate(directions):
             state, cell = (self._initial(optional(inputs, 5 + i), index, x, hidden) for i in (0, 1))
@@ -158,14 +164,12 @@ class _Recurrent:
 
     def _initial(self, initial: Any, index: int, x: Any, hidden: int) -> Any:
         if initial is None:
-            return fixed_address(np.zeros((x.shape[1], hidden), x.dtype))
+            return np.zeros((x.shape[1], hidden), x.dtype)
         return widened(initial[:, index] if self.batch_first else initial[index]).astype(x.dtype, copy=False)
 
     def _directions(self, inputs: Sequence[Any]) -> list[Direction]:
-        if self._known:
-            return self._known
         weight, recurrence, bias = widened(inputs[1]), widened(inputs[2]), optional(inputs, 3)
-        peepholes = optional(inputs, 7) if self.has_cell else None
+        peepholes = optional(inputs, _PEEPHOLES) if self.has_cell else None
         hidden = recurrence.shape[-1]
         width = self.gates * hidden
         directions = []
@@ -173,16 +177,11 @@ class _Recurrent:
             biases = np.zeros(2 * width, weight.dtype) if bias is None else widened(bias[index])
             peephole = None if peepholes is None else widened(peepholes[index]).reshape(3, hidden)
             directions.append(Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole))
-        if self._packs and peepholes is None and inputs[1].dtype == weight.dtype:  # views of constants
-            self._known = directions
         return directions
 
     def _walk(self, x: Any, weights: Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
         """Run all steps of one direction; return outputs [steps, batch, hidden], the last state and the last cell."""
         steps, batch = x.shape[:2]
-        is_whole = lengths is None or bool((np.asarray(lengths) == steps).all())
-        if is_whole and self._is_usual and x.size and self._fits(x, weights, state):
-            return self._compiled(x, weights, state, cell, index)
         projected = x @ weights.inputs + weights.input_bias
         outputs = np.zeros((steps, batch, state.shape[-1]), x.dtype)
         ends = (np.full(batch, steps) if lengths is None else np.asarray(lengths))[:, None]
@@ -197,42 +196,68 @@ class _Recurrent:
             state, cell = new_state, new_cell
         return outputs, state, cell
 
-    def _fits(self, x: Any, weights: Direction, state: Any) -> bool:
-        arrays = (x, weights.inputs, weights.states, weights.input_bias)
-        is_float = all(isinstance(array, np.ndarray) and array.dtype == np.float32 for array in arrays)
-        return is_float and weights.peepholes is None and is_supported(state.shape[-1])
+    def _has_kernels(self, x: Any, hidden: int, inputs: Sequence[Any]) -> bool:
+        """Return True if kernels compute the layer for these inputs."""
+        others = [value for number, value in enumerate(inputs) if value is not None and number != _LENGTHS]
+        is_same = all(value.dtype == inputs[0].dtype for value in others)
+        return isinstance(x, np.ndarray) and x.dtype == np.float32 and is_same and x.size > 0 and hidden > 0
 
-    def _compiled(self, x: Any, weights: Direction, state: Any, cell: Any, index: int) -> Any:
-        """Run all steps of one direction in a kernel."""
-        known = self._packed.get(index)
-        project, states, last = known or self._pack(weights, index)
-        if known is not None:
-            fixed_address(states)
-            fixed_address(last)
-        # One matmul for all steps; NumPy multiplies the steps of [steps, batch, width] one after another.
-        projected = temporary(project(x.reshape(-1, x.shape[-1]))).reshape(*x.shape[:2], -1)
-        state, cell = (np.ascontiguousarray(value, np.float32) for value in (state, cell))
-        kind: Layer = "GRU" if self.op_type == "GRU" else "LSTM"
-        backwards, threads = self.backwards[index], self._threads
-        return walked(kind, projected, states, last, state, cell, backwards=backwards, threads=threads)
+    def _compiled(self, x: Any, hidden: int, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return all results, computed in kernels."""
+        steps, batch = x.shape[1::-1] if self.batch_first else x.shape[:2]
+        count = len(self.backwards)
+        state = (batch, count, hidden) if self.batch_first else (count, batch, hidden)
+        out = (batch, steps, count, hidden) if self.batch_first else (steps, count, batch, hidden)
+        results = [np.empty(shape, np.float32) for shape in (out, state, *([state] if self.has_cell else []))]
+        lengths = optional(inputs, _LENGTHS)
+        others = (_contiguous(optional(inputs, number)) for number in (5, *((6, _PEEPHOLES) if self.has_cell else ())))
+        initial, cells, peepholes = (*others, None, None)[:3]
+        arrays = kernels.States(
+            results[0], results[1], results[2] if self.has_cell else None, initial, cells, peepholes,
+            None if lengths is None else np.ascontiguousarray(lengths, np.int32),
+        )  # fmt: skip
+        packed = self._packed or [self._pack(weights, index) for index, weights in enumerate(self._directions(inputs))]
+        if self._packs:
+            self._packed = packed
+        rows = x.reshape(-1, x.shape[-1])
+        for index, (project, direction) in enumerate(packed):
+            # One matmul for all steps; NumPy multiplies the steps of [steps, batch, width] one after another.
+            projected = temporary(project(rows)).reshape(*x.shape[:2], -1)
+            if self._packs:
+                for weights in (direction.recurrence, direction.last, direction.bias):
+                    if weights is not None:
+                        fixed_address(weights)
+            kernels.run_steps(direction, index, projected, arrays, batch_first=self.batch_first, threads=self._threads)
+        return tuple(results)
 
-    def _pack(self, weights: Direction, index: int) -> tuple[Callable[[Any], Any], Any, Any]:
-        """Return the linear layer of the inputs, the packed recurrence, and the bias of a GRU's last product."""
+    def _pack(self, weights: Direction, index: int) -> tuple[Callable[[Any], Any], kernels.Direction]:
+        """Return the linear layer of the inputs, and what the steps need."""
+        kind, parameters = self._kinds[index]
         hidden = len(weights.states)
-        inner = hidden * (self.gates - 1 if self.op_type == "GRU" else self.gates)
+        inner = hidden * (self.gates - 1 if self.layer == "GRU" and kind.resets_product else self.gates)
         bias = weights.input_bias.copy()
         bias[:inner] += weights.state_bias[:inner]
+        bias, inputs = (kernels.padded_gates(part, self.gates) for part in (bias, weights.inputs))
 
         def multiply(x: Any) -> Any:
-            return np.matmul(x, weights.inputs) + bias
+            return np.matmul(x, inputs) + bias
 
         layer: Callable[[Any], Any] = multiply
         if self._packs and self._threads is not None:
-            layer = DenseLinear(self._threads, pack_weight(self._threads, weights.inputs), bias)
-        made = layer, packed(weights.states), np.ascontiguousarray(weights.state_bias[-hidden:], np.float32)
-        if self._packs:
-            self._packed[index] = made
-        return made
+            layer = DenseLinear(self._threads, pack_weight(self._threads, inputs), bias)
+        states, last, last_bias = weights.states, None, None
+        if kind.is_two_products:
+            states, last = states[:, :-hidden], kernels.packed(states[:, -hidden:], 1)
+        elif self.layer == "GRU":
+            last_bias = kernels.padded_gates(np.ascontiguousarray(weights.state_bias[-hidden:]), 1)
+        return layer, kernels.Direction(
+            kind, kernels.packed(states, states.shape[1] // hidden), last, last_bias, self.backwards[index], self.clip,
+            parameters,
+        )  # fmt: skip
+
+
+def _contiguous(array: Any) -> Any:
+    return None if array is None else np.ascontiguousarray(widened(array))
 
 
 def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limit: float) -> Activation:
@@ -251,6 +276,7 @@ class _Rnn(_Recurrent):
 class _Gru(_Recurrent):
     """Gated recurrent units (Cho et al. 2014): gates z, r, h in the weights."""
 
+    layer = "GRU"
     gates = 3
     functions = ("Sigmoid", "Tanh")
 
@@ -271,6 +297,7 @@ class _Gru(_Recurrent):
 class Lstm(_Recurrent):
     """Long short-term memory (Hochreiter & Schmidhuber 1997): gates i, o, f, c in the weights; peepholes i, o, f."""
 
+    layer = "LSTM"
     gates = 4
     functions = ("Sigmoid", "Tanh", "Tanh")
     has_cell = True

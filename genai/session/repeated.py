@@ -19,6 +19,7 @@ from genai.common.host_memory import recycled
 from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 from genai.kernels.cpu.program.bound_program import first_element
 from genai.kernels.cpu.program.recording import POISON, JoinedProgram, RecordedRun, Recorder, recorded
+from genai.kernels.errors import StepError
 from genai.ops.control import If
 from genai.ops.dependence import is_fast_alone, is_native, reads_only_shapes, shape_inputs, value_inputs
 
@@ -610,7 +611,10 @@ class _JoinedKernel:
         return run_slots(self._fallback, zip(self._slots, inputs, strict=True), context)
 
     def _run_program(self, inputs: Sequence[Any], *, poison: bool = False) -> tuple[Any, ...]:
-        """Run the program. `poison`: True to overwrite the memory of results and of inner values before."""
+        """Run the program. `poison`: True to overwrite the memory of results and of inner values before.
+
+        If an operator rejects values, the calls run instead, because a call's error names them.
+        """
         roots = [
             _memory(size, start) if shape is None else np.empty(shape, dtype)
             for shape, dtype, size, start in self._buffers
@@ -618,7 +622,10 @@ class _JoinedKernel:
         if poison:
             for root in roots:
                 root.reshape(-1).view(np.uint8).fill(POISON)
-        self._program.run([*map(first_element, inputs), *map(first_element, roots)], poison=poison)
+        try:
+            self._program.run([*map(first_element, inputs), *map(first_element, roots)], poison=poison)
+        except StepError:
+            return self._run_calls(None, inputs)
         if self.is_plain:
             return tuple(roots)
         return tuple(

@@ -122,7 +122,7 @@ def _arrays() -> Iterator[object]:
     items: tuple[depthwise.ItemType, ...] = ("float32", "int8", "uint8")
     yield from (depthwise.depthwise_op(known, item) for known in sizes for item in items)
     yield from (overlaps.add_overlaps, pooling.pool_op("max"), pooling.pool_op("mean"))
-    yield from (recurrent.steps_op("LSTM"), recurrent.steps_op("GRU"))
+    yield from map(recurrent.steps_op, recurrent.USUAL_STEPS)
     yield from map(selection.pick_op, (4, 8))
     yield from map(interpolation.interpolate_op, (False, True))
     yield from map(planes.reduce_op, planes.REDUCTIONS)

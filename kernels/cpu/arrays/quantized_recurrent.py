@@ -41,11 +41,12 @@ from .gemm.packing import (
     zero_point_terms,
 )
 from .gemm.product import FinishArguments, GemmArguments, finish_op, product_call, product_op
-from .recurrent import is_supported, lstm_gates
+from .recurrent import USUAL_LSTM, lstm_gates
 
 _STEPS = 255.0
 _GATES = 4
 _PRODUCTS_PER_NANOSECOND = 40.0
+_gates = lstm_gates(USUAL_LSTM)
 
 
 class QuantizedStepsArguments(Arguments):
@@ -128,11 +129,17 @@ def quantized_lstm_steps(arguments: QuantizedStepsArguments, context: int, begin
                 memory.store_float32(products + 4 * index, splat_float32(found))
         for index in range(batch):
             row = step * batch + index
-            lstm_gates(
-                arguments.x + 4 * row * width, products + 4 * index * width, hidden, states + 4 * index * hidden,
-                cells + 4 * index * hidden, arguments.out + 4 * row * hidden,
+            _gates(
+                arguments.x + 4 * row * width, products + 4 * index * width, hidden, hidden,
+                states + 4 * index * hidden, cells + 4 * index * hidden, arguments.out + 4 * row * hidden, 0, np.inf,
+                0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
             )  # fmt: skip
     return 0
+
+
+def is_supported(hidden: int) -> bool:
+    """Return True if a state of this size consists of whole vectors."""
+    return hidden > 0 and hidden % LANES == 0
 
 
 class QuantizedLstmSteps:
