@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cpu.arrays import recurrent as kernels
+from genai.kernels.cpu.arrays.copying import operand
 from genai.kernels.cpu.arrays.gemm.linear import DenseLinear
 from genai.kernels.cpu.arrays.gemm.packing import pack_weight
 from genai.kernels.cpu.program.thread_pool import fixed_address, temporary
@@ -219,15 +220,15 @@ class _Recurrent:
         packed = self._packed or [self._pack(weights, index) for index, weights in enumerate(self._directions(inputs))]
         if self._packs:
             self._packed = packed
-        rows = x.reshape(-1, x.shape[-1])
-        for index, (project, direction) in enumerate(packed):
-            # One matmul for all steps; NumPy multiplies the steps of [steps, batch, width] one after another.
-            projected = temporary(project(rows)).reshape(*x.shape[:2], -1)
-            if self._packs:
-                for weights in (direction.recurrence, direction.last, direction.bias):
-                    if weights is not None:
-                        fixed_address(weights)
-            kernels.run_steps(direction, index, projected, arrays, batch_first=self.batch_first, threads=self._threads)
+        rows = operand(x).reshape(-1, x.shape[-1])
+        directions = [direction for _, direction in packed]
+        # One matmul for all steps; NumPy multiplies the steps of [steps, batch, width] one after another.
+        xs = [temporary(project(rows)).reshape(*x.shape[:2], -1) for project, _ in packed]
+        for direction in directions if self._packs else ():
+            for weights in (direction.recurrence, direction.last, direction.bias):
+                if weights is not None:
+                    fixed_address(weights)
+        kernels.run_steps(directions, xs, arrays, batch_first=self.batch_first, threads=self._threads)
         return tuple(results)
 
     def _pack(self, weights: Direction, index: int) -> tuple[Callable[[Any], Any], kernels.Direction]:

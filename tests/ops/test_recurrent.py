@@ -137,4 +137,4 @@ def test_arrays_that_do_not_fit_the_kernel():
     direction = kernels.Direction(kind, recurrence, None, None, False, np.inf, (0.0, 0.0))
     arrays = kernels.States(np.empty((2, 1, 4, 3), np.float32), np.empty((1, 4, 3), np.float32), None)
     with pytest.raises(ValueError, match=r"x is float32 \[2, 4, 3\], expected C-contiguous float32 \[2, 4, 16\]"):
-        kernels.run_steps(direction, 0, np.zeros((2, 4, 3), np.float32), arrays, batch_first=False)
+        kernels.run_steps([direction], [np.zeros((2, 4, 3), np.float32)], arrays, batch_first=False)

@@ -7,7 +7,7 @@ no result depends on the sequences beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -32,11 +32,9 @@ _INT32 = np.dtype(np.int32)
 _OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
 Layer = Literal["LSTM", "GRU", "RNN"]
 _GATES: dict[Layer, int] = {"LSTM": 4, "GRU": 3, "RNN": 1}
-# The names of the kernel's arrays and parameters; see `RecurrentArguments`.
-_ARRAYS = (
-    "x", "recurrence", "last", "bias", "peepholes", "lengths", "initial_states", "initial_cells", "states", "cells",
-    "out",
-)  # fmt: skip
+# The names of the kernel's arrays (of each direction, and of all directions) and parameters; see `RecurrentArguments`.
+_OF_ONE = ("x", "recurrence", "last", "bias")
+_OF_ALL = ("peepholes", "lengths", "initial_states", "initial_cells", "states", "cells", "out")
 _PARAMETERS = ("p0", "q0", "p1", "q1", "p2", "q2")
 PANEL, SIDE = 4 * LANES, 4
 # The activations of the operators, by their names in lower case: functions of a vector, alpha and beta.
@@ -471,81 +469,83 @@ class States:
 
 
 def run_steps(
-    direction: Direction, index: int, x: Float32, arrays: States, *, batch_first: bool, threads: Threads | None = None
-) -> None:
-    """Compute all steps of one direction.
+    directions: Sequence[Direction], xs: Sequence[Float32], arrays: States, *, batch_first: bool,
+    threads: Threads | None = None,
+) -> None:  # fmt: skip
+    """Compute all steps of all directions. Threads may compute the directions side by side.
 
     Args:
-        index: number of the direction.
-        x: float32 [steps, batch, gates * padded size], the product with the input weights, plus the biases.
+        xs: for each direction, float32 [steps, batch, gates * padded size], the product with the input weights plus
+            the biases.
         arrays: `out` [steps, directions, batch, hidden], `states` and `cells` [directions, batch, hidden], which are
             written, and the initial states and cells; None = zeros. `peepholes` are [directions, 3 * hidden].
-        batch_first: True if `x` is [batch, steps, ...], `out` is [batch, steps, directions, hidden], and the states and
-            cells are [batch, directions, hidden].
+        batch_first: True if `xs` are [batch, steps, ...], `out` is [batch, steps, directions, hidden], and the states
+            and cells are [batch, directions, hidden].
     """
+    x = xs[0]
     steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
-    hidden, count = arrays.out.shape[-1], arrays.out.shape[2 if batch_first else 1]
-    kind = direction.kind
-    gates = _GATES[kind.layer]
-    size, inner = padded_size(hidden), gates - kind.is_two_products
+    hidden, count = arrays.out.shape[-1], len(directions)
     state = (batch, count, hidden) if batch_first else (count, batch, hidden)
     fitting: list[tuple[str, Any, tuple[int, ...]]] = [
-        ("x", x, (*x.shape[:2], gates * size)),
         ("out", arrays.out, (batch, steps, count, hidden) if batch_first else (steps, count, batch, hidden)),
-        ("recurrence", direction.recurrence, (-(-inner * size // PANEL), hidden, PANEL)),
-        ("last", direction.last, (-(-size // PANEL), hidden, PANEL)), ("bias", direction.bias, (size,)),
         ("states", arrays.states, state), ("cells", arrays.cells, state),
         ("initial_states", arrays.initial_states, state), ("initial_cells", arrays.initial_cells, state),
         ("peepholes", arrays.peepholes, (count, 3 * hidden)),
     ]  # fmt: skip
+    given: dict[str, Any] = {name: getattr(arrays, name) for name in _OF_ALL if getattr(arrays, name) is not None}
+    for index, (direction, projected) in enumerate(zip(directions, xs, strict=True)):
+        kind = direction.kind
+        gates, size = _GATES[kind.layer], padded_size(hidden)
+        inner = gates - kind.is_two_products
+        own = {
+            "x": (projected, (*x.shape[:2], gates * size)),
+            "recurrence": (direction.recurrence, (-(-inner * size // PANEL), hidden, PANEL)),
+            "last": (direction.last, (-(-size // PANEL), hidden, PANEL)), "bias": (direction.bias, (size,)),
+        }  # fmt: skip
+        fitting += [(name, array, shape) for name, (array, shape) in own.items()]
+        given |= {f"{name} {index}": array for name, (array, _) in own.items() if array is not None}
     for name, array, shape in fitting:
         if array is not None:
             check(name, array, shape)
     if arrays.lengths is not None:
         check("lengths", arrays.lengths, (batch,), _INT32)
-    values = (
-        x, direction.recurrence, direction.last, direction.bias, arrays.peepholes, arrays.lengths,
-        arrays.initial_states, arrays.initial_cells, arrays.states, arrays.cells, arrays.out,
-    )  # fmt: skip
-    given = {name: value for name, value in zip(_ARRAYS, values, strict=True) if value is not None}
-    beside = SIDE if batch >= SIDE * (threads.count if threads else 1) else 1
-    numbers = (direction.limit, *direction.parameters)
-    program = _program(
-        kind, tuple(given), (steps, batch, count, hidden), index, direction.backwards, batch_first, beside, numbers
-    )
+    beside = SIDE if batch * count >= SIDE * (threads.count if threads else 1) else 1
+    kinds = tuple([(one.kind, one.backwards, one.limit, one.parameters) for one in directions])
+    program = _program(kinds, tuple(given), (steps, batch, hidden), batch_first, beside)
     program.run(threads, **given)
 
 
 @lru_cache(maxsize=256)
 def _program(
-    kind: Steps, given: tuple[str, ...], sizes: tuple[int, ...], index: int, backwards: bool, batch_first: bool,
-    beside: int, numbers: tuple[float, ...],
+    kinds: tuple[tuple[Steps, bool, float, tuple[float, ...]], ...], given: tuple[str, ...], sizes: tuple[int, ...],
+    batch_first: bool, beside: int,
 ) -> NodeProgram:  # fmt: skip
-    steps, batch, count, hidden = sizes
-    size, gates = padded_size(hidden), _GATES[kind.layer]
-    row = 4 * hidden
-    # The bytes before the direction's part of each array.
-    state = index * row if batch_first else index * batch * row
-    starts = {
-        "out": state, "peepholes": 3 * index * row,
-        **dict.fromkeys(("states", "cells", "initial_states", "initial_cells"), state),
-    }  # fmt: skip
-    addresses: dict[str, Any] = {
-        name: Binding(name, starts.get(name, 0)) if name in given else None for name in _ARRAYS
-    }
-    x_row = 4 * gates * size
-    strides: dict[str, Any] = {
-        "x_step": x_row if batch_first else batch * x_row, "x_row": steps * x_row if batch_first else x_row,
-        "out_step": count * row if batch_first else count * batch * row,
-        "out_row": steps * count * row if batch_first else row, "state_row": count * row if batch_first else row,
-    }  # fmt: skip
-    limit, *parameters = numbers
-    numbered: dict[str, Any] = dict.fromkeys(_PARAMETERS, 0.0) | dict(zip(_PARAMETERS, parameters, strict=False))
-    arguments = RecurrentArguments(
-        **addresses, **strides, **numbered, steps=steps, batch=batch, hidden=hidden,
-        backwards=int(backwards), beside=beside, limit=limit,
-    )  # fmt: skip
-    width, narrow = (-(-columns // PANEL) * PANEL for columns in ((gates - kind.is_two_products) * size, size))
-    scratch = 4 * SIDE * (width + 3 * size + narrow)
-    call = Call(steps_op(kind), arguments, Items(factor=-(-batch // beside)), scratch)
-    return NodeProgram([[call]], steps * batch * hidden * gates * size * _NANOSECONDS_PER_WEIGHT)
+    """Return the program, of which the directions are calls that do not depend on each other."""
+    steps, batch, hidden = sizes
+    count, size, row = len(kinds), padded_size(hidden), 4 * hidden
+    calls, nanoseconds = [], 0.0
+    for index, (kind, backwards, limit, parameters) in enumerate(kinds):
+        gates = _GATES[kind.layer]
+        # The bytes before the direction's part of each array.
+        state = index * row if batch_first else index * batch * row
+        starts = dict.fromkeys(_OF_ALL, state) | {"peepholes": 3 * index * row, "lengths": 0}
+        own = {name: f"{name} {index}" for name in _OF_ONE}
+        addresses: dict[str, Any] = {name: Binding(name, start) for name, start in starts.items() if name in given}
+        addresses |= {name: Binding(known) for name, known in own.items() if known in given}
+        addresses = dict.fromkeys((*_OF_ALL, *_OF_ONE)) | addresses
+        x_row = 4 * gates * size
+        strides: dict[str, Any] = {
+            "x_step": x_row if batch_first else batch * x_row, "x_row": steps * x_row if batch_first else x_row,
+            "out_step": count * row if batch_first else count * batch * row,
+            "out_row": steps * count * row if batch_first else row, "state_row": count * row if batch_first else row,
+        }  # fmt: skip
+        numbered: dict[str, Any] = dict.fromkeys(_PARAMETERS, 0.0) | dict(zip(_PARAMETERS, parameters, strict=False))
+        arguments = RecurrentArguments(
+            **addresses, **strides, **numbered, steps=steps, batch=batch, hidden=hidden,
+            backwards=int(backwards), beside=beside, limit=limit,
+        )  # fmt: skip
+        width, narrow = (-(-columns // PANEL) * PANEL for columns in ((gates - kind.is_two_products) * size, size))
+        scratch = 4 * SIDE * (width + 3 * size + narrow)
+        calls.append(Call(steps_op(kind), arguments, Items(factor=-(-batch // beside)), scratch))
+        nanoseconds += steps * batch * hidden * gates * size * _NANOSECONDS_PER_WEIGHT
+    return NodeProgram([calls], nanoseconds)
