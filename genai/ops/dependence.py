@@ -34,15 +34,15 @@ _SHAPE_INPUTS = {
 # an input of some type or layout, its results are in memory that no program has written.
 _NATIVE = frozenset(
     """
-    Abs Add And AveragePool BatchNormalization BlockedConv BlockedConvTranspose BlockedMaxPool BlockedMean
-    BlockedScale ByteTable Cast Clip Concat Conv CumSum DenseAttention DequantizeLinear Div DynamicQuantizeLinear
-    Elu Equal Erf Exp Expand FastGelu Flatten FromBlocked FusedConv GRU Gather GatherND Gelu Gemm GlobalAveragePool
-    GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity InstanceNormalization LSTM
-    LayerNormalization LeakyRelu Less LessOrEqual Linear LogSoftmax MatMul MaxPool Mul Neg Not Or Pad Pow QLinearAdd
-    QLinearConv QLinearMul QuantizeLinear QuantizedBinary QuickGelu RMSNormalization RNN ReduceL2 ReduceMax ReduceMean
-    ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Sigmoid SimplifiedLayerNormalization
-    SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Sqrt Squeeze Sub SwiGLU Swish Tanh
-    Tile ToBlocked TopK Transpose Unsqueeze Where Xor
+    Abs Add And ArgMax ArgMin ArrayFeatureExtractor AveragePool BatchNormalization BlockedConv BlockedConvTranspose
+    BlockedMaxPool BlockedMean BlockedScale ByteTable Cast Clip Concat Conv CumSum DenseAttention DequantizeLinear Div
+    DynamicQuantizeLinear Elu Equal Erf Exp Expand FastGelu Flatten FromBlocked FusedConv GRU Gather GatherND Gelu Gemm
+    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity InstanceNormalization LSTM
+    LayerNormalization LeakyRelu Less LessOrEqual Linear LinearClassifier LinearRegressor LogSoftmax MatMul MaxPool Mul
+    Neg Normalizer Not Or Pad Pow QLinearAdd QLinearConv QLinearMul QuantizeLinear QuantizedBinary QuickGelu
+    RMSNormalization RNN ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Resize Scaler
+    Sigmoid SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split
+    Sqrt Squeeze Sub Sum SwiGLU Swish Tanh Tile ToBlocked TopK Transpose Unsqueeze Where Xor
     """.split()
 )
 # Kernels of these operators combine NumPy and compiled programs unless the weights are packed.
@@ -56,10 +56,10 @@ _DATA_INPUTS = {
 _FAST_ALONE = frozenset(
     """
     Abs Add And Div Equal Expand Gather GatherND Greater GreaterOrEqual Less LessOrEqual Mul Neg Not Or Pow Slice Split
-    Sqrt Sub Transpose Where Xor
+    Sqrt Sub Sum Transpose Where Xor
     """.split()
 )
-_BROADCAST = frozenset({"Add", "Div", "Mul", "Sub"})
+_BROADCAST = frozenset({"Add", "Div", "Mul", "Sub", "Sum"})
 _OF_SHAPES = frozenset({"Shape", "Size"})
 
 

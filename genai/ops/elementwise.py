@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -183,7 +183,12 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 operator("Mod", since_version=10)(lambda a, b, *, fmod=False: (np.fmod if fmod else np.mod)(a, b))
 operator("Max", since_version=8)(lambda *values: reduce(np.maximum, values))
 operator("Min", since_version=8)(lambda *values: reduce(np.minimum, values))
-operator("Sum", since_version=8)(lambda *values: reduce(np.add, values))
+
+
+@operator("Sum", since_version=8, threads=session_threads)
+def total(*values: Any, threads: Threads | None) -> Any:
+    """The sum of the inputs."""
+    return reduce(partial(_broadcasting("Add", np.add), threads=threads), values)
 
 
 def compiled(

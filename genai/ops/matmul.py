@@ -14,7 +14,8 @@ import numpy as np
 from genai.kernels.cpu.arrays.blas import matmul as blas_matmul, matmul_apart
 from genai.kernels.cpu.arrays.gemm.linear import DenseLinear
 from genai.kernels.cpu.arrays.gemm.packing import pack_weight
-from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.arrays.linear_models import product as small_product
+from genai.kernels.cpu.program.thread_pool import Threads, fixed_address
 
 from ..onnx.node import EQUATION, OURS
 from ..onnx.types import TensorType, Type
@@ -90,6 +91,47 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
     return PackedLinear(linear, matrix.shape, addend, (1, bias) if terms is not None else (1,))
 
 
+class SmallLinear:
+    """The kernel for a node that maps x [..., K] to [..., N] by a constant matrix that is too small to be packed.
+
+    Attributes:
+        is_native: True, because the kernel only runs compiled programs, unless x is not contiguous float32.
+    """
+
+    calls_blas = False
+    is_native = True
+
+    def __init__(self, matrix: Any, threads: Threads, addend: int = 0, alpha: float = 1.0) -> None:
+        """`addend`: index of the input that is added; 0 = nothing is added."""
+        self._matrix, self._threads = np.ascontiguousarray(matrix), threads
+        self._addend, self._alpha = addend, alpha
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, addend = inputs[0], optional(inputs, self._addend) if self._addend else None
+        words, columns = self._matrix.shape
+        if not x.ndim or x.shape[-1] != words or x.dtype != np.float32:
+            raise KernelError(f"cannot multiply {x.dtype}{list(x.shape)} by float32{list(self._matrix.shape)}")
+        rows = np.ascontiguousarray(x).reshape(-1, words)
+        if addend is not None:
+            _check_addend(addend.shape, (len(rows), columns))
+            addend = np.ascontiguousarray(addend)
+        found = small_product(rows, fixed_address(self._matrix), addend, self._alpha, threads=self._threads)
+        return (found.reshape(*x.shape[:-1], columns),)
+
+
+def _small_linear(
+    spec: NodeSpec, addend: int = 0, *, alpha: float = 1.0, transposed: bool = False
+) -> SmallLinear | None:
+    """Return a kernel for alpha * x @ w + addend; None unless the matrix is small, constant and float32."""
+    threads = session_threads(spec)
+    weight = spec.constants[1] if len(spec.constants) > 1 else None
+    if threads is None or weight is None or weight.ndim != 2 or weight.dtype != np.float32:
+        return None
+    if not 0 < weight.size <= _MIN_ELEMENTS or spec.options.get(APART):
+        return None
+    return SmallLinear(weight.T if transposed else weight, threads, addend if spec.has(addend) else 0, alpha)
+
+
 def product(a: Any, b: Any, threads: Threads | None = None, multiply: Multiply = blas_matmul) -> Any:
     """Return a @ b in a's type."""
     if a.dtype.itemsize < 4:
@@ -104,9 +146,10 @@ def _multiply_of(spec: NodeSpec) -> Multiply:
 @register("MatMul")
 def matmul(spec: NodeSpec) -> Kernel:
     """Multiply with NumPy's matmul, which has ONNX's broadcasting rules."""
-    threads, packed, multiply = spec.options.get("threads"), packed_linear(spec), _multiply_of(spec)
-    if packed is not None:
-        return packed
+    threads, multiply = spec.options.get("threads"), _multiply_of(spec)
+    compiled = packed_linear(spec) or _small_linear(spec)
+    if compiled is not None:
+        return compiled
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         return (product(inputs[0], inputs[1], threads, multiply),)
@@ -121,17 +164,18 @@ def linear(spec: NodeSpec) -> Kernel:
     A node has a function or an addend, not both; the addend broadcasts as in Add.
     Attributes: function, one of `cpu.functions`, and its parameters; if it is absent, no function is applied.
     """
-    packed = packed_linear(spec, bias=2, addend=3)
+    has_more = bool(spec.attributes.get("function") or spec.has(3))
+    compiled = packed_linear(spec, bias=2, addend=3) or (None if has_more else _small_linear(spec, 2))
     threads, multiply = spec.options.get("threads"), _multiply_of(spec)
-    if packed is not None:
-        return packed
+    if compiled is not None:
+        return compiled
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         result = multiply(inputs[0], inputs[1], threads)
         result += inputs[2]
         return (result,)
 
-    if spec.attributes.get("function") or spec.has(3):
+    if has_more:
         raise KernelError("Linear: a function or an addend is supported only with a constant float32 weight")
     return kernel
 
@@ -146,6 +190,10 @@ def gemm(spec: NodeSpec) -> Kernel:
         packed = packed_linear(spec, bias=2, transposed=trans_b)
         if packed is not None:
             return packed
+    if beta == 1.0 and not trans_a:
+        small = _small_linear(spec, 2, alpha=alpha, transposed=trans_b)
+        if small is not None:
+            return small
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a = inputs[0].T if trans_a else inputs[0]

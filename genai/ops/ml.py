@@ -8,6 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from genai.kernels.cpu.arrays import linear_models
+from genai.kernels.cpu.program.thread_pool import Threads, fixed_address
+
 from ..onnx.node import ML
 from ..onnx.tensor import OnnxTensor
 from ..onnx.types import DataType, TensorType, Type
@@ -65,29 +68,72 @@ TRANSFORMS: dict[str, Transform] = {
 }
 
 
+# The maker of the parameter `transform`, for functions with a parameter named `post_transform`.
+transform_of = post_transform
+
+
+def numbered(spec: NodeSpec) -> Any:
+    """Return the labels of a node as int64, or the indices of labels that are strings."""
+    labels = labels_of(spec)
+    return labels if labels.dtype != object else np.arange(len(labels))
+
+
 def table_of(values: Any) -> Any:
     """Return a 2-D view; a vector becomes one row."""
     return values if values.ndim == 2 else values.reshape(1, -1)
 
 
-@operator("LinearRegressor", domain=ML, transform=post_transform)
+def _small_weight(spec: NodeSpec) -> Any:
+    """Return the coefficients as a matrix [features, scores] for compiled programs, None if it is too large."""
+    values = np.asarray(spec.attributes.get("coefficients") or (), np.float32)
+    count = spec.attributes.get("targets", 1)
+    if spec.op_type == "LinearClassifier":
+        count = len(spec.attributes.get("intercepts") or (0,))
+    if not 0 < values.size <= linear_models.MOST_WEIGHTS or count < 1 or values.size % count:
+        return None
+    return np.ascontiguousarray(values.reshape(count, -1).T)
+
+
+def _fits(rows: Any, weight: Any) -> bool:
+    return bool(rows.shape[1] == len(weight) and rows.flags.c_contiguous)
+
+
+def _scores(rows: Any, coefficients: Any, weight: Any, addend: Any, threads: Threads | None) -> Any:
+    """Return rows @ coefficients + addend; BLAS multiplies large matrices. `weight`: see `_small_weight`."""
+    if weight is not None and _fits(rows, weight):
+        return linear_models.product(rows, weight, addend, threads=threads)
+    return rows @ coefficients.reshape(len(addend), -1).T + addend
+
+
+# The functions of `linear_models.classified` for the attribute `post_transform`.
+_KINDS = {"NONE": linear_models.NONE, "SOFTMAX": linear_models.SOFTMAX, "LOGISTIC": linear_models.LOGISTIC}
+
+
+@operator("LinearRegressor", domain=ML, transform=transform_of, weight=_small_weight)
 def linear_regressor(
-    x: Any, *, coefficients: Float32s = (), intercepts: Float32s = (), targets: Positive = 1, transform: Transform
-) -> Any:
+    x: Any, *, coefficients: Float32s = (), intercepts: Float32s = (), targets: Positive = 1,
+    post_transform: str = "NONE", transform: Transform, weight: Any, threads: Threads | None,
+) -> Any:  # fmt: skip
     """x @ coefficients + intercepts."""
     if coefficients.size % targets:
         raise KernelError(
             f"LinearRegressor: {coefficients.size} coefficients cannot be divided equally among {targets} targets"
         )
     addend = intercepts if len(intercepts) else np.zeros(targets, np.float32)
-    scores = table_of(x).astype(np.float32, copy=False) @ coefficients.reshape(targets, -1).T + addend
+    rows = table_of(x).astype(np.float32, copy=False)
+    kind = _KINDS.get(post_transform)
+    if kind is not None and weight is not None and _fits(rows, weight) and addend.shape == weight.shape[1:]:
+        return linear_models.classified(rows, fixed_address(weight), fixed_address(addend), kind, threads=threads)[0]
+    scores = _scores(rows, coefficients, weight, addend, threads)
     return transform(scores).astype(np.float32, copy=False)
 
 
-@operator("LinearClassifier", domain=ML, labels=labels_of, transform=post_transform)
+@operator(
+    "LinearClassifier", domain=ML, labels=labels_of, transform=transform_of, weight=_small_weight, numbers=numbered
+)
 def linear_classifier(
     x: Any, *, coefficients: Float32s = (), intercepts: Float32s = (), post_transform: str = "NONE", labels: Any,
-    transform: Transform,
+    transform: Transform, weight: Any, numbers: Any, threads: Threads | None,
 ) -> Any:  # fmt: skip
     """The label with the highest score, and the scores. A single row of coefficients is a binary classifier."""
     addend = intercepts if len(intercepts) else np.zeros(1, np.float32)
@@ -96,8 +142,16 @@ def linear_classifier(
             f"LinearClassifier: the number of coefficients, {coefficients.size}, must be a positive multiple of "
             f"the number of intercepts, {len(addend)}"
         )
-    scores = table_of(x).astype(np.float32, copy=False) @ coefficients.reshape(len(addend), -1).T + addend
-    if len(addend) == 1 and len(labels) == 2:
+    rows, is_pair = table_of(x).astype(np.float32, copy=False), len(addend) == 1 and len(labels) == 2
+    kind = _KINDS.get(post_transform)
+    if is_pair:
+        kind = linear_models.SIGMOIDS if post_transform == "LOGISTIC" else linear_models.PAIR
+    if kind is not None and weight is not None and _fits(rows, weight):
+        constants = (fixed_address(weight), fixed_address(addend), kind, fixed_address(numbers))
+        found, indices = linear_models.classified(rows, *constants, threads=threads)
+        return indices if labels.dtype != object else labels[indices], found
+    scores = _scores(rows, coefficients, weight, addend, threads)
+    if is_pair:
         chosen = labels[(scores[:, 0] > 0).astype(np.intp)]
         pair = (sigmoid(-scores), sigmoid(scores)) if post_transform == "LOGISTIC" else (1 - scores, scores)
         return chosen, np.concatenate(pair, axis=1).astype(np.float32)
@@ -105,15 +159,22 @@ def linear_classifier(
 
 
 @operator("Scaler", domain=ML)
-def scaler(x: Any, *, offset: Float32s = 0, scale: Float32s = 1) -> Any:
+def scaler(x: Any, *, offset: Float32s = 0, scale: Float32s = 1, threads: Threads | None) -> Any:
     """(x - offset) * scale."""
+    if x.dtype == np.float32 and x.ndim == 2 and x.flags.c_contiguous and offset.shape == scale.shape == x.shape[1:]:
+        return linear_models.scaled(x, fixed_address(offset), fixed_address(scale), threads=threads)
     return ((x - offset) * scale).astype(np.float32)
 
 
+_NORMS = {"MAX": linear_models.MAX, "L1": linear_models.L1, "L2": linear_models.L2}
+
+
 @operator("Normalizer", domain=ML)
-def normalizer(x: Any, *, norm: Literal["MAX", "L1", "L2"] = "MAX") -> Any:
+def normalizer(x: Any, *, norm: Literal["MAX", "L1", "L2"] = "MAX", threads: Threads | None) -> Any:
     """Divide rows by their max, L1 norm or L2 norm; rows of zeros are unchanged."""
     x = x.astype(np.float32, copy=False)
+    if x.ndim == 2 and x.flags.c_contiguous:
+        return linear_models.normalized(x, _NORMS[norm], threads=threads)
     if norm == "MAX":
         size = x.max(axis=-1, keepdims=True)
     else:
@@ -128,6 +189,9 @@ operator("Binarizer", domain=ML)(lambda x, *, threshold=0.0: (x > x.dtype.type(t
 @operator("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(x: Any, indices: Any) -> Any:
     """Select columns of the last axis; for a vector, the result is one row."""
+    found = linear_models.columns_of(table_of(x), indices.reshape(-1)) if x.ndim in (1, 2) else None
+    if found is not None:
+        return found
     columns = checked_indices("ArrayFeatureExtractor: indices", indices, x.shape[-1]).reshape(-1)
     features = np.take(x, columns, axis=-1)
     return features.reshape(1, -1) if x.ndim == 1 else features

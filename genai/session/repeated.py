@@ -252,6 +252,8 @@ class _Recording:
         self._sized = given | set(self._stored) | self._absent
         self._steps: list[OpCall | _Segment] = []
         self._segment = _Segment()
+        # Conversions that no other call needs yet, so that they do not divide a segment.
+        self._later: list[OpCall] = []
         # The slots of bodies follow the slots of the plan. Results of a body are in the body's slots.
         self._slots = len(plan.initial)
         self._actual: dict[int, int] = {}
@@ -332,6 +334,11 @@ class _Recording:
 
     def _add_ordinary(self, op: OpCall) -> None:
         """Add a call as it is: ahead of the current segment, or after it if the call reads the segment's results."""
+        if op.op_type in _CONVERSIONS:
+            self._later.append(op)
+            return
+        if any(not set(later.outputs).isdisjoint(op.inputs) for later in self._later):
+            self._end_segment()
         if self._segment.computes(op.inputs):
             self._end_segment()
         self._steps += [*self._segment.make_views(op.inputs), op]
@@ -340,6 +347,8 @@ class _Recording:
         if self._segment.ops:
             self._steps.append(self._segment)
         self._segment = _Segment()
+        self._steps += self._later
+        self._later = []
 
     def _join(self, op: OpCall, inputs: Sequence[Any], results: Sequence[Any], recorder: Recorder) -> bool:
         """Add a call to the current segment. Return False if its work is more than the recorded runs."""

@@ -35,13 +35,21 @@ def agree(found, expected):
 
 @pytest.mark.parametrize("axes_reversed", [False, True])
 @pytest.mark.parametrize(("first", "second"), SHAPES)
-@pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.int64, np.float32])
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparisons(rng, name, dtype, first, second, axes_reversed):
     a, b = numbers(rng, dtype, first, axes_reversed), numbers(rng, dtype, second)
     with recorded() as recorder:
         agree(compared(name, a, b), np.asarray(COMPARISONS[name](a, b)))
     assert len(recorder.runs) == 1
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparisons_of_special_floats(name):
+    special = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, -2.5, 1e-45], np.float32)
+    a, b = special[:, None], special
+    with recorded():
+        agree(compared(name, a, b), COMPARISONS[name](a, b))
 
 
 @pytest.mark.parametrize(("first", "second"), SHAPES)
@@ -102,7 +110,7 @@ def test_what_numpy_computes(rng):
         assert compared("Equal", x[::-1], x) is None
         assert compared("Equal", x[:0], x[:0]) is None
         assert compared("Less", *np.broadcast_arrays(x[:, None], np.zeros(1000, np.int64))) is None
-        assert compared("Less", x.astype(np.float32), x.astype(np.float32)) is None
+        assert compared("Less", x.astype(np.float64), x.astype(np.float64)) is None
         assert logical("And", x, x) is None
         assert logical("Not", np.bool_(True)) is None
         assert chosen(x > 0, x, x.astype(np.float32)) is None

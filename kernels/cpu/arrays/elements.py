@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from ..jit.arguments import Address, Arguments, Binding
 from ..jit.dsl import inline
-from ..jit.memory import read_int32, read_int64, read_uint8, write_float32, write_int8, write_int32, write_int64
+from ..jit.memory import (
+    read_float32,
+    read_int32,
+    read_int64,
+    read_uint8,
+    write_float32,
+    write_int8,
+    write_int32,
+    write_int64,
+)
 from ..jit.native import native_op
 from ..program.bound_program import NodeProgram, first_element
 from ..program.calls import Call, Items
@@ -24,7 +33,10 @@ from ..program.thread_pool import fixed_address, recorder_of_thread
 
 # The functions of one, two or three elements, which are read as integers.
 _EQUAL, _LESS, _LESS_OR_EQUAL, _AND, _OR, _XOR, _NOT, _WHERE, _COPY, _TO_FLOAT, _FLOAT_TO_BOOL, _PICK = range(12)
+# Comparisons of float32.
+_FLOATS_EQUAL, _FLOATS_LESS, _FLOATS_LESS_OR_EQUAL = range(12, 15)
 _FUNCTIONS = {"Equal": _EQUAL, "Less": _LESS, "LessOrEqual": _LESS_OR_EQUAL}
+_OF_FLOATS = {"Equal": _FLOATS_EQUAL, "Less": _FLOATS_LESS, "LessOrEqual": _FLOATS_LESS_OR_EQUAL}
 _SWAPPED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
 _LOGIC = {"And": _AND, "Or": _OR, "Xor": _XOR, "Not": _NOT}
 _INTEGERS = frozenset(map(np.dtype, (np.bool_, np.int32, np.int64)))
@@ -101,6 +113,15 @@ def _of_two(function: int, a: int, b: int) -> Any:
 
 
 @inline
+def _of_floats(function: int, a: float, b: float) -> Any:
+    if function == _FLOATS_EQUAL:
+        return 1 if a == b else 0
+    if function == _FLOATS_LESS:
+        return 1 if a < b else 0
+    return 1 if a <= b else 0
+
+
+@inline
 def _compute(arguments: ElementsArguments, a_at: int, b_at: int, c_at: int, out: int) -> None:
     """Compute one element from the operands' addresses."""
     function, out_bytes, b_bytes = arguments.function, arguments.out_bytes, arguments.b_bytes
@@ -117,8 +138,10 @@ def _compute(arguments: ElementsArguments, a_at: int, b_at: int, c_at: int, out:
         write_float32(out, np.float32(a))
     elif function == _FLOAT_TO_BOOL:
         write_int8(out, 1 if a & 0x7FFFFFFF != 0 else 0)
-    else:
+    elif function == _PICK:
         _write(out, out_bytes, _read(b_at + a * arguments.step, out_bytes))
+    else:
+        write_int8(out, _of_floats(function, read_float32(a_at), read_float32(b_at)))
 
 
 @native_op(ElementsArguments)
@@ -139,12 +162,15 @@ def compute_elements(arguments: ElementsArguments, context: int, begin: int, end
 
 
 def compared(name: str, a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Compare integers by an ONNX operator. All functions return None if no program is recorded or nothing fits."""
+    """Compare integers or float32 by an ONNX operator.
+
+    All functions return None if no program is recorded or nothing fits.
+    """
     if name in _SWAPPED:
         name, a, b = _SWAPPED[name], b, a
-    if recorder_of_thread() is None or a.dtype not in _INTEGERS or b.dtype != a.dtype:
+    if recorder_of_thread() is None or a.dtype not in _WORDS or b.dtype != a.dtype:
         return None
-    return _computed(_FUNCTIONS[name], _BOOL, a, b)
+    return _computed((_OF_FLOATS if a.dtype == _FLOAT32 else _FUNCTIONS)[name], _BOOL, a, b)
 
 
 def logical(name: str, *values: NDArray[Any]) -> NDArray[np.bool_] | None:

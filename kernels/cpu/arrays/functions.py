@@ -97,7 +97,8 @@ def _combined_program(
         elif extent > 1:
             parts.append((extent, whole))
     outer = parts[:-2]
-    if 0 in shape or not parts or math.prod(size for size, _ in outer) > _MAX_PARTS:
+    parts = parts or [(1, (True, True))]
+    if 0 in shape or math.prod(size for size, _ in outer) > _MAX_PARTS:
         return None
     (rows, along), (width, across) = parts[-2:] if len(parts) > 1 else [(1, (True, True)), parts[0]]
     numbers = [width if has_columns else 1 for has_columns in across]
