@@ -147,19 +147,19 @@ def test_a_seed_for_the_process(make_model, restored_seed):
 
 def test_threads_for_all_sessions(add_model):
     from genai.compat.onnxruntime import module
-    from genai.devices import open_executor
+    from genai.devices import open_threads
     from genai.session import prepare
 
     seen = []
 
-    def opened(device: str = "cpu", threads: int | None = None) -> Any:
-        seen.append(threads)
-        return open_executor(device, threads)
+    def opened(count: int | None = None) -> Any:
+        seen.append(count)
+        return open_threads(count)
 
     options = genai.SessionOptions()
     options.use_per_session_threads = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "open_executor", opened)
+        patch.setattr(prepare, "open_threads", opened)
         patch.setattr(module, "_global_threads", [0])
         genai.InferenceSession(add_model, options)
         genai.set_global_thread_pool_sizes(1, 1)

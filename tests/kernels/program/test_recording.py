@@ -135,8 +135,8 @@ def test_an_operator_that_refuses_its_input(times, threads):
     ("times", "threads", "can_join"),
     [
         ([400_000.0] * 49, 1, True),
-        ([600_000.0], 1, False),  # a single run that takes long
-        ([600_000.0], 2, True),
+        ([2_400_000.0], 1, False),  # a single run that takes long
+        ([2_400_000.0], 2, True),
         ([400_000.0] * 51, 1, False),  # together, the runs take too long for an interrupt
         ([400_000.0] * 51, 2, True),
     ],
