@@ -16,7 +16,9 @@ import onnx.backend.base as base
 from onnx.backend.test.runner import Runner
 
 _RANDOM = "the expected numbers come from a random generator whose state is not in the model"
+_ROUNDED_ONCE = "on some processors, two numbers differ in the last bit, because halves are rounded only at the end"
 KNOWN_FAILURES = {
+    "test_attention_4d_causal_fp16_expanded_cpu": _ROUNDED_ONCE,
     "test_bernoulli_cpu": _RANDOM,
     "test_bernoulli_double_cpu": _RANDOM,
     "test_bernoulli_double_expanded_cpu": _RANDOM,

@@ -8,7 +8,6 @@ function declares its operator's inputs and attributes.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -176,11 +175,15 @@ def load_ops() -> None:
         load(f"{__package__}.{module}")
 
 
+_LOADED: set[str] = set()
+
+
 def load(module: str) -> None:
     """Import a module; interrupts are deferred, because Python can lose them during an import."""
-    if module not in sys.modules:
+    if module not in _LOADED:  # sys.modules also contains modules that another thread is importing
         with InterruptsDeferred():
             import_module(module)
+        _LOADED.add(module)
 
 
 def files_of(index: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:

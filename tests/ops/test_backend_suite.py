@@ -42,8 +42,8 @@ def test_all_of_it(draw):
     assert set(outcomes) == wanted
     assert not unexpected(outcomes)
     repaired = [name for name in KNOWN_FAILURES if not outcomes[name]]
-    # A random case passes by chance now and then.
-    assert all("bernoulli" in name for name in repaired)
+    # A random case passes by chance now and then, and the last bits of halves depend on the processor.
+    assert all("bernoulli" in name or "fp16" in name for name in repaired)
 
 
 def test_the_case_that_the_suite_cannot_compare():
